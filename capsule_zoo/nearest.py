@@ -1,10 +1,16 @@
 """Messages for an unknown name, with the nearest known names or all of them."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection
 
 
-def unknown(kind: str, name: str, known: Sequence[str]) -> str:
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ValueError with the nearest known names unless a name is known; see `unknown`."""
+    if name not in known:
+        raise ValueError(unknown(kind, name, known))
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> str:
     """Return a message for an unknown name, with the nearest known names.
 
     Args:

@@ -44,7 +44,8 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.routing.parent_law import Routing
-from capsule_zoo.nearest import unknown as unknown
+from capsule_zoo.nearest import check_known as check_known
+from capsule_zoo.nearest import unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
@@ -116,8 +117,7 @@ class Entry(Generic[M, G]):
 
     def __post_init__(self) -> None:
         self.default_guide = self.default_guide or next(iter(self.guides))
-        if self.default_guide not in self.guides:
-            raise ValueError(unknown("default_guide", self.default_guide, list(self.guides)))
+        check_known("default_guide", self.default_guide, self.guides)
         if self.guide is None:
             self.guide = cast(Any, self.make_guide(self.default_guide))
 
@@ -127,8 +127,7 @@ class Entry(Generic[M, G]):
         Raises:
             ValueError: no guide of that name fits; the message names the fitting guides.
         """
-        if name not in self.guides:
-            raise ValueError(unknown("guide", name, list(self.guides)))
+        check_known("guide", name, self.guides)
         return self.guides[name](self)
 
     def guide_of(self, kind: type[K]) -> K:
@@ -169,8 +168,7 @@ class Entry(Generic[M, G]):
                 that do.
         """
         fitters = self.fitters
-        if name not in fitters:
-            raise ValueError(unknown("general guide", name, list(fitters)))
+        check_known("general guide", name, fitters)
         begun = self.summed
         return fitters[name](begun.model, begun.guide, images, steps=steps, seed=seed)
 
@@ -447,9 +445,7 @@ def factory_of(name: str) -> Callable[..., Entry]:
 
 
 def _look_up(name: str) -> _Registered:
-    known = list_models()
-    if name not in known:
-        raise ValueError(unknown("entry", name, known))
+    check_known("entry", name, list_models())
     return _registered[name]
 
 
@@ -459,11 +455,11 @@ def rebuild(recipe: Recipe) -> Entry:
     Raises:
         ValueError: the entry or its guide is unknown; the message names the modules to import.
     """
-    _check_known(recipe, "entry", recipe.entry, list_models())
+    _check_imported(recipe, "entry", recipe.entry, list_models())
     sizes = {name: _from_json(value, recipe) for name, value in recipe.sizes.items()}
     entry = create(recipe.entry, **sizes)
     guide = recipe.guide or entry.default_guide
-    _check_known(recipe, "guide", guide, list(entry.guides))
+    _check_imported(recipe, "guide", guide, list(entry.guides))
     return entry.use_guide(guide)
 
 
@@ -479,11 +475,11 @@ def _from_json(value: Any, recipe: Recipe) -> Any:
     if not (isinstance(value, dict) and "routing" in value):
         return value
     kinds = {kind.__qualname__: kind for kind in Routing.kinds()}
-    _check_known(recipe, "routing", value["routing"], list(kinds))
+    _check_imported(recipe, "routing", value["routing"], list(kinds))
     return kinds[value["routing"]](**{k: each for k, each in value.items() if k != "routing"})
 
 
-def _check_known(recipe: Recipe, kind: str, name: str, known: list[str]) -> None:
+def _check_imported(recipe: Recipe, kind: str, name: str, known: list[str]) -> None:
     """Raise ValueError, with a remedy, unless the name in a recipe is known."""
     if name in known:
         return

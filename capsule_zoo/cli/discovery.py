@@ -151,14 +151,14 @@ def published(
       capsule-zoo published
       capsule-zoo published shape-codes --json
     """
-    from capsule_zoo.nearest import unknown
+    from capsule_zoo.nearest import check_known
     from capsule_zoo.report.gallery import read_records
     from capsule_zoo.report.published import count, goals_of, lines
 
     goals = goals_of(read_records(results))
     known = sorted({goal.published.entry for goal in goals})
-    if entry is not None and entry not in known:
-        raise ValueError(unknown("entry with published numbers", entry, known))
+    if entry is not None:
+        check_known("entry with published numbers", entry, known)
     chosen = [goal for goal in goals if entry in (None, goal.published.entry)]
     print("\n".join(lines(chosen)))
     print("\n" + ", ".join(f"{number} {what}" for what, number in count(chosen).items()))

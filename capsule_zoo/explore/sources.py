@@ -12,6 +12,7 @@ from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
@@ -86,7 +87,7 @@ def open_source(
         title = f"{source}, not trained"
     else:
         known = sorted({*trained, *list_models()})
-        problem = registry.unknown("entry or trained entry", source, known)
+        problem = unknown("entry or trained entry", source, known)
         raise ValueError(f"{problem}; or give the folder of a run")
     view = view_of(entry)
     entry.model.space.check(dataset.test.images[:1])

@@ -39,6 +39,7 @@ from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
+    check_known,
     create,
     default_data,
     load,
@@ -47,7 +48,6 @@ from capsule_zoo.registry import (
     save,
     sizes_of,
     takes_images,
-    unknown,
 )
 from capsule_zoo.runs.recipe import Recipe, make_objective
 
@@ -336,8 +336,7 @@ def make_transform(words: str | None) -> Any:
     if words is None:
         return None
     name, _, number = words.partition("=")
-    if name not in TRANSFORMS:
-        raise ValueError(unknown("transform", name, list(TRANSFORMS)))
+    check_known("transform", name, TRANSFORMS)
     try:
         return TRANSFORMS[name](float(number))
     except (ValueError, OverflowError) as error:
@@ -379,8 +378,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     """
     if not entry.figures:
         raise ValueError(f"{entry.name} has no figures, and so none called {name!r}")
-    if name not in entry.figures:
-        raise ValueError(unknown("figure", name, list(entry.figures)))
+    check_known("figure", name, entry.figures)
     path = folder / f"{name}.png"
     save_figure(entry.figures[name](entry, images), path)
     return path

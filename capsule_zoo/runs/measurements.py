@@ -39,7 +39,7 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
-from capsule_zoo.registry import Entry, takes_images, unknown
+from capsule_zoo.registry import Entry, check_known, takes_images
 from capsule_zoo.runs.folder import check_classes
 from capsule_zoo.runs.recipe import Recipe
 
@@ -193,8 +193,7 @@ def compare_run(
     if not guides:
         raise ValueError(f"no guide is given; {entry.name} has {offered}")
     for name in guides:
-        if name not in offered:
-            raise ValueError(unknown("guide", name, offered))
+        check_known("guide", name, offered)
     settings = Recipe(entry.name, limits={"steps": tune_steps}).for_fit(entry.training)
     settings |= {"seed": seed, "checks": Checks(progress=progress)}
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]

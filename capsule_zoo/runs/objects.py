@@ -23,7 +23,7 @@ from capsule_zoo.guides.constellations.matching import (
 )
 from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
 from capsule_zoo.models import Constellations, Scenes
-from capsule_zoo.nearest import unknown
+from capsule_zoo.nearest import check_known
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
@@ -109,8 +109,7 @@ def parse_file(
         ValueError: a file, a guide, a run or a size that does not fit; nothing is written.
     """
     points, present, templates = read_scenes(file)
-    if guide not in (*GUIDES, AMORTIZED):
-        raise ValueError(unknown("guide", guide, [*GUIDES, AMORTIZED]))
+    check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
     chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
     found = chosen.parse(rescaled(points.double()), present)

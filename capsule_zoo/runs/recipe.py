@@ -15,7 +15,7 @@ import pyro.infer
 from pyro.infer import ELBO
 
 from capsule_zoo import inference
-from capsule_zoo.nearest import unknown
+from capsule_zoo.nearest import check_known
 from capsule_zoo.records import plain
 
 LIMITS = ("epochs", "steps", "minutes")
@@ -104,8 +104,7 @@ def make_objective(name: str) -> ELBO:
     places = (pyro.infer, inference)
     offered = {name: getattr(place, name) for place in places for name in place.__all__}
     known = {k: v for k, v in offered.items() if hasattr(v, "differentiable_loss")}
-    if name not in known:
-        raise ValueError(unknown("objective", name, sorted(known)))
+    check_known("objective", name, sorted(known))
     try:
         return known[name]()
     except TypeError as error:

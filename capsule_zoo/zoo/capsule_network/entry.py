@@ -20,7 +20,7 @@ from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
-from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
 
@@ -75,8 +75,7 @@ def capsule_network(
         normal: the default routing, with normal poses around its class capsules.
     """
     name, known = (routing, ROUTINGS) if isinstance(routing, str) else ("own", {"own": routing})
-    if name not in known:
-        raise ValueError(unknown("routing", name, list(known)))
+    check_known("routing", name, known)
     model = CapsuleNetwork(image_shape, **sizes)
     network: dict[str, Any] = {"network": preset, "channels": channels}
     others = {other: _with(ROUTINGS[other]) for other in ROUTINGS if other != name}

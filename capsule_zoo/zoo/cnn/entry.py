@@ -12,7 +12,7 @@ from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.baselines.cnn import EqualClassifier, OverlappingEqualClassifier
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.registry import Entry, create, register, unknown
+from capsule_zoo.registry import Entry, check_known, create, register
 from capsule_zoo.sizes import Takes
 
 TRAINING: dict[str, Any] = dict(
@@ -61,8 +61,7 @@ def equal(
     like: str, image_shape: tuple[int, int, int], classes: int, sizes: Mapping[str, Any]
 ) -> tuple[EqualClassifier, dict[str, Any]]:
     """Return a network without capsules, equal to a classifier with them, and how it is trained."""
-    if like not in CAPSULES:
-        raise ValueError(unknown("like", like, list(CAPSULES)))
+    check_known("like", like, CAPSULES)
     other = create(like, image_shape=image_shape, classes=classes, **sizes)
     if like == "matrix-capsules":
         standard = PyroModule[nn.LayerNorm](image_shape, elementwise_affine=False)

@@ -19,8 +19,7 @@ from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.inference import SleepPhase, learn_templates
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models import Constellations, check_at_least
-from capsule_zoo.nearest import unknown
-from capsule_zoo.registry import Entry, register
+from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
 
 SCENES = 256  # from which templates are learned
@@ -99,8 +98,7 @@ def constellations(
     """
     check_at_least(1, starts=starts, steps=steps, width=width)
     for name in objects:
-        if name not in SHAPES:
-            raise ValueError(unknown("shape", name, list(SHAPES)))
+        check_known("shape", name, SHAPES)
     shapes = [torch.tensor(SHAPES[name]) for name in objects]
     if learned:
         if sigma == 0:

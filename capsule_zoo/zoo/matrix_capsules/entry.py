@@ -9,7 +9,7 @@ from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Inputs, Pace, SpreadLoss
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
-from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.matrix_capsules.figures import votes
 
@@ -44,8 +44,7 @@ def matrix_capsules(
             quarter is better. Other routings have none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
-    if preset not in PRESETS:
-        raise ValueError(unknown("preset", preset, list(PRESETS)))
+    check_known("preset", preset, PRESETS)
     how = routing_of(routing, iterations, power)
     model = MatrixCapsules(image_shape, routing=how, **{**PRESETS[preset], **sizes})
     return Entry(
@@ -63,8 +62,7 @@ def routing_of(routing: str | Routing, iterations: int = 2, power: float | None 
         raise ValueError(f"power must be left out for routing {routing!r}, not {power!r}")
     if isinstance(routing, Routing):
         return routing
-    if routing not in ROUTINGS:
-        raise ValueError(unknown("routing", routing, list(ROUTINGS)))
+    check_known("routing", routing, ROUTINGS)
     if routing in LEARNED:
         return LEARNED[routing]()
     if routing == "uniform":

@@ -10,7 +10,7 @@ from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.inference import Pace
 from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
-from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.recurrent_capsules.figures import strokes
 
@@ -37,8 +37,7 @@ def recurrent_capsules(
         iterations: routing iterations; 0 replaces routing by linear layers.
         sizes: arguments of `RecurrentCapsules` that replace the preset's values.
     """
-    if preset not in PRESETS:
-        raise ValueError(unknown("preset", preset, list(PRESETS)))
+    check_known("preset", preset, PRESETS)
     routing = DynamicRouting(iterations, fair=False) if iterations else None
     return _entry(
         sized(RecurrentCapsules, image_shape, routing=routing, **{**PRESETS[preset], **sizes})

@@ -18,7 +18,7 @@ from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.clustered_objects import start_objects
 from capsule_zoo.models import StackedCapsuleAutoencoder, check_one_of
-from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
@@ -152,8 +152,7 @@ def stacked_capsule_autoencoder(
         normal: the same, each pose a normal distribution.
         em: parts by the network, objects by expectation maximization.
     """
-    if preset not in MODELS:
-        raise ValueError(unknown("preset", preset, list(MODELS)))
+    check_known("preset", preset, MODELS)
     model = sized(StackedCapsuleAutoencoder, image_shape, **{**MODELS[preset], **sizes})
     parts = PartReader(**{**READERS[preset], **reader})
     encoders: dict[str, Above] = {
