@@ -1,9 +1,88 @@
 """The command line `capsule-zoo`, in the only package that uses typer.
 
-`app` is the program, `options` holds shared code, and every other file holds commands. A command
-imports its dependencies when it is called, so help and lists appear at once.
+`options` holds what commands share, and every other file holds commands. A command imports its
+dependencies when it is called, so help and lists appear at once. Errors that a user can fix (a
+wrong name, absent data or devices, a damaged file, a loss that is not finite, too little memory)
+are reported in a line or two without a traceback. The exit status is then 2.
 """
+import sys
+from collections.abc import Callable
+from itertools import islice
 
-from capsule_zoo.cli.app import app, main
+import typer
 
-__all__ = ["app", "main"]
+from capsule_zoo.cli import discovery, explore, objects, reproduce, run_commands
+
+app = typer.Typer(
+    name="capsule-zoo",
+    help="Capsule models as joint distributions; routings as guides and objectives over them.",
+    epilog="Begin with: capsule-zoo reproduce shape-codes/digits",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit, with status 2 for errors that the user can fix."""
+    try:
+        app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
+    except (ValueError, OSError, RuntimeError) as error:
+        words = _in_words(error)
+        if words is None:
+            raise
+        print(f"capsule-zoo: {words}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _imports_first(words: list[str]) -> list[str]:
+    """Move every `--import MODULE` to the front, because it may be given after a command too."""
+    first: list[str] = []
+    rest: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--import":
+            first += [word, *islice(remaining, 1)]
+        else:
+            (first if word.startswith("--import=") else rest).append(word)
+    return first + rest
+
+
+def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
+    """Return the message for an error that the user can fix; None for any other error."""
+    if isinstance(error, (ValueError, OSError)):
+        return str(error)
+    from torch import OutOfMemoryError
+
+    from capsule_zoo.inference import NonFiniteLoss
+
+    if isinstance(error, OutOfMemoryError):
+        return f"{str(error).partition(chr(10))[0]} Give a lower --batch-size, or smaller sizes."
+    return str(error) if isinstance(error, NonFiniteLoss) else None
+
+
+app.callback(help=app.info.help)(discovery.options)
+app.command("list")(discovery.list_entries)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after `list`
+    discovery.show,
+    run_commands.train,
+    run_commands.evaluate,
+    run_commands.error_rate,
+    run_commands.log_partition,
+    run_commands.anneal,
+    run_commands.compare,
+    run_commands.sample,
+    run_commands.figure,
+    objects.parse,
+    objects.segment,
+    run_commands.publish,
+    reproduce.reproduce,
+    explore.explore,
+    discovery.report,
+    discovery.published,
+)
+for command in COMMANDS:
+    app.command()(command)

@@ -1,7 +1,6 @@
 """Part-whole capsules with their amortized guide (Smith et al. 2020)."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyro.infer import Trace_ELBO
@@ -22,14 +21,13 @@ SMALL = dict(
 )
 
 
-def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
-    """Return the entry's guide with another law of the poses and the same trained weights."""
-    return entry.guide_of(PartWholeGuide).with_poses(pose)
-
-
-def _routing(entry: Entry) -> PartWholeGuide:
-    """Return a guide with EM routing above the entry's own reader of parts."""
-    return entry.guide_of(PartWholeGuide).with_poses("delta").with_above(EMObjects())
+# Guides with the trained weights of the entry's own, and another law of poses or EM routing
+GUIDES: dict[str, Callable[[Entry], PartWholeGuide]] = {
+    "delta": lambda entry: entry.guide_of(PartWholeGuide).with_poses("delta"),
+    "normal": lambda entry: entry.guide_of(PartWholeGuide).with_poses("normal"),
+    "low_rank": lambda entry: entry.guide_of(PartWholeGuide).with_poses("low_rank"),
+    "routing": lambda entry: GUIDES["delta"](entry).with_above(EMObjects()),
+}
 
 
 @register(
@@ -61,10 +59,7 @@ def part_whole(
     return Entry(
         model=model,
         guide=sized(PartWholeGuide, model, **guide),
-        guides={
-            **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
-            "routing": _routing,
-        },
+        guides=GUIDES,
         objective=Trace_ELBO(),
         training=paced(PartWholeGuide.fit_settings),
         figures=PAINTED,

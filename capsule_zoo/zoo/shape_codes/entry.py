@@ -123,21 +123,14 @@ def on_parts_of(source: Entry, **sizes: Any) -> Entry:
     return entry
 
 
-def _with_laws(entry: Entry, pose: str, objects: str) -> ShapeCodesGuide:
-    """Return the entry's guide with other laws of the poses and codes, and the same weights."""
-    return entry.guide.with_laws(pose, objects)
-
-
-def _routing(entry: Entry) -> ShapeCodesGuide:
-    """Return a guide with ridge regressions above the entry's own encoder of parts."""
-    return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
-
-
+# Guides with the trained weights of the entry's own: other laws of poses and codes, or regressions
 GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
-    "delta": partial(_with_laws, pose="delta", objects="normal"),
-    "normal": partial(_with_laws, pose="normal", objects="normal"),
-    "points": partial(_with_laws, pose="delta", objects="delta"),
-    "routing": _routing,
+    "delta": lambda entry: entry.guide.with_laws("delta", "normal"),
+    "normal": lambda entry: entry.guide.with_laws("normal", "normal"),
+    "points": lambda entry: entry.guide.with_laws("delta", "delta"),
+    "routing": lambda entry: (
+        entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
+    ),
 }
 
 
