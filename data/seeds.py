@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyro.util import get_rng_state, set_rng_state
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
@@ -59,17 +60,10 @@ class RandomStream:
 
 def _global_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-        "numpy": np.random.get_state(),
-        "random": random.getstate(),
-    }
+    return {**get_rng_state(), "cuda": cuda}
 
 
 def _set_global_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
+    set_rng_state(state)
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["random"])

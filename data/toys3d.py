@@ -48,14 +48,7 @@ class Solid(NamedTuple):
     taper: float = 0.0
 
 
-class _Draw:
-    """The uniform random numbers of one instance, from its own generator."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = seeded_generator(seed)
-
-    def __call__(self, low: float, high: float) -> float:
-        return low + (high - low) * torch.rand((), generator=self.generator).item()
+_Draw = Callable[[float, float], float]  # draws a number of one instance, uniform from low to high
 
 
 def _animal(draw: _Draw) -> list[Solid]:
@@ -174,7 +167,10 @@ def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
     if category not in _MAKERS:
         raise ValueError(f"category must be one of {CATEGORIES}, not {category!r}")
     number = (seed * len(CATEGORIES) + CATEGORIES.index(category)) * INSTANCES + instance
-    return _MAKERS[category](_Draw(number))
+    generator = seeded_generator(number)
+    return _MAKERS[category](
+        lambda low, high: low + (high - low) * torch.rand((), generator=generator).item()
+    )
 
 
 def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,6 +5,7 @@ dependencies when it is called, so help and lists appear at once. Errors that a 
 wrong name, absent data or devices, a damaged file, a loss that is not finite, too little memory)
 are reported in a line or two without a traceback. The exit status is then 2.
 """
+
 import sys
 from collections.abc import Callable
 from itertools import islice

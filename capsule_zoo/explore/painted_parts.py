@@ -2,12 +2,11 @@
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.view import SQUARE, Control, Place, View
+from capsule_zoo.explore.view import SQUARE, Control, Place, S, View
 from capsule_zoo.guides import Guide, KnownLatents
 from capsule_zoo.inference import intervene, refine
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
@@ -20,7 +19,7 @@ _SEEN = 0.05  # a pixel to which no part adds more is empty
 _LEAST_SIZE = 0.02
 
 
-class PaintedPartsView(View):
+class PaintedPartsView(View[S]):
     """The base of the views of models whose parts paint the image.
 
     Subclasses know the state of what a guide draws (`state_of`), which parts a state has (`parts`),
@@ -45,7 +44,7 @@ class PaintedPartsView(View):
         self.image_shape = model.image_shape
 
     @abstractmethod
-    def state_of(self, drawn: Sites) -> Any:
+    def state_of(self, drawn: Sites) -> S:
         """Return the state for one image's draws (1, ...) from a guide to the discrete model."""
 
     @torch.no_grad()
@@ -68,7 +67,7 @@ class PaintedPartsView(View):
         self.drawn = self.read_drawn
         super().reset()
 
-    def as_it_would_have_been(self, do: Sites) -> Any:
+    def as_it_would_have_been(self, do: Sites) -> S:
         """Return the state in which some sites have other values, and all noise is kept.
 
         See `capsule_zoo.inference.intervene`. The noise is that of the parse, before any move.

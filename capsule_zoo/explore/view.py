@@ -8,12 +8,13 @@ the frame [-1, 1]^2 of the image, x to the right and y downwards.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 Place = tuple[float, float]
+S = TypeVar("S")
 SQUARE = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])  # a frame of width 2
 
 
@@ -35,8 +36,8 @@ class Control:
         return low, high, value
 
 
-class View(ABC):
-    """A view of a model and a guide through one image; subclasses define the handles.
+class View(ABC, Generic[S]):
+    """A view of a model and a guide through one image; subclasses define handles and state S.
 
     Attributes:
         modes: ways in which capsules below a handle follow it, the initial one first; or none.
@@ -57,9 +58,9 @@ class View(ABC):
     actions: tuple[str, ...] = ()
     image_shape: tuple[int, int, int]
     image: Tensor
-    state: Any
-    read_state: Any
-    parse: Any
+    state: S
+    read_state: S
+    parse: S
     mode: str = ""
 
     @abstractmethod
@@ -135,12 +136,12 @@ class View(ABC):
         """Do one of `actions` to a handle, and return the handle to hold next."""
         raise NotImplementedError(f"{type(self).__name__} must write act")
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, state: S) -> None:
         """Show the state that was just read from the image."""
         self.read_state = state
         self.reset()
 
-    def _show(self, parse: Any) -> None:
+    def _show(self, parse: S) -> None:
         """Show a parse of the image before any move by hand."""
         self.state = self.parse = parse
         self.mode = next(iter(self.modes), "")

@@ -11,7 +11,6 @@ from capsule_zoo.figures.grids import panels
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -88,7 +87,10 @@ def error_curves(
         for name, errors in curves.items():
             count = len(errors)
             error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
-            _curve(axis, places, errors.mean(0), error, name)
+            mean = errors.mean(0)
+            (line,) = axis.plot(places, mean, label=name.replace("_", " "))
+            band = dict(color=line.get_color(), alpha=0.25, lw=0)
+            axis.fill_between(places, mean - error, mean + error, **band)
         axis.plot(places, blank[title], "k:", label="blank image")
         axis.set_yscale("log")
         axis.set_title(title, fontsize=9)
@@ -97,15 +99,6 @@ def error_curves(
     # Next to the panels, because curves may run anywhere in them
     figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return figure
-
-
-def _curve(
-    axis: "Axes", places: Sequence[float], values: np.ndarray, errors: np.ndarray, name: str
-) -> None:
-    (line,) = axis.plot(places, values, label=name.replace("_", " "))
-    axis.fill_between(
-        places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
-    )
 
 
 def plain_numbers(*sides: "Axis") -> None:

@@ -10,7 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -33,10 +33,11 @@ class Finding:
 
     Attributes:
         name: `<model>/<name>`.
-        summary, text: description in a line and in paragraphs.
+        summary: description in a line.
         command: the command that runs it, or ran it.
         record: its record; None until it has been run.
         about: name of the entry whose family it belongs to.
+        text: description in paragraphs.
         figures: the figures of the record.
         lead: the figure that opens the model's section, if it is one of this experiment's.
         is_comparison: True if it compares the model's guides, routings or decoders.
@@ -44,10 +45,10 @@ class Finding:
 
     name: str
     summary: str
-    text: list[str]
     command: str
     record: dict | None
     about: str
+    text: list[str] = field(default_factory=list)
     figures: "list[Picture]" = field(default_factory=list)
     lead: "Picture | None" = None
     is_comparison: bool = False
@@ -246,18 +247,15 @@ def finding_of(
     shown = {path.stem.removeprefix(own).strip("_"): path for path in paths}
     summary = (record or {}).get("summary", name) if experiment is None else experiment.summary
     figures = {which: picture(path, caption(summary, which)) for which, path in shown.items()}
+    found = Finding(name, summary, command, record, model, figures=list(figures.values()))
     if experiment is None:
-        return Finding(name, summary, [], command, record, model, list(figures.values()))
-    return Finding(
-        name,
-        summary,
-        remainder(experiment.function.__doc__),
-        command,
-        record,
-        experiment.about,
-        list(figures.values()),
-        None if experiment.lead is None else figures.get(experiment.lead),
-        experiment.role == "comparison",
+        return found
+    return replace(
+        found,
+        about=experiment.about,
+        text=remainder(experiment.function.__doc__),
+        lead=None if experiment.lead is None else figures.get(experiment.lead),
+        is_comparison=experiment.role == "comparison",
     )
 
 
@@ -271,9 +269,7 @@ def caption(summary: str, figure: str) -> str:
 def races_of(records: Mapping[str, dict]) -> list[Race]:
     """Return every benchmark that has a record."""
     return [
-        Race(
-            name, record.get("summary", ""), [], record["command"], record, record.get("about", "")
-        )
+        Race(name, record.get("summary", ""), record["command"], record, record.get("about", ""))
         for name, record in sorted(records.items())
         if is_speed(name)
     ]

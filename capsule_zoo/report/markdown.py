@@ -85,11 +85,7 @@ def _grid(grid: "Grid", metrics: Mapping[str, Metric]) -> str:
 
 
 def _cell(metrics: Mapping[str, Metric], name: str | None) -> str:
-    if name is None:
-        return ""
-    return " \N{PLUS-MINUS SIGN} ".join(
-        filter(None, rounded(metrics[name]["value"], metrics[name]["se"]))
-    )
+    return "" if name is None else with_error(metrics[name])
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -158,6 +154,11 @@ def rounded(value: float, se: float | None = None) -> tuple[str, str]:
         digits = 3 - math.floor(math.log10(float(f"{abs(value):.3e}")))
         texts = [f"{value:,.{max(0, digits)}f}", ""]
     return texts[0].replace("-", "\N{MINUS SIGN}"), texts[1]
+
+
+def with_error(metric: Metric) -> str:
+    """Return a number, and after a plus-minus sign its standard error if it is known."""
+    return " \N{PLUS-MINUS SIGN} ".join(filter(None, rounded(metric["value"], metric["se"])))
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule_zoo.report.markdown import rounded
+from capsule_zoo.records import Metric
+from capsule_zoo.report.markdown import with_error
 
 LIKE = "like for like"
 KINDS = (
@@ -69,7 +70,7 @@ class Goal:
     """A published number, and ours: a metric of a record, or None before it is measured."""
 
     published: Published
-    metric: dict | None
+    metric: Metric | None
 
     @property
     def state(self) -> str:
@@ -132,7 +133,7 @@ def goals_of(records: Mapping[str, dict]) -> list[Goal]:
     return [Goal(row, measured(row, records)) for row in read_published()]
 
 
-def measured(row: Published, records: Mapping[str, dict]) -> dict | None:
+def measured(row: Published, records: Mapping[str, dict]) -> Metric | None:
     """Return our metric for a published number, the worse one of a bracket; None without one."""
     metrics = records.get(row.record, {}).get("metrics", {})
     found = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
@@ -156,11 +157,7 @@ def lines(goals: Iterable[Goal]) -> list[str]:
         if row.entry != entry:
             entry = row.entry
             found += ["", entry]
-        ours = (
-            ""
-            if goal.metric is None
-            else " ± ".join(filter(None, rounded(goal.metric["value"], goal.metric["se"])))
-        )
+        ours = "" if goal.metric is None else with_error(goal.metric)
         found.append(f"  {row.printed:>8}  {ours:20}  {goal.state:12}  {row.quantity}")
         why = "" if row.kind == LIKE else f"; {row.kind}"
         found.append(f"{'':46}{row.whose} ({row.source}){why}")

@@ -19,7 +19,6 @@ from capsule_zoo.inference import (
     annealed_log_likelihood,
     evaluate,
     gauss_newton,
-    widen,
 )
 from capsule_zoo.inference.evaluation.summary import (
     per_image_elbo,
@@ -30,7 +29,7 @@ from capsule_zoo.inference.evaluation.summary import (
 from capsule_zoo.inference.posterior.annealing.annealed import log_mean
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
 from capsule_zoo.registry import Entry
-from capsule_zoo.runs.measurements import WIDEN_IMAGES, as_scored, refuse_without_bound
+from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -109,7 +108,7 @@ def guide_losses(
     refuse_without_bound(entry)
     data = as_scored(entry, data)
     test = data.test[:images].to(next(entry.model.parameters()).device)
-    guide = with_density(entry, data, steps, seed)
+    guide = widened(entry, entry.guide, data, steps, seed) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     start = start_of(entry, guide, test.images, seed=seed, steps=refinement, modes=modes)
@@ -166,11 +165,3 @@ def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> d
             found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
     summary = summarize(own)
     return found | {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
-
-
-def with_density(entry: Entry, data: Dataset, steps: int, seed: int) -> nn.Module:
-    """Return the entry's guide, widened on training images if it places points."""
-    glance = evaluate(entry.model, entry.guide, data.test[:2], num_particles=1, draws=0)
-    if not glance.attrs["point_sites"]:
-        return entry.guide
-    return widen(entry.model, entry.guide, data.train[:WIDEN_IMAGES], steps=steps, seed=seed)

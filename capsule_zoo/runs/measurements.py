@@ -206,10 +206,7 @@ def compare_run(
         seconds[name] = time.perf_counter() - began
         if name not in entry.guides:
             continue
-        glance = evaluate(entry.model, guide, test[:2], num_particles=1, draws=0)
-        if glance.attrs["point_sites"]:
-            points = data.train[:WIDEN_IMAGES]
-            wide = widen(entry.model, guide, points, steps=tune_steps, seed=seed)
+        if (wide := widened(entry, guide, data, tune_steps, seed)) is not None:
             pairs[f"{name}, widened"] = (entry.model, wide)
             seconds[f"{name}, widened"] = time.perf_counter() - began
     table = compare(pairs, test, num_particles=particles, seed=seed)
@@ -234,6 +231,16 @@ def _tuned(
     if [*guide.parameters()]:
         fit(entry.model, guide, data.train, objective=entry.objective, freeze="model", **settings)
     return guide
+
+
+def widened(
+    entry: Entry, guide: "nn.Module", data: Dataset, steps: int, seed: int
+) -> "nn.Module | None":
+    """Return a guide of points, widened on training images; None if the guide has a density."""
+    glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
+    if not glance.attrs["point_sites"]:
+        return None
+    return widen(entry.model, guide, data.train[:WIDEN_IMAGES], steps=steps, seed=seed)
 
 
 def as_scored(entry: Entry, data: Dataset) -> Dataset:

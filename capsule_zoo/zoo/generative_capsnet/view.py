@@ -46,7 +46,7 @@ def requests_of(model: OnRequest, guide: ConditionalEncoder) -> Requests:
     return Shifts(max(borders) or Shifts.reach)
 
 
-class RequestView(View):
+class RequestView(View[Asked]):
     """The view of a model that renders on request; handles are the request, code and parts.
 
     Args:
@@ -55,9 +55,6 @@ class RequestView(View):
     """
 
     improves = "improve the request that was read by climbing its likelihood"
-    state: Asked
-    read_state: Asked
-    parse: Asked
 
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None

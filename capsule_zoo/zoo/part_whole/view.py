@@ -126,7 +126,7 @@ def _slices(model: PartWholeCapsules) -> tuple[slice, ...]:
     return tuple(slice(b, e) for b, e in zip([0, *ends], ends, strict=False))
 
 
-class PartWholeView(PaintedPartsView):
+class PartWholeView(PaintedPartsView[Tree]):
     """The view of a parse by part-whole capsules; every capsule is a handle."""
 
     help = (
@@ -134,9 +134,6 @@ class PartWholeView(PaintedPartsView):
         "move a single part; the sliders move what was held last. Drop a picture file on the image."
     )
     model: PartWholeCapsules
-    state: Tree
-    read_state: Tree
-    parse: Tree
 
     def state_of(self, drawn: Sites) -> Tree:
         return parse_tree(self.model, drawn)

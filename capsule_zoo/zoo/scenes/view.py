@@ -23,7 +23,7 @@ READ = 10  # draws of the guide that are made at once
 WEIGHT, PRESENCE, POSE = "log_weight", "scene_presence", "scene_pose"
 
 
-class ScenesView(View):
+class ScenesView(View[Sites]):
     """The view of a scene, described at the top of this file."""
 
     help = (

@@ -40,7 +40,7 @@ class Shaped:
     away: Tensor
 
 
-class ShapeCodesView(PaintedPartsView):
+class ShapeCodesView(PaintedPartsView[Shaped]):
     """The view of a parse by shape codes; handles are the object and its parts."""
 
     help = (
@@ -49,9 +49,6 @@ class ShapeCodesView(PaintedPartsView):
         "part. Drop a picture file on the image."
     )
     model: ShapeCodes
-    state: Shaped
-    read_state: Shaped
-    parse: Shaped
 
     def handles(self) -> list[str]:
         there = self.state.presence > 0.5
