@@ -34,18 +34,12 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
     from capsule_zoo.runs.recipe import Recipe as Recipe
     from capsule_zoo.sizes import Takes as Takes
 
+_REGISTRY = ("Entry", "create", "list_models", "load", "register", "register_guide", "save")
 _LAZY = {
-    "Entry": "registry",
+    **dict.fromkeys(_REGISTRY, "registry"),
+    **dict.fromkeys(("describe", "list_weights"), "discovery"),
     "Recipe": "runs.recipe",
     "Takes": "sizes",
-    "create": "registry",
-    "describe": "discovery",
-    "list_models": "registry",
-    "list_weights": "discovery",
-    "load": "registry",
-    "register": "registry",
-    "register_guide": "registry",
-    "save": "registry",
 }
 __all__ = sorted([*_LAZY, "__version__"])
 

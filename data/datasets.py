@@ -17,7 +17,6 @@ from capsule_zoo.data.points import constellations, constellations_of
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
-    Labelled,
     Size,
     Source,
     array_file,
@@ -26,7 +25,6 @@ from capsule_zoo.data.sources import (
     digits,
     folder,
     resized,
-    taken,
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split
@@ -73,18 +71,18 @@ def load_dataset(
         ValueError: an unknown name, or an argument that is out of range.
     """
     source = _reader(name)(data_folder(root), _checked_size(size))
-    train, held_out = _divided(source, validation, seed)
-    known, held, tested = None, None, None
-    if source.objects is not None:  # of scenes
-        (known, tested), count = source.objects, len(held_out[0])
-        known, held = (known[index] for index in _order(len(known), count, seed))
-    return Dataset(
-        name,
-        Split(*train, f"{name}/train", known),
-        Split(*held_out, f"{name}/validation", held),
-        Split(*source.test, f"{name}/test", tested),
-        source.class_names,
-    )
+    known, tested = source.objects or (None, None)
+    train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)
+    count = source.validation if validation is None else validation
+    if source.held_out is None:
+        train, held_out = _divided(train, count, seed)
+    elif validation is None:
+        held_out = Split(*source.held_out)
+    else:
+        train, held_out = _divided(_joined(train, Split(*source.held_out)), count, seed)
+    parts = {"train": train, "validation": held_out, "test": test}
+    splits = (replace(split, name=f"{name}/{part}") for part, split in parts.items())
+    return Dataset(name, *splits, source.class_names)
 
 
 def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset:
@@ -95,30 +93,23 @@ def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset
     return replace(data, name=name, test=replace(data.test, name=f"{name}/test"))
 
 
-def _order(number: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the training images, and of the `count` that are held out."""
-    order = torch.randperm(number, generator=seeded_generator(seed))
-    return order[: number - count], order[number - count :]
+def _joined(split: Split, other: Split) -> Split:
+    """Return the images of two splits, and their labels if both have them."""
+    labels = [split.labels, other.labels]
+    known = None if any(each is None for each in labels) else torch.cat(labels)
+    return Split(torch.cat([split.images, other.images]), known)
 
 
-def _divided(source: Source, validation: int | None, seed: int) -> tuple[Labelled, Labelled]:
-    """Return images and labels for training, and those for validation."""
-    known = source.train
-    if source.held_out is not None:
-        if validation is None:
-            return source.train, source.held_out
-        (images, labels), (more, further) = source.train, source.held_out
-        both = None if labels is None or further is None else torch.cat([labels, further])
-        known = torch.cat([images, more]), both
-    number = len(known[0])
-    count = source.validation if validation is None else validation
+def _divided(split: Split, count: int, seed: int) -> tuple[Split, Split]:
+    """Return the images for training, and the `count` that are held out."""
+    number = len(split)
     if not 0 <= count < number:
         raise ValueError(
             f"validation must be from 0 to {number - 1} images of the {number} for training, not "
             f"{count}"
         )
-    kept, held_out = _order(number, count, seed)
-    return taken(known, kept), taken(known, held_out)
+    order = torch.randperm(number, generator=seeded_generator(seed))
+    return split[order[: number - count]], split[order[number - count :]]
 
 
 def full_name(name: str) -> str:

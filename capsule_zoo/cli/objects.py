@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from capsule_zoo.cli.options import (
+    AllImages,
     AsJson,
     Data,
     DataRoot,
     RunArgument,
     Seed,
+    given,
     print_json,
     print_metrics,
 )
@@ -20,9 +22,7 @@ def segment(
     run: RunArgument,
     data: Data = None,
     data_root: DataRoot = None,
-    images: Annotated[
-        int | None, typer.Option(help="How many test images.  [default: all]", min=1)
-    ] = None,
+    images: AllImages = None,
     draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="[default: RUN/objects]")] = None,
@@ -78,9 +78,7 @@ def parse(
     from capsule_zoo.runs.objects import parse_file
 
     out = out or file.with_name(f"{file.stem}-parsed.npz")
-    sizes = {"sigma": sigma, "clutter": clutter}
-    given = {name: value for name, value in sizes.items() if value is not None}
-    found = parse_file(file, out, guide, run, **given)
+    found = parse_file(file, out, guide, run, **given(sigma=sigma, clutter=clutter))
     print_metrics(found)
     print(f"written to {out}")
     print_json(as_json, found)

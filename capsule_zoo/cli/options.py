@@ -22,6 +22,7 @@ DataRoot = Annotated[
     Path | None,
     typer.Option(help="Folder with torchvision's own.  [default: $CAPSULE_ZOO_DATA, or download]"),
 ]
+AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
 Images = Annotated[int, typer.Option(help="How many test images.", min=1)]
 Particles = Annotated[int, typer.Option(help="Draws for each image, K.", min=1)]
 Seed = Annotated[int, typer.Option(help="Of everything that is random.", min=0)]
@@ -57,6 +58,11 @@ def print_json(wanted: bool, found: dict | list) -> None:
         from capsule_zoo.records import plain
 
         print(json.dumps(plain(found)), flush=True)
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that the user chose."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def read_settings(words: list[str] | None) -> dict[str, Any]:

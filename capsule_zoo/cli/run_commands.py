@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from capsule_zoo.cli.options import (
+    AllImages,
     AsJson,
     Data,
     DataRoot,
@@ -19,12 +20,12 @@ from capsule_zoo.cli.options import (
     Quiet,
     RunArgument,
     Seed,
+    given,
     print_json,
     print_metrics,
     read_settings,
 )
 
-AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
 
 
@@ -91,8 +92,8 @@ def train(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.measurements import measuring_command
 
-    limits = _given(epochs=epochs, steps=steps, minutes=minutes)
-    given = _given(
+    limits = given(epochs=epochs, steps=steps, minutes=minutes)
+    chosen = given(
         data=data,
         size=size,
         sizes=read_settings(set_) or None,
@@ -105,12 +106,12 @@ def train(
         limits=limits or None,
     )
     folder = out or _run_folder(
-        entry, given.get("data") or default_data(entry), given.get("seed", 0)
+        entry, chosen.get("data") or default_data(entry), chosen.get("seed", 0)
     )
     made, run = runs.train(
         entry,
         folder,
-        given,
+        chosen,
         data_root=data_root,
         resume=resume,
         overwrite=overwrite,
@@ -395,11 +396,6 @@ def publish(
 
     path = cards.publish(run, name, record or [], data_root, into=into, overwrite=overwrite)
     print(f"card written to {path}")
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that the user chose."""
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _names(words: str) -> list[str]:

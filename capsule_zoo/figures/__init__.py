@@ -22,7 +22,7 @@ _OF_FAMILIES = {
         *("colored_parts", "infer_parts", "learned_templates", "parses", "prior_samples"),
         "seen_of_parts",
     ),
-    "recurrent_capsules": ("animation", "drawings_of", "frames", "strokes"),
+    "recurrent_capsules": ("animation", "drawings_of", "strokes"),
     "scenes": ("colored_objects", "found_objects"),
 }
 __all__ = [

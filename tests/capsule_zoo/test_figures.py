@@ -7,6 +7,7 @@ import pytest
 import torch
 from pyro import poutine
 
+from capsule_zoo import figures
 from capsule_zoo.figures import grids
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.guides import PartWholeGuide
@@ -33,6 +34,11 @@ def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
     painted = part_whole.colored_parts(model, parts)
     expected = model.render(parts).movedim(1, -1).expand_as(painted)
     torch.testing.assert_close(painted, expected)
+
+
+@pytest.mark.parametrize("name", figures.__all__)
+def test_every_figure_of_the_face_is_there(name):
+    assert callable(getattr(figures, name))
 
 
 def test_rows_hold_every_image_once_and_are_named_by_their_numbers():

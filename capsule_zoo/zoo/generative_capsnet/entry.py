@@ -5,7 +5,6 @@ All entries take the same guides: "variational" (with densities, so the loss is 
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from pyro.infer import Trace_ELBO
@@ -26,7 +25,6 @@ from capsule_zoo.sizes import Takes
 
 IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
 PICTURES = {"samples": samples, "reconstructions": reconstructions}
-GUIDES = {"variational": False, "deterministic": True}  # whether codes are points
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 5, 6), window=(4, 5), guide=dict(channels=3, hidden=6), channels=3
 )
@@ -68,13 +66,13 @@ def _register(
         check_one_of("requests", requests, tuple(IDENTITY))
         model = kind(image_shape, identity=IDENTITY[requests], **{**fixed, **sizes})
         options = {"window": window, **guide}
-
-        def encoder(entry: Entry, deterministic: bool) -> ConditionalEncoder:
-            return ConditionalEncoder(entry.model, deterministic=deterministic, **options)
-
+        points = {**options, "deterministic": True}
         return Entry(
             model=model,
-            guides={name: partial(encoder, deterministic=d) for name, d in GUIDES.items()},
+            guides={
+                "variational": lambda entry: ConditionalEncoder(entry.model, **options),
+                "deterministic": lambda entry: ConditionalEncoder(entry.model, **points),
+            },
             objective=Trace_ELBO(),
             training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
             figures=PICTURES,
