@@ -80,9 +80,13 @@ def load_dataset(
         held_out = Split(*source.held_out)
     else:
         train, held_out = _divided(_joined(train, Split(*source.held_out)), count, seed)
-    parts = {"train": train, "validation": held_out, "test": test}
-    splits = (replace(split, name=f"{name}/{part}") for part, split in parts.items())
-    return Dataset(name, *splits, source.class_names)
+    return Dataset(
+        name,
+        replace(train, name=f"{name}/train"),
+        replace(held_out, name=f"{name}/validation"),
+        replace(test, name=f"{name}/test"),
+        source.class_names,
+    )
 
 
 def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset:
