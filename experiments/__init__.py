@@ -34,7 +34,7 @@ from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
 from capsule_zoo.experiments.study import choose as choose
-from capsule_zoo.experiments.study import divide as divide
+from capsule_zoo.experiments.study import in_turn as in_turn
 from capsule_zoo.experiments.training import begun as begun
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
@@ -88,6 +88,7 @@ class Experiment:
         of_runs: whether it can measure `options.run`; others refuse it.
         apart: whether the folder of each of its runs tells by its name what was measured, so that
             another command may go on with them.
+        defaults: values of settings that replace the defaults of the function or the dataclass.
         data: name of the data set that it is about.
         about: name of the entry whose family it belongs to.
         minutes: training time of a full run; None if it has no fixed length.
@@ -106,6 +107,7 @@ class Experiment:
     lead: str | None = None
     of_runs: bool = False
     apart: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def takes(self) -> type | None:
@@ -127,6 +129,7 @@ class Experiment:
             runs = options.runs or Path(stack.enter_context(TemporaryDirectory()))
             options = replace(options, runs=runs, full=self.minutes)
             pyro.set_rng_seed(options.seed)  # parameters are drawn before anything else is seeded
+            settings = {**self.defaults, **settings}
             if self.takes is not None:
                 return self.function(options, self.takes(**settings))
             return self.function(options, **settings)
@@ -139,7 +142,8 @@ class Experiment:
     @property
     def settings(self) -> dict[str, Size]:
         """The settings by name, with defaults, types and descriptions."""
-        return known_sizes(self.takes or self.function, {})
+        known = known_sizes(self.takes or self.function, {})
+        return known | {n: replace(known[n], default=v) for n, v in self.defaults.items()}
 
     def check(self, settings: Mapping[str, object]) -> None:
         """Raise ValueError unless all settings are known, of the right type, and positive.

@@ -12,7 +12,7 @@ checkpoints (see `training.train`).
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -149,6 +149,13 @@ def divide(
     relative = {name: (costs or {}).get(name, 1.0) for name in names}
     total = sum(relative.values())
     return {name: minutes * cost / total for name, cost in relative.items()}
+
+
+def in_turn(options: Options, variants: Mapping[str, V]) -> Iterator[tuple[str, V, float]]:
+    """Yield every variant with its name and its minutes, which are equal parts of the budget."""
+    for name, minutes in divide(options.budget, variants).items():
+        options.say(f"Training {name}, {minutes:.3g} minutes")
+        yield name, variants[name], minutes
 
 
 def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:

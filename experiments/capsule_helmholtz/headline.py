@@ -6,17 +6,18 @@ are the machine's only if recognition equals the posterior.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pyro.infer import ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, divide, experiment, train
+from capsule_zoo.experiments import Options, Result, experiment, in_turn, train
 from capsule_zoo.experiments.common.energy import (
-    DRAWN,
     binary_mnist,
+    figures_of,
     measured,
     pixel_error,
     reconstruction_error,
@@ -25,14 +26,12 @@ from capsule_zoo.experiments.common.energy import (
     use_of_switches,
 )
 from capsule_zoo.experiments.common.findings import (
+    Bounded,
     bounds_of_rows,
     by_quantity,
-    held_out_bounds,
     mean_and_error,
-    pictures,
 )
 from capsule_zoo.experiments.part_whole.prior import accuracy, as_table, looks
-from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import losses_in_time
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import (
@@ -41,7 +40,6 @@ from capsule_zoo.inference import (
     ReweightedWakeSleep,
     ScoreFunctionELBO,
     WakeSleep,
-    compare,
     pretrain,
     train_classifier,
 )
@@ -51,23 +49,27 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.measurements import draws_binary_pixels
 
-PRETRAINED = 0.1  # share of the minutes in which layers are pre-trained
+GAUSSIAN = dict(visible_family="gaussian", hidden_family="gaussian")
 
 
-def bounds(
-    entry: Entry,
-    data: Dataset,
-    options: Options,
-    *,
-    images: int,
-    particles: int,
-    scale: float = 1.0,
-) -> Numbers:
-    """Return the error through all layers, and ELBO and IWAE of the first test images."""
-    return {
-        "reconstruction_error_top": pixel_error(entry.guide.reconstruct, data.test.images, scale),
-        **held_out_bounds(entry, data.test[:images], particles, options.seed),
-    }
+@dataclass(frozen=True)
+class Pretrained(Bounded):
+    """The settings of trainings with bounds: `Bounded`, and how long layers are pre-trained.
+
+    Args:
+        share: share of the time in which layers are pre-trained as capsule RBMs.
+    """
+
+    images: int = 500
+    particles: int = 1000
+    share: float = 0.1
+
+    def through_all_layers(
+        self, entry: Entry, data: Dataset, options: Options, scale: float = 1.0
+    ) -> Numbers:
+        """Return the error through all layers, and the bounds."""
+        error = pixel_error(entry.guide.reconstruct, data.test.images, scale)
+        return {"reconstruction_error_top": error, **self.bounds(entry, data, options.seed)}
 
 
 def after_pretraining(options: Options, minutes: float, share: float) -> dict[str, Any]:
@@ -89,119 +91,86 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
 
 
 @experiment("capsule-helmholtz/mnist", minutes=60, lead="sums", of_runs=True)
-def mnist(
-    options: Options, *, images: int = 500, particles: int = 1000, share: float = PRETRAINED
-) -> Result:
-    """Pre-train two layers of 40 capsules, train them by wake-sleep and bound log p (an hour).
-
-    Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
-        share: share of the time in which layers are pre-trained as capsule RBMs.
-    """
-    numbers = partial(bounds, images=images, particles=particles)
-    how = after_pretraining(options, options.budget, share)
-    return measured("capsule-helmholtz", options, numbers, **how)
+def mnist(options: Options, chosen: Pretrained) -> Result:
+    """Pre-train two layers of 40 capsules, train them by wake-sleep and bound log p (an hour)."""
+    how = after_pretraining(options, options.budget, chosen.share)
+    return measured("capsule-helmholtz", options, chosen.through_all_layers, **how)
 
 
-@experiment("capsule-helmholtz/pretraining", data="mnist", minutes=30)
-def pretraining(
-    options: Options, *, images: int = 500, particles: int = 200, share: float = PRETRAINED
-) -> Result:
+FEWER = dict(particles=200)
+
+
+@experiment("capsule-helmholtz/pretraining", data="mnist", minutes=30, defaults=FEWER)
+def pretraining(options: Options, chosen: Pretrained) -> Result:
     """Compare training with and without pre-training, at equal minutes (half an hour).
 
     The figure shows the loss on held-out images during training. The minutes of a run include its
     pre-training.
-
-    Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
-        share: share of the time in which layers are pre-trained as capsule RBMs.
     """
     data = binary_mnist(options)
     found: dict[str, Numbers] = {}
     curves: dict[str, tuple[list[float], list[float]]] = {}
-    shares = {"random_start": 0.0, "pretrained": share}
-    for name, minutes in divide(options.budget, shares).items():
-        options.say(f"Training: {name}")
+    shares = {"random_start": 0.0, "pretrained": chosen.share}
+    for name, share, minutes in in_turn(options, shares):
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how = after_pretraining(options, minutes, shares[name])
+        how = after_pretraining(options, minutes, share)
         run = train(entry, data, options, name=name, inputs=Inputs(Binarize()), **how)
         silent = use_of_switches(spectra(entry, data.test.images)).numbers["silent"]
-        found[name] = {
-            **held_out_bounds(entry, data.test[:images], particles, options.seed),
-            **{f"{site}_silent": number for site, number in silent.items()},
-        }
+        found[name] = chosen.bounds(entry, data, options.seed)
+        found[name] |= {f"{site}_silent": number for site, number in silent.items()}
         checks = run.history.dropna(subset="held_out")
         passed = minutes - how["minutes"] + checks["seconds"] / 60
         curves[name] = (passed.tolist(), checks["held_out"].tolist())
     return Result(by_quantity(found), {"": losses_in_time(curves)}, None, entry)
 
 
-@experiment("capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison")
-def objectives(
-    options: Options, *, images: int = 500, particles: int = 200, share: float = PRETRAINED
-) -> Result:
+@experiment(
+    "capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison", defaults=FEWER
+)
+def objectives(options: Options, chosen: Pretrained) -> Result:
     """Compare wake-sleep, reweighted wake-sleep and the ELBO on one machine (an hour).
 
     In the sleep phase of `wake_sleep` the machine dreams from what its top layer has recognized, as
     in the paper; in the sleep phase of `classical` it dreams from its prior.
-
-    Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
-        share: share of the time in which layers are pre-trained as capsule RBMs.
     """
     data = binary_mnist(options)
-    rows = {
+    rows: dict[str, ELBO] = {
         "wake_sleep": WakeSleep(),
         "classical": WakeSleep(recycle_top=False),
         "reweighted": ReweightedWakeSleep(5),
         "elbo": ScoreFunctionELBO(5),
     }
-    minutes = divide(options.budget, rows)
     pairs: dict[str, tuple] = {}
-    for name, objective in rows.items():
-        options.say(f"Training under {type(objective).__name__}")
+    for name, objective, minutes in in_turn(options, rows):
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how = after_pretraining(options, minutes[name], share)
+        how = after_pretraining(options, minutes, chosen.share)
         how |= dict(objective=objective, inputs=Inputs(Binarize()))
         train(entry, data, options, name=name, **how)
         pairs[name] = (entry.model, entry.guide)
-    table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
+    table = chosen.compare(pairs, data, options.seed)
     return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist", minutes=3)
-def fashion(
-    options: Options, *, images: int = 500, particles: int = 1000, share: float = PRETRAINED
-) -> Result:
+def fashion(options: Options, chosen: Pretrained) -> Result:
     """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
     Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
     the scores. The training is short because the gap between ELBO and IWAE grows with the precision
     of the pixels.
-
-    Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
-        share: share of the time in which layers are pre-trained as capsule RBMs.
     """
     data, standard = standard_fashion(options)
-    families = dict(visible_family="gaussian", hidden_family="gaussian")
-    entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
-    start = after_pretraining(options, options.budget, share)
+    sizes = dict(image_shape=data.image_shape, capsules=(20, 20))
+    entry = create("capsule-helmholtz", **sizes, **GAUSSIAN)
+    start = after_pretraining(options, options.budget, chosen.share)
     train(entry, data, options, name="trained", lr=1e-3, **start)
-    metrics = {
+    found = spectra(entry, data.test.images)
+    metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
-        **bounds(entry, data, options, images=images, particles=particles, scale=standard.scale),
+        **chosen.through_all_layers(entry, data, options, standard.scale),
+        "switches": use_of_switches(found),
     }
-    found, labels = spectra(entry, data.test.images), data.test.labels.numpy()
-    figures = {
-        "spectra": energy_figures.spectra(found, labels),
-        **pictures(entry, data.test.images[:DRAWN]),
-    }
-    return Result({**metrics, "switches": use_of_switches(found)}, figures, None, entry)
+    return Result(metrics, figures_of(entry, data.test, found), None, entry)
 
 
 @experiment("capsule-helmholtz/gray", data="mnist")

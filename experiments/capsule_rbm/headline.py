@@ -4,8 +4,7 @@
 """
 
 import time
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +14,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Binarize, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, divide, experiment, train
+from capsule_zoo.data import Binarize, Dataset, load_dataset
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, in_turn, train
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
     binary_mnist,
-    log_likelihoods,
     measured,
     probe,
     reconstruction_error,
@@ -40,6 +38,7 @@ from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
+from capsule_zoo.runs import measurements
 
 UPDATES = (10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
 PAPER = {"Li and Zhu (2019)": ((500, 1_000, 12_000), (0.099, 0.085, 0.0718))}
@@ -48,16 +47,38 @@ ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm", "vae": "vae"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
-@experiment("capsule-rbm/mnist", minutes=30, lead="sums", of_runs=True)
-def mnist(options: Options, *, temperatures: int = 14_500, chains: int = 100) -> Result:
-    """Train 40 capsules of 16 with exact switches, and bracket log p from both sides (30 minutes).
+@dataclass(frozen=True)
+class Annealing:
+    """The settings of log likelihoods.
 
     Args:
         temperatures: number of temperatures of the annealing.
         chains: number of annealed chains.
     """
-    numbers = partial(log_likelihoods, temperatures=temperatures, chains=chains)
-    return measured("capsule-rbm", options, numbers)
+
+    temperatures: int = 14_500
+    chains: int = 100
+
+    def log_likelihoods(self, entry: Entry, data: Dataset, options: Options) -> Numbers:
+        """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
+        found = measurements.log_likelihoods(
+            entry.model,
+            data.train.images,
+            data.test.images,
+            chains=self.chains,
+            temperatures=self.temperatures,
+            seed=options.seed,
+        )
+        return {
+            f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
+            for method, nats in found.items()
+        }
+
+
+@experiment("capsule-rbm/mnist", minutes=30, lead="sums", of_runs=True)
+def mnist(options: Options, chosen: Annealing) -> Result:
+    """Train 40 capsules of 16 with exact switches, and bracket log p on both sides (30 minutes)."""
+    return measured("capsule-rbm", options, chosen.log_likelihoods)
 
 
 @experiment("capsule-rbm/learning-curve", data="mnist")
@@ -87,26 +108,28 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     return Result({"error after updates": table}, {"": figure}, curves)
 
 
-@experiment("capsule-rbm/mean-field", data="mnist", minutes=60, role="comparison")
-def mean_field(
-    options: Options, *, temperatures: int = 14_500, chains: int = 100, images: int = 1000
-) -> Result:
-    """Compare training with the paper's mean field and with exact switches (an hour).
+@dataclass(frozen=True)
+class MeanField(Annealing):
+    """The settings of the comparison with the mean field: `Annealing`, and test images.
 
     Args:
-        temperatures: number of temperatures of the annealing.
-        chains: number of annealed chains.
         images: number of test images on which the mean field's free energy is compared.
     """
+
+    images: int = 1000
+
+
+@experiment("capsule-rbm/mean-field", data="mnist", minutes=60, role="comparison")
+def mean_field(options: Options, chosen: MeanField) -> Result:
+    """Compare training with the paper's mean field and with exact switches (an hour)."""
     data = binary_mnist(options)
     found: dict[str, Numbers] = {}
-    for name, minutes in divide(options.budget, ("exact", "mean_field")).items():
+    for name, _, minutes in in_turn(options, dict.fromkeys(("exact", "mean_field"))):
         entry = create("capsule-rbm", image_shape=data.image_shape).use_guide(name)
-        options.say(f"Training with the guide {name!r}")
         train(entry, data, options, minutes, name=name, inputs=Inputs(Binarize()))
-        found[name] = log_likelihoods(entry, data, options, temperatures, chains)
+        found[name] = chosen.log_likelihoods(entry, data, options)
         with torch.no_grad():
-            few = data.test.images[:images]
+            few = data.test.images[: chosen.images]
             mean, exact = (guide(entry.model).free_energy(few) for guide in LAWS)
         found[name]["mean_field_gap"] = mean_and_error(mean - exact)
     return Result(by_quantity(found), {}, None, entry)
@@ -118,12 +141,10 @@ def spectra_of_three(options: Options) -> Result:
     data = binary_mnist(options)
     rows = {}
     found: dict[str, Numbers] = {}
-    minutes = divide(options.budget, ENTRIES)
-    for name, kind in ENTRIES.items():
-        options.say(f"Training {kind!r}")
+    for name, kind, minutes in in_turn(options, ENTRIES):
         sizes = dict(likelihood="bernoulli") if kind == "vae" else {}
         entry = create(kind, image_shape=data.image_shape, **sizes)
-        train(entry, data, options, minutes[name], name=name, inputs=Inputs(Binarize()))
+        train(entry, data, options, minutes, name=name, inputs=Inputs(Binarize()))
         (rows[name],) = spectra(entry, data.test.images).values()
         accuracy, information = probe(entry, data)
         found[name] = {"probe": accuracy, "information": information}
@@ -132,28 +153,22 @@ def spectra_of_three(options: Options) -> Result:
 
 
 @experiment("capsule-rbm/fashion", data="fashion-mnist", minutes=20)
-def fashion(options: Options, *, temperatures: int = 14_500, chains: int = 100) -> Result:
+def fashion(options: Options, chosen: Annealing) -> Result:
     """Compare one Gaussian (an RBM) with a mixture of 2^20 Gaussians (20 minutes).
 
     Pixels are standardized. Errors are on the scale of the pixels, and nats are on the scale of
     the scores.
-
-    Args:
-        temperatures: number of temperatures of the annealing.
-        chains: number of annealed chains.
     """
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
     found: dict[str, Numbers] = {}
-    minutes = divide(options.budget, FASHION)
-    for name, sizes in FASHION.items():
-        options.say(f"Training {ENTRIES[name]!r}")
+    for name, sizes, minutes in in_turn(options, FASHION):
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)
-        train(entry, data, options, minutes[name], name=name, **descent)
+        train(entry, data, options, minutes, name=name, **descent)
         error = reconstruction_error(entry, data.test.images, standard.scale)
-        nats = log_likelihoods(entry, data, options, temperatures, chains)
+        nats = chosen.log_likelihoods(entry, data, options)
         found[name] = {"reconstruction_error": error, **nats}
         drawn = pictures(entry, data.test.images[:DRAWN])
         figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}
@@ -166,15 +181,21 @@ TIMED = 100  # updates of a machine in a round
 SEEN = 1000  # training images of these updates
 
 
+@dataclass(frozen=True)
+class Beside(Annealing):
+    """The settings of the comparison of machines: `Annealing`, and the trainings.
+
+    Args:
+        updates: updates of both machines; fewer if fewer minutes are given.
+        seeds: number of seeds for each machine.
+    """
+
+    updates: int = 20_000
+    seeds: int = 1
+
+
 @experiment("capsule-rbm/beside-rbm", data="mnist", minutes=25)
-def beside_rbm(
-    options: Options,
-    *,
-    updates: int = 20_000,
-    temperatures: int = 14_500,
-    chains: int = 100,
-    seeds: int = 1,
-) -> Result:
+def beside_rbm(options: Options, chosen: Beside) -> Result:
     """Compare 40 capsules of 16 units with a plain RBM of 640 units (25 core-minutes for a seed).
 
     Both are trained on MNIST that is binarized again at each visit, with the settings of their
@@ -189,23 +210,16 @@ def beside_rbm(
     `probe` is the accuracy of a linear probe on the means of all 640 hidden units, which are zero
     where a switch is off. `probe_switches` is the accuracy of one on the means of the 40 switches.
     Errors are over images, or over seeds if there are several.
-
-    Args:
-        updates: updates of both machines; fewer if fewer minutes are given.
-        temperatures: number of temperatures of the annealing.
-        chains: number of annealed chains.
-        seeds: number of seeds for each machine.
     """
-    steps = options.shortened(updates)
+    steps = options.shortened(chosen.updates)
     untimed = replace(options, minutes=None)
     options.say("Timing the updates")
     clock = Study({"clock": tuple(MACHINES)}).run(time_updates, untimed)["clock"][0]
     seconds = {name: mean_and_error(rounds) for name, rounds in clock.items()}
     lengths = {name: (name, steps) for name in MACHINES}
     lengths |= longer({name: number[0] for name, number in seconds.items()}, steps)
-    options.say(f"Training {len(lengths) * seeds} machines")
-    annealing = dict(temperatures=temperatures, chains=chains)
-    found = means_of(Study(lengths, seeds).run(measure, untimed, **annealing))
+    options.say(f"Training {len(lengths) * chosen.seeds} machines")
+    found = means_of(Study(lengths, chosen.seeds).run(measure, untimed, chosen=chosen))
     for name, (machine, number) in lengths.items():
         found[name] |= {
             "updates": single(number),
@@ -244,13 +258,13 @@ def longer(seconds: dict[str, float], updates: int) -> dict[str, tuple[str, int]
     return {f"{faster}_longer": (faster, round(updates * ratio))}
 
 
-def measure(job: Job[tuple[str, int]], *, temperatures: int, chains: int) -> Numbers:
+def measure(job: Job[tuple[str, int]], *, chosen: Beside) -> Numbers:
     """Train a machine for its updates; return its likelihoods and the accuracies of its probes."""
     (machine, updates), options = job.variant, job.options
     data = binary_mnist(options)
     entry = begun(MACHINES[machine], data, options)
     train(entry, data, options, steps=updates, inputs=Inputs(Binarize()))
-    found = log_likelihoods(entry, data, options, temperatures, chains)
+    found = chosen.log_likelihoods(entry, data, options)
     found["probe"] = probe(entry, data, hidden_means)[0]
     if entry.model.switched:
         found["probe_switches"] = probe(entry, data)[0]

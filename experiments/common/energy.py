@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
+from capsule_zoo.data import Binarize, Dataset, Split, Standardize, load_dataset
 from capsule_zoo.experiments import Options, Result, trained
 from capsule_zoo.experiments.common.findings import mean_and_error, pictures
 from capsule_zoo.figures import energy as energy_figures
@@ -21,7 +22,6 @@ from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.probe import Accuracy, Information, latents, probe_scores
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
-from capsule_zoo.runs import measurements
 
 PROBED = 10_000  # images that a probe is fitted on
 DRAWN = 100  # images that pictures are made of
@@ -63,10 +63,13 @@ def measured(
         "probe_switches": probe(entry, data)[0],
         "switches": use_of_switches(found),
     }
-    labels = data.test.labels.numpy()
-    drawn = pictures(entry, data.test.images[:DRAWN])
-    figures = {"spectra": energy_figures.spectra(found, labels), **drawn}
-    return Result(metrics, figures, None, entry)
+    return Result(metrics, figures_of(entry, data.test, found), None, entry)
+
+
+def figures_of(entry: Entry, split: Split, found: Mapping[str, np.ndarray]) -> dict[str, Figure]:
+    """Draw what is inferred at every switch of the images, and all that the entry offers."""
+    shown = energy_figures.spectra(found, split.labels.numpy())
+    return {"spectra": shown, **pictures(entry, split.images[:DRAWN])}
 
 
 @torch.no_grad()
@@ -85,24 +88,6 @@ def pixel_error(
     """Return the mean absolute error of a pixel times a scale, with its error over images."""
     errors = [(reconstruct(x) - x).abs().flatten(1).mean(1) for x in images.split(500)]
     return mean_and_error(scale * torch.cat(errors))
-
-
-def log_likelihoods(
-    entry: Entry, data: Dataset, options: Options, temperatures: int, chains: int
-) -> Numbers:
-    """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
-    found = measurements.log_likelihoods(
-        entry.model,
-        data.train.images,
-        data.test.images,
-        chains=chains,
-        temperatures=temperatures,
-        seed=options.seed,
-    )
-    return {
-        f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
-        for method, nats in found.items()
-    }
 
 
 def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray]:

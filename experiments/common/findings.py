@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Split
-from capsule_zoo.inference import Comparison, evaluate, summarize
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.inference import Comparison, compare, evaluate, summarize
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
@@ -88,6 +89,28 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> N
         f"iwae_{particles}": (found["iwae"], found["iwae_se"], count),
         **{name: number for name, number in tightness.items() if np.isfinite(number[0])},
     }
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The settings of experiments that bound log p(image) from below.
+
+    Args:
+        images: number of held-out images of the bounds.
+        particles: number of draws of the IWAE bound.
+    """
+
+    images: int = 1000
+    particles: int = 100
+
+    def bounds(self, entry: Entry, data: Dataset, seed: int) -> Numbers:
+        """Return the bounds of the first test images; see `held_out_bounds`."""
+        return held_out_bounds(entry, data.test[: self.images], self.particles, seed)
+
+    def compare(self, pairs: Mapping[str, tuple], data: Dataset, seed: int) -> Comparison:
+        """Compare models with their guides by name, on the first test images."""
+        few = data.test[: self.images]
+        return compare(pairs, few, num_particles=self.particles, seed=seed)
 
 
 def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:

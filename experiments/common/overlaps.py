@@ -16,7 +16,12 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Job, Options, Result, Study
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, squared_error
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    mean_and_error,
+    means_of,
+    squared_error,
+)
 from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -125,7 +130,8 @@ def beside_equal(
         scatter: see `different_pairs`.
     """
     learn = partial(learn_pairs, read=read, scatter=scatter)
-    found, tried, _ = equal.tuned(learn, like, given, options, ["mnist"])
+    outcomes, tried, _ = equal.tuned(learn, like, given, options, ["mnist"])
+    found = means_of(outcomes)
     capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
     test = read(options).test[: given.images]
     squares, figure = taken_out(capsules, test, scatter, options.seed)

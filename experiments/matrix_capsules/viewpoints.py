@@ -22,19 +22,10 @@ from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
-from capsule_zoo.experiments.zoo.equal_network import (
-    NETWORKS,
-    Search,
-    Task,
-    searched,
-    sized,
-    under,
-    way_of,
-    within,
-)
+from capsule_zoo.experiments.zoo.equal_network import Search, Task, sized, tuned, under, way_of
 from capsule_zoo.figures.curves import number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
@@ -108,7 +99,17 @@ def seen_views(job: Job[Task[Trainings]], source: str) -> tuple[Split, Views]:
     return train_views.select(**familiar).split(task.given.size), test_views
 
 
-def learn_some(job: Job[Task[Trainings]], *, source: str) -> Numbers:
+def learn(job: Job[Task[Trainings]], *, source: str) -> dict[str, Any]:
+    """Train one network on familiar views; see `tried` and `measured`.
+
+    Args:
+        job: its task's data is the factor that makes the held-out views novel.
+        source: "toys3d" or "smallnorb".
+    """
+    return tried(job, source) if job.variant.is_try else {"path": measured(job, source)}
+
+
+def tried(job: Job[Task[Trainings]], source: str) -> Numbers:
     """Try one setting; return the error on familiar training views that were left out."""
     task, (seen, _) = job.variant, seen_views(job, source)
     entry, mixed = begun_on(seen, task, job.options), some(seen, len(seen))
@@ -117,13 +118,8 @@ def learn_some(job: Job[Task[Trainings]], *, source: str) -> Numbers:
     return {"validation_error": error_rate(entry.model, entry.guide, left_out)}
 
 
-def train_and_measure(job: Job[Task[Trainings]], *, source: str) -> dict[str, Any]:
-    """Train one network on familiar views, and measure it during training and under attack.
-
-    Args:
-        job: its task's data is the factor that makes the held-out views novel.
-        source: "toys3d" or "smallnorb".
-    """
+def measured(job: Job[Task[Trainings]], source: str) -> list[dict[str, float]]:
+    """Return the errors of one network during its training, and under attack."""
     task, options, given = job.variant, job.options, job.variant.given
     seen, test_views = seen_views(job, source)
     kinds = FAMILIAR[task.data], novel_values(test_views, task.data)
@@ -140,7 +136,7 @@ def train_and_measure(job: Job[Task[Trainings]], *, source: str) -> dict[str, An
         if task.data == "azimuth":
             point |= attacked(entry, few, given)
         path.append(point)
-    return {"path": path}
+    return path
 
 
 def attacked(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
@@ -178,14 +174,8 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
     """Train every network on every factor with every seed, and compare them."""
     views(source, options, settings.size)  # rendered or downloaded once, before processes need them
     given = replace(settings, sizes=settings.sizes or NETWORK)
-    ways = len(given.rates) * len(given.decays)
-    runs = len(NETWORKS) * len(FAMILIAR) * given.seeds
-    minutes = options.budget / (runs + given.tried * ways * len(NETWORKS) * len(FAMILIAR))
-    learn = partial(learn_some, source=source)
-    best, tried = searched(learn, "matrix-capsules", given, options, list(FAMILIAR), minutes)
-    options.say(f"Training {runs} networks")
-    timed = replace(within(options, "trained"), minutes=minutes * runs)
-    outcomes = Study(best, given.seeds).run(train_and_measure, timed, source=source)
+    task = partial(learn, source=source)
+    outcomes, tries, best = tuned(task, "matrix-capsules", given, options, list(FAMILIAR))
     found = {
         (NAMES[best[name].network], best[name].data, seed): run["path"]
         for name, runs in outcomes.items()
@@ -198,12 +188,11 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
         for name, kind in (("novel", ""), ("familiar", "familiar_"))
     }
     attacks = {name: e for name, e in errors["azimuth"].items() if name.endswith("_error")}
-    tries = {start.replace("-", "_"): under(f"{start}-", tried) for start in best}
-    validation = Table(tries, "validation_{quantity}_{variant}")
+    validation = {start.replace("-", "_"): under(f"{start}-", tries) for start in best}
     metrics: Metrics = {
         **matched_errors,
         "attacked": Table(attacks),
-        "validation error": validation,
+        "validation error": Table(validation, "validation_{quantity}_{variant}"),
     }
     return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
 

@@ -8,12 +8,13 @@ from typing import Any
 from pyro.infer import ELBO, Trace_ELBO
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, begun, divide, experiment, train
+from capsule_zoo.experiments import Options, Result, begun, experiment, in_turn, train
 from capsule_zoo.experiments.common.findings import (
+    Bounded,
     bounds_of_rows,
     by_quantity,
-    held_out_bounds,
     pictures,
+    single,
     squared_error,
 )
 from capsule_zoo.experiments.part_whole.headline import (
@@ -49,57 +50,52 @@ class Variant:
     sizes: Mapping[str, Any]
 
 
-@experiment("part-whole/likelihoods", data="mnist", minutes=60)
-def likelihoods(options: Options, *, images: int = 1000, particles: int = 50) -> Result:
+@experiment("part-whole/likelihoods", data="mnist", minutes=60, defaults=dict(particles=50))
+def likelihoods(options: Options, chosen: Bounded) -> Result:
     """Compare parts laid over each other with a mixture at each pixel (an hour).
 
     Both are densities of the same pixels, so that their bounds compare.
-
-    Args:
-        images: number of held-out images of the bounds.
-        particles: number of draws of the IWAE bound.
     """
     data = load_dataset("mnist", root=options.data_root)
     kinds = ("composite", "mixture")
     variants = {kind: Variant(data, {"likelihood": kind}) for kind in kinds}
-    return train_and_measure(variants, options, images, particles)
+    return train_and_measure(variants, options, chosen)
 
 
-@experiment("part-whole/colours", data="fashion-mnist", minutes=60)
-def colors(options: Options, *, images: int = 1000, particles: int = 50) -> Result:
+@experiment("part-whole/colours", data="fashion-mnist", minutes=60, defaults=dict(particles=50))
+def colors(options: Options, chosen: Bounded) -> Result:
     """Train on Fashion-MNIST, and on CIFAR-10 with a learned background (an hour).
 
     If the data root has a folder `cifar10` of images by class, which may be a subset, that folder
     is used. `training_images` is the number of training images.
-
-    Args:
-        images: number of held-out images of the bounds.
-        particles: number of draws of the IWAE bound.
     """
     variants = {
         "fashion_mnist": Variant(load_dataset("fashion-mnist", root=options.data_root), {}),
         "cifar10": Variant(photographs("cifar10", options), {"background": "learned"}),
     }
-    return train_and_measure(variants, options, images, particles)
+    return train_and_measure(variants, options, chosen)
 
 
-def train_and_measure(
-    variants: Mapping[str, Variant], options: Options, images: int, particles: int
-) -> Result:
+def train_and_measure(variants: Mapping[str, Variant], options: Options, chosen: Bounded) -> Result:
     """Train every variant for an equal share of the time, and measure all in the same way."""
     found: dict[str, Numbers] = {}
     drawn: dict = {}
-    shares = divide(options.budget, variants)
-    first: Entry | None = None
-    for name, variant in variants.items():
-        minutes = shares[name]
-        options.say(f"Training {name} on {len(variant.data.train):,} images, {minutes:.3g} minutes")
+    entries: list[Entry] = []
+    for name, variant, minutes in in_turn(options, variants):
+        data = variant.data
         points, normal = learn(name, variant, options, minutes)
-        found[name] = measure(points, normal, variant.data, options.seed, images, particles)
-        shown = pictures(points, variant.data.test.images[:12])
+        parsed = infer(points.guide, data.test.images, seed=options.seed)
+        painted = mean_images(points.model, len(data.test), parsed)
+        found[name] = {
+            **probes(points, data),
+            "squared_error": squared_error(painted, data.test.images),
+            **chosen.bounds(normal, data, options.seed),
+            "training_images": single(len(data.train)),
+        }
+        shown = pictures(points, data.test.images[:12])
         drawn |= {f"{name}_{kind}": figure for kind, figure in shown.items()}
-        first = first or points
-    return Result(by_quantity(found), drawn, None, first)
+        entries.append(points)
+    return Result(by_quantity(found), drawn, None, entries[0])
 
 
 def learn(name: str, variant: Variant, options: Options, minutes: float) -> tuple[Entry, Entry]:
@@ -108,20 +104,6 @@ def learn(name: str, variant: Variant, options: Options, minutes: float) -> tupl
     train(entry, variant.data, options, (1 - TIGHTENING) * minutes, name=name)
     how: dict[str, Any] = dict(name=f"{name}-tightened", minutes=TIGHTENING * minutes)
     return entry, tighten(entry, variant.data, options, **how)
-
-
-def measure(
-    points: Entry, normal: Entry, data: Dataset, seed: int, bounded: int, particles: int
-) -> Numbers:
-    """Return probes, the squared error of reconstructions, and bounds on held-out images."""
-    images = data.test.images
-    parsed = infer(points.guide, images, seed=seed)
-    return {
-        **probes(points, data),
-        "squared_error": squared_error(mean_images(points.model, len(images), parsed), images),
-        **held_out_bounds(normal, data.test[:bounded], particles, seed),
-        "training_images": (float(len(data.train)), None, 1),
-    }
 
 
 RELAXED = "relaxed"
@@ -179,14 +161,12 @@ def discrete_objectives(
     start = tighten(entry, data, options, steps=shorter, inputs=Inputs(JITTER))
     pairs: dict[str, tuple] = {"start": (start.model, start.guide)}
     updates: Numbers = {}
-    rows = objectives(draws, intervals)
-    for name, minutes in divide(options.budget, rows).items():
-        options.say(f"Training on under {name}")
+    for name, objective, minutes in in_turn(options, objectives(draws, intervals)):
         model, guide = deepcopy(pairs["start"])
         pairs[name] = (model, guide)
         own = pairs[name] if name == RELAXED else (model.discretized(), guide.discretized())
         how: dict[str, Any] = dict(
-            objective=rows[name], lr=lr, pace=Pace("linear"), inputs=Inputs(JITTER)
+            objective=objective, lr=lr, pace=Pace("linear"), inputs=Inputs(JITTER)
         )
         own_start = replace(start, model=own[0], guide=own[1])
         run = train(own_start, data, options, minutes, name=name, **how)

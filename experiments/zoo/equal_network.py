@@ -67,14 +67,6 @@ class Equal(Search):
     images: int = 500
 
 
-@dataclass(frozen=True)
-class InColor(Equal):
-    """The settings of a comparison on photographs; see `Equal`."""
-
-    data: tuple[str, ...] = ("cifar10",)
-    moved: tuple[str, ...] = ()
-
-
 S = TypeVar("S", bound=Search)
 
 
@@ -95,7 +87,7 @@ class Task(Generic[S]):
     is_try: bool = False
 
 
-Learn = Callable[[Job[Task[S]]], Numbers]
+Learn = Callable[[Job[Task[S]]], Mapping[str, Any]]
 
 
 @experiment("capsule-network/equal-network", data="mnist", minutes=20)
@@ -107,8 +99,13 @@ def of_vectors(options: Options, chosen: Equal) -> Result:
     return compared("capsule-network", {"channels": 16}, chosen, options)
 
 
-@experiment("capsule-network/equal-network-cifar10", data="cifar10", minutes=20)
-def of_vectors_in_color(options: Options, chosen: InColor) -> Result:
+@experiment(
+    "capsule-network/equal-network-cifar10",
+    data="cifar10",
+    minutes=20,
+    defaults=dict(data=("cifar10",), moved=()),
+)
+def of_vectors_in_color(options: Options, chosen: Equal) -> Result:
     """Compare the capsule network with an equal network on photographs (20 core-minutes).
 
     See `matrix-capsules/equal-network` for the quantities.
@@ -132,12 +129,13 @@ def of_matrices(options: Options, chosen: Equal) -> Result:
 def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:
     """Tune, train and measure both networks on all data."""
     given = replace(given, sizes=given.sizes or sizes)
-    found, errors, chosen = tuned(learn, like, given, options, given.data, given.moved)
+    outcomes, errors, chosen = tuned(learn, like, given, options, given.data, given.moved)
+    found = means_of(outcomes)
     everything, again = (*given.data, *given.moved), {}
     for data in everything:
         steps = max(1, round(found[f"{data}-capsules"]["updates"][0]))
         again[f"{data}-plain_equal_updates"] = replace(chosen[f"{data}-plain"], steps=steps)
-    found |= learned(learn, again, given.seeds, options, "equal-updates")
+    found |= means_of(learned(learn, again, given.seeds, options, "equal-updates"))
     tables, rows = {}, {}
     for data in everything:
         rows[data], end = under(f"{data}-", found), "{quantity}_{variant}_" + data.replace("-", "_")
@@ -169,48 +167,32 @@ def tuned(
     options: Options,
     datasets: Sequence[str],
     moved: Sequence[str] = (),
-) -> tuple[dict[str, Numbers], dict[str, Number], dict[str, Task[S]]]:
+) -> tuple[dict[str, list], dict[str, Number], dict[str, Task[S]]]:
     """Tune both networks on data sets, and train them there and on moved data.
 
     Returns:
-        What was measured (by data set and network: "mnist-plain"), the validation errors of all
-        tries ("mnist-plain-rate_0_01_decay_0"), and the tasks that were chosen.
+        What every seed measured (by data set and network: "mnist-plain"), the validation errors of
+        all tries ("mnist-plain-rate_0_01_decay_0"), and the tasks that were chosen.
     """
     everything, ways = (*datasets, *moved), len(given.rates) * len(given.decays)
     parts = given.seeds * len(everything) + given.tried * ways * len(datasets)
     minutes = options.budget / len(NETWORKS) / parts
-    best, errors = searched(learn, like, given, options, datasets, minutes)
+    settings = product(given.rates, given.decays)
+    named = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
+    options.say(f"Trying {len(named)} settings of each network on {', '.join(datasets)}")
+    tries = {
+        f"{data}-{network}-{way}": Task(like, network, data, *named[way], given, is_try=True)
+        for data, network, way in product(datasets, NETWORKS, named)
+    }
+    tried = means_of(learned(learn, tries, 1, options, "tries", minutes * given.tried))
+    errors = {name: numbers["validation_error"] for name, numbers in tried.items()}
     chosen = {}
     for data, network in product(everything, NETWORKS):
-        own = data if data in datasets else datasets[0]
-        chosen[f"{data}-{network}"] = replace(best[f"{own}-{network}"], data=data)
+        start = f"{data if data in datasets else datasets[0]}-{network}-"
+        way = min(under(start, tries), key=lambda way: errors[f"{start}{way}"][0])
+        chosen[f"{data}-{network}"] = replace(tries[f"{start}{way}"], data=data, is_try=False)
     options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
-    found = learned(learn, chosen, given.seeds, options, "trained", minutes)
-    return found, errors, chosen
-
-
-def searched(
-    learn: Learn[S], like: str, given: S, options: Options, datasets: Sequence[str], minutes: float
-) -> tuple[dict[str, Task[S]], dict[str, Number]]:
-    """Return the best task of each network on each data set, and the errors of all tries.
-
-    Args:
-        minutes: length of a training; a try takes a part of it.
-    """
-    settings = product(given.rates, given.decays)
-    ways = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
-    options.say(f"Trying {len(ways)} settings of each network on {', '.join(datasets)}")
-    tries = {
-        f"{data}-{network}-{way}": Task(like, network, data, *ways[way], given, is_try=True)
-        for data, network, way in product(datasets, NETWORKS, ways)
-    }
-    found = learned(learn, tries, 1, options, "tries", minutes * given.tried)
-    errors = {name: numbers["validation_error"] for name, numbers in found.items()}
-    best = {}
-    for start in (f"{data}-{network}" for data, network in product(datasets, NETWORKS)):
-        way = min(under(f"{start}-", tries), key=lambda way: errors[f"{start}-{way}"][0])
-        best[start] = replace(tries[f"{start}-{way}"], is_try=False)
-    return best, errors
+    return learned(learn, chosen, given.seeds, options, "trained", minutes), errors, chosen
 
 
 def learned(
@@ -220,10 +202,10 @@ def learned(
     options: Options,
     name: str,
     minutes: float | None = None,
-) -> dict[str, Numbers]:
-    """Run tasks from some seeds, each for some minutes or its own updates; return the means."""
+) -> dict[str, list]:
+    """Run tasks from some seeds, each for some minutes or its own updates; return all outcomes."""
     whole = None if minutes is None else minutes * seeds * len(tasks)
-    return means_of(Study(tasks, seeds).run(learn, replace(within(options, name), minutes=whole)))
+    return Study(tasks, seeds).run(learn, replace(within(options, name), minutes=whole))
 
 
 def within(options: Options, name: str) -> Options:

@@ -134,7 +134,8 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
     entry.model.set_base_rates(miniature.train.images)
     free_energy = entry.model.free_energy(miniature.test.images).detach().numpy()
     exact = -free_energy.mean() - log_partition(entry.model).value
-    found = energy.log_likelihoods(entry, miniature, QUICK, temperatures=300, chains=30)
+    annealing = beside.Annealing(temperatures=300, chains=30)
+    found = annealing.log_likelihoods(entry, miniature, QUICK)
     for value, error, count in found.values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5

@@ -112,7 +112,7 @@ def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
     monkeypatch.setattr(viewpoints, "error_rate", lambda _, __, split: split)
     given = Trainings(size=17, views=5, sizes=NETWORK)
     task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, given, is_try=True)
-    judged = viewpoints.learn_some(Job("", task, QUICK), source="")["validation_error"]
+    judged = viewpoints.learn(Job("", task, QUICK), source="")["validation_error"]
     whole = viewpoints.seen_views(Job("", task, QUICK), "")[0]
     assert len(judged) == 5 and len(seen["of"]) == len(whole) - 5 and seen["lr"] == 0.02
     brightness = [split.images.sum((1, 2, 3)) for split in (judged, seen["of"], whole)]
@@ -122,20 +122,16 @@ def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
 def test_networks_on_views_are_equal_tuned_and_trained_for_equal_minutes(monkeypatch):
     minutes, rates, good = [], {}, {"capsules": 0.01, "plain": 0.001}
 
-    def tried(job, *, source):
+    def learn(job, *, source):
         minutes.append(job.options.minutes)
         task = job.variant
-        return {"validation_error": (float(task.rate != good[task.network]), 0.1, 9)}
-
-    def measured(job, *, source):
-        minutes.append(job.options.minutes)
-        task = job.variant
+        if task.is_try:
+            return {"validation_error": (float(task.rate != good[task.network]), 0.1, 9)}
         entry = viewpoints.begun_on(viewpoints.seen_views(job, "")[0], task, QUICK)
         rates.setdefault((task.network, entry.model.num_parameters), set()).add(task.rate)
         return {"path": [{"familiar": 0.1, "novel": 0.2, "fgsm_0_error": 0.1}]}
 
-    monkeypatch.setattr(viewpoints, "learn_some", tried)
-    monkeypatch.setattr(viewpoints, "train_and_measure", measured)
+    monkeypatch.setattr(viewpoints, "learn", learn)
     given = Trainings(rates=(0.001, 0.01), tried=0.25, seeds=2, size=17)
     viewpoints.viewpoints(replace(QUICK, minutes=100, processes=1), given)
     assert {name: found for (name, _), found in rates.items()} == {n: {r} for n, r in good.items()}
