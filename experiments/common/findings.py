@@ -3,6 +3,7 @@
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import torch
@@ -30,6 +31,15 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
 def single(value: float, count: int = 1) -> Number:
     """Return a number that has no standard error, with the number of things that it is of."""
     return float(value), None, count
+
+
+def spread(values: list[float]) -> Numbers:
+    """Return the mean over seeds with its error, and the median, lowest and highest value."""
+    ends = {"median": median(values), "lowest": min(values), "highest": max(values)}
+    return {
+        "mean": mean_and_error(values),
+        **{name: single(value, len(values)) for name, value in ends.items()},
+    }
 
 
 def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:

@@ -7,7 +7,7 @@ the noise sigma on the templates: 0, 01 for 0.1 and 025 for 0.25.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyro
@@ -30,7 +30,7 @@ from capsule_zoo.inference.evaluation.segmentation import (
 )
 from capsule_zoo.models.constellations.exact_cover import all_covers
 from capsule_zoo.models.constellations.scene_law import SceneLaw
-from capsule_zoo.records import Metrics, Number, Numbers, Table
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.objects import GUIDES
 from capsule_zoo.zoo.constellations.entry import learn_from
@@ -68,26 +68,21 @@ def parse(
     speed: Numbers = {}
     figures: dict[str, Figure] = {}
     for sigma in sigmas:
-        suffix = f"{sigma:g}".replace(".", "")
-        drawn = draw_scenes(scenes, sigma, seed=options.seed)
-        entry = create("constellations", sigma=sigma)
-        model = entry.model.double()
-        law, parses = model.law(), {}
-        rows: dict[str, Numbers] = {}
+        suffix, drawn = suffix_of(sigma), draw_scenes(scenes, sigma, seed=options.seed)
+        model = create("constellations", sigma=sigma).model.double()
+        law = model.law()
+        options.say(f"Parsing scenes with sigma {sigma:g}")
+        parses: dict[str, Matchings] = {}
         for name in guides:
-            options.say(f"{name} on scenes with sigma {sigma:g}")
-            guide = GUIDES[name](model)
-            found, seconds = timed(guide, drawn)
-            parses[name] = (found.objects, found.corners)
-            rows[name] = measures(found, drawn, law.kinds)
+            parses[name], seconds = timed(GUIDES[name](model), drawn)
             if suffix == "01":
                 speed[name] = (seconds, None, TIMED)
-        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
+        grids[f"noise {sigma:g}"] = measured(parses, drawn, law.kinds, suffix)
         options.say("The exact posterior's own accuracy")
         own[suffix] = ceilings(law, drawn.points)
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
         chosen = hard_scenes(parses, drawn, law)
-        shown = beside_truth(parses, drawn[chosen], chosen, law.kinds)
+        shown = beside_truth(parses, drawn, chosen, law.kinds)
         figures[f"noise_{suffix}"] = scene_rows(law, drawn.points[chosen], shown, title)
         if suffix == "025":
             figures["ambiguous"] = two_readings(law, drawn)
@@ -97,6 +92,11 @@ def parse(
         "the exact posterior, noise": Table(by_quantity(own)),
     }
     return Result(metrics, figures)
+
+
+def suffix_of(sigma: float) -> str:
+    """Return the end of the names of numbers at this noise: .25 as `025`."""
+    return f"{sigma:g}".replace(".", "")
 
 
 def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
@@ -111,19 +111,23 @@ def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
     return Matchings(*(torch.cat(pair) for pair in pairs)), seconds
 
 
-def measures(found: Matchings, scenes: Scenes, kinds: Sequence[int]) -> Numbers:
-    """Compute all measures of a parse against the truth; objects of one kind may be exchanged."""
-    compared = found.objects, scenes.objects, scenes.present
-    accuracy = segmentation_accuracy(*compared, kinds)
-    rows = {
-        "segmentation": mean_and_error(accuracy),
-        "scenes": mean_and_error((accuracy > 1 - 1e-6).float()),
-        "rand": mean_and_error(adjusted_rand_index(*compared)),
-        "variation": mean_and_error(variation_of_information(*compared)),
-    }
-    if found.log_evidence.isfinite().all():
-        rows["evidence"] = mean_and_error(found.log_evidence)
-    return rows
+def measured(
+    parses: Mapping[str, Matchings], scenes: Scenes, kinds: Sequence[int], suffix: str
+) -> Table:
+    """Compare parses with the truth in all measures; objects of one kind may be exchanged."""
+    rows: dict[str, Numbers] = {}
+    for name, found in parses.items():
+        compared = found.objects, scenes.objects, scenes.present
+        accuracy = segmentation_accuracy(*compared, kinds)
+        rows[name] = {
+            "segmentation": mean_and_error(accuracy),
+            "scenes": mean_and_error((accuracy > 1 - 1e-6).float()),
+            "rand": mean_and_error(adjusted_rand_index(*compared)),
+            "variation": mean_and_error(variation_of_information(*compared)),
+        }
+        if found.log_evidence.isfinite().all():
+            rows[name]["evidence"] = mean_and_error(found.log_evidence)
+    return Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
 
 
 @torch.no_grad()
@@ -168,36 +172,33 @@ def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
         group.write(first, list(ways[best].T))
         group.write(second, list(ways[rest.argmax(1)].T))
     chosen = ratio.argsort(descending=True)[:SHOWN]
-    named = {"first reading": first, "second reading": second}
-    readings = {name: (found.objects, found.corners) for name, found in named.items()}
-    shown = beside_truth(readings, scenes[chosen], chosen, law.kinds)
+    readings = {"first reading": first, "second reading": second}
+    shown = beside_truth(readings, scenes, chosen, law.kinds)
     title = "Scenes with two readings that are nearly as likely as each other"
     return scene_rows(law, scenes.points[chosen], shown, title)
 
 
-Parse = tuple[Tensor, Tensor]  # the object and the corner of every point, (S, N) each
-
-
 def beside_truth(
-    parses: dict[str, Parse], scenes: Scenes, chosen: Tensor, kinds: Sequence[int]
-) -> dict[str, Parse]:
-    """Return chosen scenes as they are ("true") and as they are parsed, with objects named alike.
+    parses: Mapping[str, Matchings], scenes: Scenes, chosen: Tensor, kinds: Sequence[int]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the objects and corners of chosen scenes, true and parsed, with objects named alike.
 
     Args:
-        scenes: the chosen scenes.
-        chosen: their numbers among those that were parsed.
+        chosen: numbers of the chosen scenes.
     """
-    shown = {"true": (scenes.objects, scenes.corners)}
-    for name, (objects, corners) in parses.items():
-        shown[name] = relabeled(objects[chosen], scenes.objects, kinds), corners[chosen]
+    true = scenes[chosen]
+    shown = {"true": (true.objects, true.corners)}
+    for name, found in parses.items():
+        objects = relabeled(found.objects[chosen], true.objects, kinds)
+        shown[name] = objects, found.corners[chosen]
     return shown
 
 
-def hard_scenes(parses: dict[str, Parse], scenes: Scenes, law: SceneLaw) -> Tensor:
+def hard_scenes(parses: Mapping[str, Matchings], scenes: Scenes, law: SceneLaw) -> Tensor:
     """Return eight scenes with all objects or two: four that guides parse differently, four not."""
     right = [
-        segmentation_accuracy(objects, scenes.objects, scenes.present, law.kinds)
-        for objects, _ in parses.values()
+        segmentation_accuracy(found.objects, scenes.objects, scenes.present, law.kinds)
+        for found in parses.values()
     ]
     wrong = torch.stack(right).lt(1 - 1e-6).sum(0)
     many = scenes.present.sum(1) >= 2 * min(law.sizes)
@@ -242,8 +243,8 @@ def papers(
                 "papers": mean_and_error(with_absent(free, drawn.present)),
                 "papers_scenes": mean_and_error((free > 1 - 1e-6).float()),
             }
-        suffix = f"{sigma:g}".replace(".", "")
-        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
+        names = "{quantity}_{variant}_" + suffix_of(sigma)
+        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), names)
     return Result({**grids})
 
 
@@ -283,25 +284,35 @@ def learned(
         batch_size: samples of the model for each update.
         proposals: number of draws of the set transformer that are compared.
     """
-    suffixes = {f"{sigma:g}".replace(".", ""): sigma for sigma in sigmas}
+    suffixes = {suffix_of(sigma): sigma for sigma in sigmas}
     study = Study(suffixes)
     how = dict(examples=examples, updates=updates, batch_size=batch_size)
     outcomes, folders = study.run(learn, options, **how), study.folders(options)
-    metrics: dict[str, Number | Numbers | Table] = {}
+    metrics: dict[str, Table] = {}
     figures, laws = {}, {}
+    truth = create("constellations").model.law()
     for suffix, sigma in suffixes.items():
         options.say(f"Parsing scenes with noise {sigma:g}")
         entry = load(folders[suffix])
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
-        grid, figures[f"noise_{suffix}"] = _parsed(entry, drawn, proposals, sigma)
-        metrics[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
-        laws[f"noise {sigma:g}"] = entry.model.law()
+        parses = {n: g.parse(drawn.points) for n, g in learned_guides(entry, proposals).items()}
+        title = f"noise {sigma:g}"
+        metrics[title] = measured(parses, drawn, truth.kinds, suffix)
+        chosen = hard_scenes(parses, drawn, truth)
+        shown = beside_truth(parses, drawn, chosen, truth.kinds)
+        figures[f"noise_{suffix}"] = scene_rows(
+            entry.model.law(),
+            drawn.points[chosen],
+            shown,
+            f"Scenes with {title}, parsed with learned templates",
+            {"true": truth},
+        )
+        laws[title] = entry.model.law()
     numbers = {s: {q: single(value) for q, value in own.items()} for s, (own,) in outcomes.items()}
     metrics["learning, noise"] = Table(by_quantity(numbers))
-    title = "Templates that were learned, with their noise"
-    figures["templates"] = template_rows(laws, title)
+    figures["templates"] = template_rows(laws, "Templates that were learned, with their noise")
     kept = load(folders[PUBLISHED]) if PUBLISHED in folders else None
-    return Result(metrics, figures, None, kept)
+    return Result({**metrics}, figures, None, kept)
 
 
 def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> dict[str, float]:
@@ -337,26 +348,14 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
     }
 
 
-def _parsed(
-    entry: Entry, drawn: Scenes, proposals: int, sigma: float
-) -> tuple[dict[str, dict[str, Number]], Figure]:
-    """Return all measures of all guides on scenes, and a picture."""
+def learned_guides(entry: Entry, proposals: int) -> dict[str, MatchingGuide]:
+    """Return the guides that parse with what an entry has learned, its network among them."""
     network = entry.guide_of(AmortizedMatching)
     exact = entry.model.double()
-    guides: dict[str, MatchingGuide] = {
+    return {
         "exact": ExactMatching(exact),
         "ransac": RansacMatching(exact),
         "sinkhorn": SinkhornMatching(exact),
         "amortized": network,
         "proposals": network.with_proposals(proposals),
     }
-    truth, law = create("constellations").model.law(), exact.law()
-    rows, parses = dict[str, Numbers](), {}
-    for name, guide in guides.items():
-        found = guide.parse(drawn.points)
-        parses[name] = (found.objects, found.corners)
-        rows[name] = measures(found, drawn, truth.kinds)
-    chosen = hard_scenes(parses, drawn, truth)
-    shown = beside_truth(parses, drawn[chosen], chosen, truth.kinds)
-    title = f"Scenes with noise {sigma:g}, parsed with learned templates"
-    return by_quantity(rows), scene_rows(law, drawn.points[chosen], shown, title, {"true": truth})

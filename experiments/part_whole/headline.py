@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     held_out_bounds,
     numbers_of_columns,
     pictures,
     single,
+    spread,
     squared_error,
 )
-from capsule_zoo.experiments.common.seeds import from_seeds, spread
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import (
@@ -182,16 +183,18 @@ def demo_seeds(
         particles: number of draws of the IWAE bound.
     """
     length, more = options.shortened(steps), options.shortened(tightening)
-    task = partial(demo_bound, steps=length, tightening=more, particles=particles)
-    bounds = from_seeds(task, options, seeds, {"demo": 1})["demo"]
+    options.say(f"Training {seeds} times")
+    study, untimed = Study({"demo": (length, more)}, seeds), replace(options, minutes=None)
+    bounds = study.run(demo_bound, untimed, particles=particles)["demo"]
     found = {f"elbo_{name}": number for name, number in spread(bounds).items()}
     farthest = max(abs(bound - found["elbo_median"][0]) for bound in bounds)
     return Result({**found, "largest_distance": single(farthest, seeds)})
 
 
-def demo_bound(options: Options, *, steps: int, tightening: int, particles: int) -> float:
-    """Return the `elbo` of `part-whole/digits` from one seed."""
-    data = load_dataset("digits")
+def demo_bound(job: Job[tuple[int, int]], *, particles: int) -> float:
+    """Return the `elbo` of `part-whole/digits` from one seed, after updates of both kinds."""
+    (steps, tightening), options, data = job.variant, job.options, load_dataset("digits")
+    pyro.set_rng_seed(options.seed)
     entry = learn_digits(data, options, steps=steps)
     normal = tighten(entry, data, options, steps=tightening, inputs=Inputs(JITTER))
     return held_out_bounds(normal, data.test, particles, options.seed)["elbo"][0]

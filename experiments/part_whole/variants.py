@@ -1,14 +1,26 @@
-"""Part-whole capsules under other likelihoods and objectives, on images of clothes and in color."""
+"""Part-whole capsules in variants: likelihoods, images, objectives, settings and a third level."""
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pyro.infer import ELBO, Trace_ELBO
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, begun, experiment, in_turn, train
+from capsule_zoo.experiments import (
+    Job,
+    Options,
+    Result,
+    Study,
+    begun,
+    choose,
+    experiment,
+    in_turn,
+    train,
+)
 from capsule_zoo.experiments.common.findings import (
     Bounded,
     bounds_of_rows,
@@ -20,13 +32,18 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.experiments.part_whole.headline import (
     DIGITS_STEPS,
     JITTER,
+    PROBED,
     TIGHTENING_STEPS,
+    WITH_POSES,
     learn_digits,
     probes,
     tighten,
 )
 from capsule_zoo.experiments.training import photographs
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import (
+    Check,
+    Checks,
     ImportanceWeightedELBO,
     Inputs,
     Pace,
@@ -34,20 +51,14 @@ from capsule_zoo.inference import (
     ThermodynamicObjective,
     compare,
     infer,
+    latents,
+    linear_probe,
     mean_images,
 )
-from capsule_zoo.records import Numbers
+from capsule_zoo.records import Numbers, write_json
 from capsule_zoo.registry import Entry
 
 TIGHTENING = 0.2  # share of a variant's time, for a guide with a density
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A variant: a data set, and sizes for `create`."""
-
-    data: Dataset
-    sizes: Mapping[str, Any]
 
 
 @experiment("part-whole/likelihoods", data="mnist", minutes=60, defaults=dict(particles=50))
@@ -58,8 +69,9 @@ def likelihoods(options: Options, chosen: Bounded) -> Result:
     """
     data = load_dataset("mnist", root=options.data_root)
     kinds = ("composite", "mixture")
-    variants = {kind: Variant(data, {"likelihood": kind}) for kind in kinds}
-    return train_and_measure(variants, options, chosen)
+    return train_and_measure(
+        {kind: (data, {"likelihood": kind}) for kind in kinds}, options, chosen
+    )
 
 
 @experiment("part-whole/colours", data="fashion-mnist", minutes=60, defaults=dict(particles=50))
@@ -70,20 +82,21 @@ def colors(options: Options, chosen: Bounded) -> Result:
     is used. `training_images` is the number of training images.
     """
     variants = {
-        "fashion_mnist": Variant(load_dataset("fashion-mnist", root=options.data_root), {}),
-        "cifar10": Variant(photographs("cifar10", options), {"background": "learned"}),
+        "fashion_mnist": (load_dataset("fashion-mnist", root=options.data_root), {}),
+        "cifar10": (photographs("cifar10", options), {"background": "learned"}),
     }
     return train_and_measure(variants, options, chosen)
 
 
-def train_and_measure(variants: Mapping[str, Variant], options: Options, chosen: Bounded) -> Result:
-    """Train every variant for an equal share of the time, and measure all in the same way."""
+def train_and_measure(
+    variants: Mapping[str, tuple[Dataset, dict[str, str]]], options: Options, chosen: Bounded
+) -> Result:
+    """Train on every data set with its sizes for equal times, and measure all in the same way."""
     found: dict[str, Numbers] = {}
     drawn: dict = {}
     entries: list[Entry] = []
-    for name, variant, minutes in in_turn(options, variants):
-        data = variant.data
-        points, normal = learn(name, variant, options, minutes)
+    for name, (data, sizes), minutes in in_turn(options, variants):
+        points, normal = learn_both(name, data, options, minutes, **sizes)
         parsed = infer(points.guide, data.test.images, seed=options.seed)
         painted = mean_images(points.model, len(data.test), parsed)
         found[name] = {
@@ -98,12 +111,14 @@ def train_and_measure(variants: Mapping[str, Variant], options: Options, chosen:
     return Result(by_quantity(found), drawn, None, entries[0])
 
 
-def learn(name: str, variant: Variant, options: Options, minutes: float) -> tuple[Entry, Entry]:
+def learn_both(
+    name: str, data: Dataset, options: Options, minutes: float, **sizes: str
+) -> tuple[Entry, Entry]:
     """Return an entry trained with points for poses, and one with densities (model frozen)."""
-    entry = begun("part-whole", variant.data, options, **variant.sizes)
-    train(entry, variant.data, options, (1 - TIGHTENING) * minutes, name=name)
+    entry = begun("part-whole", data, options, **sizes)
+    train(entry, data, options, (1 - TIGHTENING) * minutes, name=name)
     how: dict[str, Any] = dict(name=f"{name}-tightened", minutes=TIGHTENING * minutes)
-    return entry, tighten(entry, variant.data, options, **how)
+    return entry, tighten(entry, data, options, **how)
 
 
 RELAXED = "relaxed"
@@ -170,6 +185,127 @@ def discrete_objectives(
         )
         own_start = replace(start, model=own[0], guide=own[1])
         run = train(own_start, data, options, minutes, name=name, **how)
-        updates[name] = (float(run.steps), None, 1)
+        updates[name] = single(run.steps)
     table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result({**bounds_of_rows(table), "updates": updates}, {"": table.draw()}, table)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One training run.
+
+    Attributes:
+        sizes: sizes of the entry that replace its own.
+        sampled: draw poses from normal laws from the first update, in place of points first.
+    """
+
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sampled: bool = False
+
+
+VARIANTS = {
+    "default": Variant(),
+    "temperature_025": Variant({"temperature": 0.25}),
+    "temperature_1": Variant({"temperature": 1.0}),
+    "sigma_min_001": Variant({"sigma_min": 0.01}),
+    "sigma_min_005": Variant({"sigma_min": 0.05}),
+    "three_levels": Variant({"layers": (16, 24, 16)}),
+    "sampled": Variant(sampled=True),
+}
+
+
+@dataclass(frozen=True)
+class Sensitivity(Bounded):
+    """The settings of `sensitivity`: `Bounded`, the variants, and their trainings.
+
+    Args:
+        variants: names of the variants.
+        steps: updates of every variant in a full run.
+        tightening: further updates, for a guide with a density.
+        batch_size: images of an update. Small batches learn faster for their time.
+        points: number of times that the probe is measured during training.
+        probed: training images, and test images, of these probes.
+    """
+
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    steps: int = 3000
+    tightening: int = 600
+    batch_size: int = 32
+    particles: int = 50
+    points: int = 8
+    probed: int = 2000
+
+
+@experiment("part-whole/sensitivity", data="mnist", minutes=40)
+def sensitivity(options: Options, chosen: Sensitivity) -> Result:
+    """Try other temperatures, deviations and starts, and a third level (40 core-minutes).
+
+    All variants take equally many updates, with points as poses, and then with normal laws, the
+    model frozen. `sampled` has normal laws from the first update to the last. `three_levels` has
+    16 objects, 24 groups and 16 parts. The figure shows a linear probe on presences and poses of
+    objects as training goes on.
+    """
+    steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
+    chosen = replace(chosen, steps=steps, tightening=more)
+    study = Study(choose("variant", chosen.variants, VARIANTS))
+    options.say(f"Training {len(study.variants)} variants for {steps + more} updates")
+    found = study.run(learn, replace(options, minutes=None), chosen=chosen)
+    numbers = {name: run["numbers"] for name, (run,) in found.items()}
+    curves = {
+        name: {f"{updates:g}": (value, se, chosen.probed) for updates, value, se in run["curve"]}
+        for name, (run,) in found.items()
+    }
+    figure = number_curves({"accuracy of a linear probe": curves}, "updates")
+    return Result(by_quantity(numbers), {"": figure})
+
+
+def learn(job: Job[Variant], *, chosen: Sensitivity) -> dict[str, Any]:
+    """Train one variant; return what is measured, and its probes as training went on."""
+    variant, options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    entry = begun("part-whole", data, options, **variant.sizes)
+    steps = chosen.steps
+    if variant.sampled:
+        entry = entry.use_guide("normal")
+        steps += chosen.tightening
+    curve = ProbesInTraining(data, chosen.probed, job.folder and job.folder / "curve.json")
+    checks = Checks(callbacks=[curve], every=max(1, steps // chosen.points))
+    few_at_once: dict[str, Any] = dict(batch_size=chosen.batch_size)
+    train(entry, data, options, steps=steps, checks=checks, **few_at_once)
+    normal = entry
+    if not variant.sampled:
+        limit: dict[str, Any] = dict(name="tightened", steps=chosen.tightening)
+        normal = tighten(entry, data, options, **limit, **few_at_once)
+    numbers: Numbers = {
+        **probes(entry, data, min(PROBED, len(data.train))),
+        **chosen.bounds(normal, data, options.seed),
+    }
+    return {"numbers": numbers, "curve": curve.found}
+
+
+class ProbesInTraining:
+    """A callback that probes the objects at every check, and keeps the accuracies in a file.
+
+    Args:
+        data: the data set; the probe is fitted on its first training images.
+        probed: number of training and of test images.
+        path: the file, from which an interrupted run goes on; None to keep nothing.
+    """
+
+    def __init__(self, data: Dataset, probed: int, path: Path | None) -> None:
+        self.splits = data.train[:probed], data.test[:probed]
+        self.path = path
+        self.found: list[list[float]] = []
+        if path is not None and path.is_file():
+            self.found = json.loads(path.read_text())["found"]
+
+    def __call__(self, check: Check) -> None:
+        """Probe the guide; keep the number of updates, the accuracy and its error."""
+        if self.found and check.step <= self.found[-1][0]:
+            return  # an interrupted run comes here again
+        train, test = self.splits
+        given, asked = (latents(check.guide, split.images, WITH_POSES) for split in self.splits)
+        accuracy = linear_probe(given, train.labels, asked, test.labels)
+        self.found.append([float(check.step), accuracy.value, accuracy.se])
+        if self.path is not None:
+            write_json(self.path, {"found": self.found})

@@ -1,4 +1,4 @@
-"""How many digits a scene has: against training time, and with more digits than were trained on.
+"""How many digits a scene has: against training time, with more digits, and in several readings.
 
 A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
@@ -11,14 +11,21 @@ from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
+from capsule_zoo.experiments.common.findings import (
+    calibration_error,
+    mean_and_error,
+    over_seeds,
+    single,
+)
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry
-from capsule_zoo.zoo.scenes.figures import counts_against_time
+from capsule_zoo.registry import Entry, load
+from capsule_zoo.zoo.scenes.figures import counts_against_time, found_objects
 
 DATA = "multi-mnist:train=60000"
+OVERLAPPING = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
+WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
 MORE = (3, 4, 5)  # digits, of which no more than two were trained on
@@ -94,8 +101,8 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
         "count_accuracy_30_minutes": curve[-1][2],
         "elbo": (seen["elbo"], seen["elbo_se"], number),
         "iwae_100": (seen["iwae"], seen["iwae_se"], number),
-        "steps": (float(curve[-1][1]), None, 1),
-        "seconds": (curve[-1][0], None, 1),
+        "steps": single(curve[-1][1]),
+        "seconds": single(curve[-1][0]),
     }
     wide = on_large_canvas(reader)
     for digits in MORE:
@@ -130,3 +137,66 @@ def on_large_canvas(entry: Entry, rate: float = 0.5) -> Entry:
     """Return the entry's pair for 80x80 pixels and 7 slots, of which each has the same odds."""
     model = entry.model.on_canvas(80, 80, 7, rate)
     return replace(entry, model=model, guide=entry.guide.on_model(model))
+
+
+def ways(entry: Entry) -> dict[str, Entry]:
+    """Return the entry with each way of reading."""
+    again = entry.guide_of(Peeling).sharing_parameters(sweeps=2)
+    return {
+        "peeling": entry,
+        "two_sweeps": replace(entry, guide=again),
+        "drawn_places": at_drawn_places(entry),
+    }
+
+
+@experiment("scenes/reading", data="multi-mnist", of_runs=True)
+def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int = 10) -> Result:
+    """Count the digits of test scenes in three ways, with the weights `scenes-mnist` or --run.
+
+    `count_calibration` is the mean distance between the probability of the most likely number and
+    the share of scenes in which it is right, within ten bins of probability.
+
+    Args:
+        scenes: test scenes of 0 to 2 digits.
+        more: test scenes of 3, 4 and 5 digits, each, on 80x80 pixels with seven slots.
+        draws: draws of the guide that are combined.
+    """
+    entry = load(options.run or WEIGHTS)
+    sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
+    for number in MORE:
+        sets[f"_{number}_digits"] = on_large_canvas(entry), with_digits(number, more, options)
+    found: dict[str, Any] = {}
+    for suffix, (pair, test) in sets.items():
+        for name, way in ways(pair).items():
+            options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
+            read = find_objects(way.model, way.guide, test.images, draws=draws)
+            right = right_counts(read, test)
+            apart = calibration_error(read.count_probabilities.amax(1), right)
+            found.setdefault(f"count_accuracy{suffix}", {})[name] = mean_and_error(right)
+            found.setdefault(f"count_calibration{suffix}", {})[name] = single(apart, len(right))
+    return Result(found)
+
+
+@experiment("scenes/overlap", data="multi-mnist", minutes=31)
+def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: Any = None) -> Result:
+    """Train on 0 to 3 digits that may hide each other, and count them in three ways (31 minutes).
+
+    Args:
+        length: minutes of training, of the processor.
+        draws: draws of the guide that are combined.
+        sizes: sizes of the entry that replace ours.
+    """
+    data = load_dataset(OVERLAPPING, options.data_root)
+    own = {"slots": 4, "counts": "learned", **(sizes or {})}
+    entry = begun("scenes", data, options, **own)
+    busy = Checks(clock="processor")
+    train(entry, data, options, options.minutes or length, name="trained", checks=busy)
+    test = data.test
+    sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}
+    found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}
+    for name, way in ways(entry).items():
+        options.say(f"Counting by {name}")
+        right = right_counts(find_objects(way.model, way.guide, test.images, draws=draws), test)
+        for suffix, chosen in sets.items():
+            found[f"count_accuracy{suffix}"][name] = mean_and_error(right[chosen])
+    return Result(found, {"": found_objects(entry, test.images)})

@@ -163,7 +163,7 @@ def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
     assert 0.03 < metrics["found_noise_01"]["value"] < 0.2
     bounds = [metrics[f"evidence_{g}_01"]["value"] for g in ("exact", "proposals", "amortized")]
     assert bounds == sorted(bounds, reverse=True)
-    assert result.figures.keys() == {"01", "templates"}
+    assert result.figures.keys() == {"noise_01", "templates"}
     assert result.entry.default_guide == "amortized"
 
 
@@ -180,8 +180,9 @@ def one_wrong_of(points: int) -> tuple[Matchings, Scenes]:
 
 def test_a_scene_with_one_wrong_point_of_many_is_wrong():
     found, scenes = one_wrong_of(20)
-    measured = experiment.measures(found, scenes, (0, 1))
-    assert measured["segmentation"][0] == pytest.approx(0.95) and measured["scenes"][0] == 0
+    measured = experiment.measured({"mine": found}, scenes, (0, 1), "01").numbers
+    assert measured["segmentation"]["mine"][0] == pytest.approx(0.95)
+    assert measured["scenes"]["mine"][0] == 0
 
 
 def test_the_papers_count_absent_corners_as_right():

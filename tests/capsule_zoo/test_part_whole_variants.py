@@ -8,10 +8,8 @@ from PIL import Image
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments import training as photographs
-from capsule_zoo.experiments.part_whole import sensitivity as part_whole_sensitivity
 from capsule_zoo.experiments.part_whole import variants as part_whole_variants
-from capsule_zoo.experiments.part_whole.sensitivity import ProbesInTraining
-from capsule_zoo.experiments.part_whole.variants import Variant, learn
+from capsule_zoo.experiments.part_whole.variants import ProbesInTraining, learn_both
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
@@ -49,7 +47,7 @@ def test_variants_start_alike(digits):
     """With one seed, likelihoods differ and initial parameters do not."""
     starts = []
     for kind in ("composite", "mixture"):
-        made, _ = learn(kind, Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)
+        made, _ = learn_both(kind, digits, OPTIONS, 1e-9, likelihood=kind)
         starts.append(made.model.state_dict())
         assert made.model.painting.likelihood == kind
     assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
@@ -95,7 +93,7 @@ def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypat
 
 
 def test_sensitivity_tries_variants_and_probes_them_as_they_learn(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(part_whole_sensitivity, "load_dataset", lambda *args, **kwargs: digits)
+    monkeypatch.setattr(part_whole_variants, "load_dataset", lambda *args, **kwargs: digits)
     options = Options(progress=False, processes=1)
     chosen = ("three_levels", "sampled")
     steps = dict(steps=4, tightening=2)

@@ -42,7 +42,7 @@ def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
 
 
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.reading.MORE", (3,))
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
     options = Options(data_root=mnist_root, progress=False)
     result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1)
     ways = ("peeling", "two_sweeps", "drawn_places")
@@ -53,7 +53,7 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
 
 def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
     data = "multi-mnist:canvas=60,most=3,overlap=1,train=40,test=24"
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.reading.OVERLAPPING", data)
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.OVERLAPPING", data)
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
     chosen = dict(length=0.005, draws=1, sizes=SIZES)
     result = find_experiment("scenes/overlap")(options, **chosen)
