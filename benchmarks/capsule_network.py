@@ -13,7 +13,15 @@ from collections.abc import Callable
 import pyro
 import torch
 import torch.nn.functional as F
-from harness import Benchmark, Contestants, check_same_gradients, main
+from harness import (
+    Benchmark,
+    Contestant,
+    Contestants,
+    check_same_gradients,
+    images_of_noise,
+    main,
+    update,
+)
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 from torch.distributions import Normal
@@ -26,19 +34,9 @@ ITERATIONS = 3
 CNN = dict(channels=(16, 32), hidden=90)
 
 
-def images(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand(number, 1, 28, 28, generator=generator, dtype=dtype)
-    return pixels, torch.arange(number) % 10
-
-
 def network(preset: str, **sizes) -> Entry:
     pyro.set_rng_seed(0)
     return create("capsule-network", preset=preset, **sizes)
-
-
-def parameters_of(entry: Entry) -> list[Tensor]:
-    return [*entry.model.parameters(), *entry.guide.parameters()]
 
 
 def ours(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -76,27 +74,15 @@ def squash(vectors: Tensor) -> Tensor:
     return square / (1 + square) * vectors / square.sqrt()
 
 
-def step(parameters: list[Tensor], loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(parameters, fused=True)
-
-    def update() -> None:
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-
-    return update
+def contestant(preset: str, loss: Callable[[Entry, tuple[Tensor, Tensor]], Tensor]) -> Contestant:
+    entry, batch = network(preset), images_of_noise(BATCH[preset])
+    return update((entry.model, entry.guide), lambda: loss(entry, batch), fused=True)
 
 
-def contestant(preset: str, loss: Callable[[Entry, tuple[Tensor, Tensor]], Tensor]) -> Callable:
-    entry, batch = network(preset), images(BATCH[preset])
-    return step(parameters_of(entry), lambda: loss(entry, batch))
-
-
-def cnn() -> Callable[[], None]:
+def cnn() -> Contestant:
     model = create("cnn", **CNN).model
-    pixels, labels = images(BATCH["small"])
-    loss = lambda: F.cross_entropy(model.scores(pixels), labels)  # noqa: E731
-    return step(list(model.parameters()), loss)
+    pixels, labels = images_of_noise(BATCH["small"])
+    return update([model], lambda: F.cross_entropy(model.scores(pixels), labels), fused=True)
 
 
 def make() -> Contestants:
@@ -112,12 +98,14 @@ def check() -> None:
     entry = network("paper", channels=4, hidden=(9, 11))
     entry.model.double()
     entry.guide.double()
-    batch = images(3, torch.float64)
+    batch = images_of_noise(3, torch.float64)
+    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
     losses = [lambda: ours(entry, batch), lambda: textbook(entry, batch)]
-    check_same_gradients(losses, parameters_of(entry), rtol=1e-4, atol=1e-6)
+    check_same_gradients(losses, parameters, rtol=1e-4, atol=1e-6)
 
 
 if __name__ == "__main__":
     words = "images of noise, 28x28 pixels: 16 for the paper's network, 64 for the others"
-    about = "capsule-network"
-    main(Benchmark("capsule_network", make, check, "paper", ("textbook",), words, about=about))
+    main(
+        Benchmark("capsule_network", make, check, "paper", ("textbook",), words, "capsule-network")
+    )

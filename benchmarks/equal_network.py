@@ -9,10 +9,10 @@ change the work. The headlines are medians over rounds, and ratios within each r
 """
 
 import torch
-from harness import Contestant, interleave, main_of_calls, median, processor_time
+from harness import Contestant, interleave, median, processor_time, run
 
 from capsule_zoo.inference import classify
-from capsule_zoo.records import Numbers
+from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 CALLS = {"one_a_call": 1, "128_a_call": 128}  # images
@@ -58,10 +58,6 @@ def measure(rounds: int) -> dict[str, Numbers]:
 
 
 if __name__ == "__main__":
-    main_of_calls(
-        "equal_network",
-        SUMMARY,
-        "milliseconds an image",
-        measure,
-        "images of noise, 28x28 pixels, one and 128 a call, on one thread",
-    )
+    words = "images of noise, 28x28 pixels, one and 128 a call, on one thread"
+    measured = lambda rounds: {"milliseconds an image": Table(measure(rounds))}  # noqa: E731
+    run("equal_network", SUMMARY, measured, words)

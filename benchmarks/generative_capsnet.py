@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pyro
 import torch
-from harness import Benchmark, Contestants, main
+from harness import Benchmark, Contestant, Contestants, main, update
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
@@ -39,7 +39,7 @@ def splat_direct(address: Tensor, activation: Tensor, size: tuple[int, int]) -> 
     return torch.einsum("bcij,bcm->bmij", near, activation)
 
 
-def step(name: str) -> Callable[[], None]:
+def step(name: str) -> Contestant:
     """Return a training step on noise, with a window for the digit in the middle."""
     pyro.set_rng_seed(0)
     kind, sizes = ENTRIES[name]
@@ -47,17 +47,12 @@ def step(name: str) -> Callable[[], None]:
     entry = create(kind, image_shape=shape, requests="shifts", window=window, **sizes)
     entry.use_guide("deterministic")
     model = Requested(entry.model, Shifts(20), [(-20, 20)])
-    optimizer = torch.optim.Adam([*model.parameters(), *entry.guide.parameters()])
     border = (CANVAS - DIGIT) // 2
     images = torch.nn.functional.pad(torch.rand(BATCH, 1, DIGIT, DIGIT), (border,) * 4)
     labels = torch.zeros(BATCH, dtype=torch.int64)
-
-    def update() -> None:
-        optimizer.zero_grad()
-        loss_per_image(Trace_ELBO(), model, entry.guide, images, labels).backward()
-        optimizer.step()
-
-    return update
+    objective = Trace_ELBO()
+    loss = lambda: loss_per_image(objective, model, entry.guide, images, labels)  # noqa: E731
+    return update((model, entry.guide), loss)
 
 
 def parts(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -89,14 +84,5 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, {DIGIT}x{DIGIT} pixels on {CANVAS}x{CANVAS}"
-    main(
-        Benchmark(
-            "generative_capsnet",
-            make,
-            check,
-            "continuous",
-            ("autoencoder",),
-            words,
-            about="generative-capsnet",
-        )
-    )
+    peers, about = ("autoencoder",), "generative-capsnet"
+    main(Benchmark("generative_capsnet", make, check, "continuous", peers, words, about))

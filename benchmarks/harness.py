@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from capsule_zoo.records import FOLDER, Number, Numbers, Table, flatten, write_record
+from capsule_zoo.records import FOLDER, Metrics, Number, Numbers, flatten, write_record
 
 Contestant = Callable[[], object]
 Contestants = dict[str, Contestant]
@@ -53,6 +54,28 @@ class Benchmark:
     def summary(self) -> str:
         """The first line of the docstring of the module that makes the contestants."""
         return (sys.modules[self.make.__module__].__doc__ or "").partition("\n")[0]
+
+
+def images_of_noise(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Return images (number, 1, 28, 28) of noise, and labels of ten classes."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(number, 1, 28, 28, generator=generator, dtype=dtype)
+    return pixels, torch.arange(number) % 10
+
+
+def update(
+    modules: Iterable[nn.Module], loss: Callable[[], Tensor], lr: float = 1e-3, **how: bool
+) -> Contestant:
+    """Return a call that makes an update of modules: a loss, its gradient, and a step of Adam."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    adam = torch.optim.Adam(parameters, lr, **how)
+
+    def step() -> None:
+        adam.zero_grad()
+        loss().backward()
+        adam.step()
+
+    return step
 
 
 def processor_time(call: Contestant) -> Contestant:
@@ -161,70 +184,60 @@ def median(values: np.ndarray) -> Number:
 
 
 def main(benchmark: Benchmark) -> None:
-    """Read the command line, measure, print a table and write the record."""
-    parser = argparse.ArgumentParser(description=f"benchmark {benchmark.name}")
+    """Run a benchmark by the options of the command line."""
+    run(
+        benchmark.name,
+        benchmark.summary,
+        partial(measure, benchmark),
+        benchmark.data,
+        benchmark.about,
+        torch.get_num_threads(),
+    )
+
+
+def run(
+    name: str,
+    summary: str,
+    measured: Callable[[int], Metrics],
+    data: str,
+    about: str = "zoo",
+    threads: int = 1,
+) -> None:
+    """Read the command line, measure, print a table and write the record.
+
+    Args:
+        name: name of the record, `benchmarks/<name>`.
+        summary: what is measured, in a line.
+        measured: returns the numbers after so many rounds.
+        data: a description of the inputs, in words.
+        about: name of the entry whose code is measured.
+        threads: of torch, if the command line gives no other.
+    """
+    parser = argparse.ArgumentParser(description=f"benchmark {name}")
     parser.add_argument("--repeats", type=int, default=20, help="rounds (default: 20)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=threads, help=f"(default: {threads})")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where records lie")
     options = parser.parse_args()
     if options.repeats < 1 or options.threads < 1:
         parser.error("--repeats and --threads must be 1 or more")
     torch.set_num_threads(options.threads)
     began = time.perf_counter()
-    metrics, tables = flatten(measure(benchmark, options.repeats))
-    print(f"{benchmark.name}, median of {options.repeats} rounds, {options.threads} threads")
-    for name, metric in metrics.items():
-        error = "" if metric["se"] is None else f" (s.e. {metric['se']:.2g})"
-        print(f"  {name:32}{metric['value']:10.4g}{error}")
-    path = write_record(
-        f"benchmarks/{benchmark.name}",
-        metrics,
-        command=f"python benchmarks/{benchmark.name}.py --repeats {options.repeats} "
-        f"--threads {options.threads}",
-        seed=0,
-        data=benchmark.data,
-        seconds=time.perf_counter() - began,
-        folder=options.out,
-        tables=tables,
-        about=benchmark.about,
-        summary=benchmark.summary,
-    )
-    print(f"written to {path}")
-
-
-def main_of_calls(
-    name: str, summary: str, quantity: str, measure: Callable[[int], dict[str, Numbers]], data: str
-) -> None:
-    """Read the command line, measure calls on one thread, print the numbers and write the record.
-
-    Args:
-        name: name of the record, `benchmarks/<name>`.
-        summary: what is measured, in a line.
-        quantity: what the numbers are, in words.
-        measure: returns the numbers of a table, after so many rounds.
-        data: a description of the inputs, in words.
-    """
-    parser = argparse.ArgumentParser(description=f"benchmark {name}")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds (default: 15)")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="where records lie")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats must be 1 or more")
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    metrics, tables = flatten({quantity: Table(measure(options.repeats))})
+    metrics, tables = flatten(measured(options.repeats))
+    print(f"{name}, median of {options.repeats} rounds, {options.threads} threads")
     for metric_name, metric in metrics.items():
-        print(f"  {metric_name:40}{metric['value']:10.4g} (s.e. {metric['se']:.2g})")
+        error = "" if metric["se"] is None else f" (s.e. {metric['se']:.2g})"
+        print(f"  {metric_name:40}{metric['value']:10.4g}{error}")
     path = write_record(
         f"benchmarks/{name}",
         metrics,
-        command=f"python benchmarks/{name}.py --repeats {options.repeats}",
+        command=f"python benchmarks/{name}.py --repeats {options.repeats} "
+        f"--threads {options.threads}",
         seed=0,
         data=data,
         seconds=time.perf_counter() - began,
         folder=options.out,
         tables=tables,
-        about="zoo",
+        about=about,
         summary=summary,
     )
     print(f"written to {path}")

@@ -191,14 +191,5 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
-    main(
-        Benchmark(
-            "part_whole_step",
-            make,
-            check,
-            "zoo",
-            ("plain_torch", "prototype"),
-            words,
-            about="part-whole",
-        )
-    )
+    peers = ("plain_torch", "prototype")
+    main(Benchmark("part_whole_step", make, check, "zoo", peers, words, "part-whole"))

@@ -117,14 +117,5 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of binary noise, 28x28 pixels"
-    main(
-        Benchmark(
-            "recurrent_capsules",
-            make,
-            check,
-            "zoo",
-            ("draw", "plain_torch"),
-            words,
-            about="recurrent-capsules",
-        )
-    )
+    peers, about = ("draw", "plain_torch"), "recurrent-capsules"
+    main(Benchmark("recurrent_capsules", make, check, "zoo", peers, words, about))

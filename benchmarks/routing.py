@@ -16,7 +16,15 @@ from functools import partial
 
 import pyro
 import torch
-from harness import Benchmark, Contestants, check_same_gradients, main
+from harness import (
+    Benchmark,
+    Contestant,
+    Contestants,
+    check_same_gradients,
+    images_of_noise,
+    main,
+    update,
+)
 from torch import Tensor
 
 from capsule_zoo.guides import EMRouting
@@ -27,12 +35,6 @@ from capsule_zoo.models.networks.classifier import standardized
 from capsule_zoo.models.routing.capsule_convolution import CapsuleGrid, CapsuleLayer
 
 BATCH = {"small": 16, "full": 8}
-
-
-def images(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand(number, 1, 28, 28, generator=generator, dtype=dtype)
-    return pixels, torch.arange(number) % 10
 
 
 def network(preset: str = "small", iterations: int = 3, **sizes) -> MatrixCapsules:
@@ -48,24 +50,18 @@ def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor
     return energy.gather(-1, labels[:, None]).mean()
 
 
-def step(model: MatrixCapsules, scores: Callable, number: int) -> Callable[[], None]:
+def step(model: MatrixCapsules, scores: Callable, number: int) -> Contestant:
     """Return a training step: loss, gradient and Adam's update."""
-    batch, optimizer = images(number), torch.optim.Adam(model.parameters(), lr=3e-3)
-
-    def update() -> None:
-        optimizer.zero_grad()
-        loss_of(model, scores, batch).backward()
-        optimizer.step()
-
-    return update
+    batch = images_of_noise(number)
+    return update([model], lambda: loss_of(model, scores, batch), lr=3e-3)
 
 
-def ours(preset: str, number: int | None = None, **settings) -> Callable[[], None]:
+def ours(preset: str, number: int | None = None, **settings) -> Contestant:
     model = network(preset, **settings)
     return step(model, model.scores, number or BATCH[preset])
 
 
-def textbook(preset: str) -> Callable[[], None]:
+def textbook(preset: str) -> Contestant:
     model = network(preset)
     return step(model, Textbook(model), BATCH[preset])
 
@@ -134,7 +130,7 @@ def make() -> Contestants:
 def check() -> None:
     """Check losses and gradients in float64, where only the last digits may differ."""
     model = network(features=8, capsules=(3, 4, 4)).double()
-    batch = images(2, torch.float64)
+    batch = images_of_noise(2, torch.float64)
     losses = [partial(loss_of, model, scores, batch) for scores in (model.scores, Textbook(model))]
     check_same_gradients(losses, list(model.parameters()), rtol=1e-6, atol=1e-9)
 

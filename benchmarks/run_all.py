@@ -5,7 +5,7 @@
     python benchmarks/run_all.py --tables                # measures nothing
 
 Benchmarks run one after the other, each in a separate process. A benchmark that fails does not stop
-the others, and sets the exit status. `refine` takes a quarter of an hour and needs MNIST.
+the others, and sets the exit status.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"generative_capsules", "harness", "run_all"}
-WITHOUT_ROUNDS = {"equal_network", "refine", "serving"}  # benchmarks without --threads
+ON_ONE_THREAD = {"equal_network", "serving"}  # whatever the others have
 
 
 def names() -> list[str]:
@@ -27,11 +27,12 @@ def names() -> list[str]:
     return sorted({path.stem for path in HERE.glob("*.py")} - NOT_BENCHMARKS)
 
 
-def run(name: str, options: list[str], out: Path) -> bool:
-    """Return True if a benchmark succeeded; `options` are for benchmarks that take rounds."""
+def run(name: str, repeats: int | None, threads: int | None, out: Path) -> bool:
+    """Return True if a benchmark succeeded; None is its own number."""
     print(f"== {name}", flush=True)
-    own = [] if name in WITHOUT_ROUNDS else options
-    command = [sys.executable, str(HERE / f"{name}.py"), *own, "--out", str(out)]
+    own = {"--repeats": repeats, "--threads": None if name in ON_ONE_THREAD else threads}
+    options = [word for key, n in own.items() if n is not None for word in (key, str(n))]
+    command = [sys.executable, str(HERE / f"{name}.py"), *options, "--out", str(out)]
     return subprocess.run(command).returncode == 0
 
 
@@ -48,10 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in given.names:
         if name not in names():
             parser.error(unknown("benchmark", name, names()))
-    rounds = {"--repeats": given.repeats, "--threads": given.threads}
-    options = [word for key, n in rounds.items() if n is not None for word in (key, str(n))]
     chosen = [] if given.tables else given.names or names()
-    failed = [name for name in chosen if not run(name, options, given.out)]
+    failed = [n for n in chosen if not run(n, given.repeats, given.threads, given.out)]
     if given.out == FOLDER:
         readme.main()
     if failed:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pyro
 import torch
-from harness import Benchmark, Contestant, Contestants, check_same_gradients, main
+from harness import Benchmark, Contestant, Contestants, check_same_gradients, main, update
 from torch import Tensor
 
 from capsule_zoo.experiments.scenes.air import TutorialAir
@@ -86,34 +86,23 @@ def losses(entry: Entry, images: Tensor) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def update(entry: Entry, loss: Callable[[], Tensor]) -> Contestant:
-    """Return a call that makes an update by the gradient of a loss."""
-    adam = torch.optim.Adam([*entry.model.parameters(), *entry.guide.parameters()], 1e-3)
-
-    def step() -> None:
-        adam.zero_grad()
-        loss().backward()
-        adam.step()
-
-    return step
-
-
 def large() -> Contestant:
     """Return an update of ten objects on 128x128 pixels."""
     entry = create("scenes", image_shape=(1, 128, 128), slots=10)
     images = torch.rand(BATCH, *entry.model.image_shape)
-    return update(entry, losses(entry, images)["zoo"])
+    return update((entry.model, entry.guide), losses(entry, images)["zoo"])
 
 
 def make() -> Contestants:
     entry, images = prepare()
+    pair = entry.model, entry.guide
     svi = TutorialAir(images.shape[-1]).svi()
 
     def air() -> None:
         svi.step(images)
 
     return {
-        **{name: update(entry, loss) for name, loss in losses(entry, images).items()},
+        **{name: update(pair, loss) for name, loss in losses(entry, images).items()},
         "air": air,
         "large": large(),
     }

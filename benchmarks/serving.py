@@ -10,11 +10,11 @@ headlines are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over ro
 from collections.abc import Callable
 
 import torch
-from harness import Contestant, interleave, main_of_calls, median, processor_time
+from harness import Contestant, interleave, median, processor_time, run
 
 from capsule_zoo import load
 from capsule_zoo.inference import classify, encode, reconstruct
-from capsule_zoo.records import Number, Numbers
+from capsule_zoo.records import Number, Numbers, Table
 
 CALLS = {"one_a_call": 1, "64_a_call": 64}  # images
 VERBS: dict[str, tuple[Callable, ...]] = {
@@ -51,10 +51,6 @@ def measure(rounds: int) -> dict[str, Numbers]:
 
 
 if __name__ == "__main__":
-    main_of_calls(
-        "serving",
-        SUMMARY,
-        "images a second",
-        measure,
-        "images of noise, 28x28 pixels, one and 64 a call, on one thread",
-    )
+    words = "images of noise, 28x28 pixels, one and 64 a call, on one thread"
+    measured = lambda rounds: {"images a second": Table(measure(rounds))}  # noqa: E731
+    run("serving", SUMMARY, measured, words)
