@@ -19,7 +19,7 @@ addresses, its first attempt, which failed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,12 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.experiments.generative_capsnet.requests import (
+    DECODERS,
+    KNOWN,
     PROTOCOLS,
     RARE,
+    VARIANTS,
+    Decoder,
     Protocol,
     of_class,
     on_canvas,
@@ -53,37 +57,7 @@ from capsule_zoo.registry import Entry, load, save
 
 DIGIT = 28
 CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A trained pair: an entry under one of its guides."""
-
-    entry: str
-    guide: str = "deterministic"
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-
-
 SMALL_ENCODER: Mapping[str, Any] = dict(channels=32, hidden=256)
-CONVOLUTIONAL = {"hidden": 256}
-LINEAR = {"motion": "linear"}
-DECODERS = {
-    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
-    "autoencoder_linear": Decoder(
-        "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
-    ),
-    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
-    "broadcast": Decoder("broadcast-autoencoder"),
-    "digit_capsules": Decoder("generative-capsnet"),
-    "continuous": Decoder("generative-capsnet-continuous"),
-    "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
-    "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
-}
-VARIANTS = {
-    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, "latent": 128}),
-    "digit_capsules_learned": Decoder("generative-capsnet", sizes={"address": "learned"}),
-}
-KNOWN = {**DECODERS, **VARIANTS}
 
 
 @dataclass(frozen=True)
@@ -164,22 +138,6 @@ class Lengths(Trainings):
         return {**FAST, **own, **super().fit(decoder)}
 
 
-@dataclass(frozen=True)
-class LongShifts(Lengths):
-    """The settings of shifts at length: `Lengths`, with another experiment and fewer decoders."""
-
-    protocols: tuple[str, ...] = ("shift",)
-    decoders: tuple[str, ...] = SHIFTED_AT_LENGTH
-
-
-@dataclass(frozen=True)
-class LongVariants(Lengths):
-    """The settings of the variants at length: `Lengths`, with one experiment and other decoders."""
-
-    protocols: tuple[str, ...] = ("rotate",)
-    decoders: tuple[str, ...] = tuple(VARIANTS)
-
-
 def _register(
     name: str, words: str, takes: type[Trainings] = Trainings, **shown: Any
 ) -> Callable[..., Result]:
@@ -221,12 +179,14 @@ _register(
 _register(
     "shift-at-length",
     "Shift 4 and 9 beyond training, after 20,000 updates (65 core-minutes).",
-    LongShifts,
+    Lengths,
+    defaults=dict(protocols=("shift",), decoders=SHIFTED_AT_LENGTH),
 )
 _register(
     "variants",
     "Turn digits with a code of 128 numbers, and with learned addresses, at length.",
-    LongVariants,
+    Lengths,
+    defaults=dict(protocols=("rotate",), decoders=tuple(VARIANTS)),
 )
 
 
@@ -488,3 +448,54 @@ def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
         latents[first] = code.expand(len(numbers), -1)
         rows[f"{'kind' if kinds else 'unit'} {i}"] = entry.model.mean_image(latents, numbers)
     return image_rows(rows, "One unit of the code at a time, as requested")
+
+
+@dataclass(frozen=True)
+class Rates(Lengths):
+    """The settings of the comparison of rates: `Lengths`, shorter, and the rates.
+
+    Args:
+        rates: learning rates.
+        images: number of validation images of each rare class.
+    """
+
+    protocols: tuple[str, ...] = ("rotate",)
+    steps: int = 2000
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+
+
+@experiment("generative-capsnet/rates", data="mnist")
+def rates(options: Options, chosen: Rates) -> Result:
+    """Compare three learning rates of every decoder on validation images (25 core-minutes).
+
+    All are trained with a tenth of the updates of the runs at length. Errors are means over
+    validation images of both rare classes, and test images choose nothing: the rate to take is the
+    one with the lowest error inside the range of training.
+    """
+    tasks = {
+        (name, decoder, rate): Task(
+            decoder,
+            PROTOCOLS[name],
+            replace(chosen, fitting={**(chosen.fitting or {}), "lr": rate}),
+            split="validation",
+        )
+        for name in chosen.protocols
+        for decoder in chosen.decoders
+        for rate in chosen.rates
+    }
+    study = Study({"-".join(map(str, key)): task for key, task in tasks.items()}, chosen.seeds)
+    found: dict[str, dict[str, Numbers]] = {name: {} for name in chosen.protocols}
+    for (name, decoder, rate), runs in zip(tasks, study.run(learn, options).values(), strict=True):
+        line, points = next(iter(PROTOCOLS[name].lines.items()))
+        seen = PROTOCOLS[name].inside(points)
+        errors = np.array([run["errors"][line] for run in runs]).mean(1)  # (seeds, points)
+        for where, asked in (("inside", seen), ("outside", ~seen)):
+            quantity = f"{where}_{rate:g}".replace(".", "_")
+            number = mean_and_error(errors[:, asked].mean(1))
+            found[name].setdefault(decoder, {})[quantity] = number
+    return Result(
+        {
+            name: Table(by_quantity(numbers), f"{name}_{{variant}}_{{quantity}}".replace("-", "_"))
+            for name, numbers in found.items()
+        }
+    )

@@ -1,7 +1,8 @@
-"""The requests of the experiments on generative CapsNets: families, ranges, and lines to test."""
+"""The requests and the decoders of the experiments on generative CapsNets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -59,6 +60,36 @@ PROTOCOLS: dict[str, Protocol] = {
     "one-shot": replace(TURNED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}),
     "rotate-beyond": replace(TURNED, usual=(-90, 90), rare=(-90, 90)),
 }
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A trained pair: an entry under one of its guides."""
+
+    entry: str
+    guide: str = "deterministic"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONVOLUTIONAL = {"hidden": 256}
+LINEAR = {"motion": "linear"}
+DECODERS = {
+    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
+    "autoencoder_linear": Decoder(
+        "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
+    ),
+    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
+    "broadcast": Decoder("broadcast-autoencoder"),
+    "digit_capsules": Decoder("generative-capsnet"),
+    "continuous": Decoder("generative-capsnet-continuous"),
+    "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
+    "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
+}
+VARIANTS = {
+    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, "latent": 128}),
+    "digit_capsules_learned": Decoder("generative-capsnet", sizes={"address": "learned"}),
+}
+KNOWN = {**DECODERS, **VARIANTS}
 
 
 def on_canvas(protocol: Protocol, options: Options) -> Dataset:

@@ -214,13 +214,11 @@ def classify(options: Options, *, probed: int = PROBED) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
     readers = {**OBJECTS, **CONTROLS}
-    found = probes(entry, data, probed, readers)
     numbers: dict[str, Numbers] = {}
-    for name in readers:
-        for quantity, ending in (("probe", ""), ("probe_all", "_all")):
-            if name + ending in found:
-                variant = name.removeprefix("probe_")
-                numbers.setdefault(quantity, {})[variant] = found[name + ending]
+    for name, accuracy in probes(entry, data, probed, readers).items():
+        quantity = "probe_all" if name.endswith("_all") else "probe"
+        variant = name.removeprefix("probe_").removesuffix("_all")
+        numbers.setdefault(quantity, {})[variant] = accuracy
     names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
     shown = pictures(entry, data.test.images)
     return Result({"features": Table(numbers, names)}, shown, None, entry)
@@ -239,12 +237,13 @@ def parts(options: Options, *, images: int = 1000) -> Result:
     turned = few.rot90(1, (2, 3))
     shown = pictures(entry, few)
     shown["turned"] = parses(entry.model, entry.guide, turned)
-    errors: Numbers = {}
-    for name, seen in (("upright", few), ("turned", turned)):
-        painted = reconstruct(entry.model, entry.guide, seen)
-        errors[name] = squared_error(painted, seen)
-    parameters = float(entry.model.num_parameters), None, 1
-    metrics: Metrics = {"squared_error": errors, "model_parameters": parameters}
+    metrics: Metrics = {
+        "squared_error": {
+            name: squared_error(reconstruct(entry.model, entry.guide, seen), seen)
+            for name, seen in (("upright", few), ("turned", turned))
+        },
+        "model_parameters": single(entry.model.num_parameters),
+    }
     return Result(metrics, shown, None, entry)
 
 

@@ -19,6 +19,7 @@ from capsule_zoo.experiments.common.findings import (
     held_out_bounds,
     mean_and_error,
     ratio,
+    single,
 )
 from capsule_zoo.experiments.part_whole.headline import WITH_POSES, tighten
 from capsule_zoo.figures.grids import image_rows
@@ -88,9 +89,9 @@ def prior(
     rows = draws_of_parse(ours, data, number, options.seed)
     for name, (entry, sites) in tops.items():
         options.say(f"Fitting a top prior to what the guide of {name} infers")
-        entry.model.cpu()
-        entry.guide.cpu()
-        top = fitted_top(entry, data, sites, options, components)
+        drawn = infer(entry.guide, data.train.images, sites, options.seed)
+        kinds = min(components, len(data.train) // 10)
+        top = fit_top_prior(entry.model, drawn, kinds, seed=options.seed)
         rows[name] = mean_images(entry.model, number, seed=options.seed)
         rows[f"{name}_fitted"] = mean_images(
             entry.model, number, top.sample(number, options.seed), options.seed
@@ -178,15 +179,6 @@ def redrawn_from_parents(model: PartWholeCapsules, parsed: Sites, seed: int) -> 
     return {**kept, **{name: nodes[name]["value"] for name in PARTS}}
 
 
-def fitted_top(
-    entry: Entry, data: Dataset, sites: list[str], options: Options, components: int
-) -> TopPrior:
-    """Fit a mixture over an entry's top sites to its guide's draws on training images."""
-    drawn = infer(entry.guide, data.train.images, sites, options.seed)
-    kinds = min(components, len(data.train) // 10)
-    return fit_top_prior(entry.model, drawn, kinds, seed=options.seed)
-
-
 def nats(entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int) -> Numbers:
     """Return bounds on 1,000 held-out images, and what the fitted top adds to the ELBO."""
     held_out = data.test[:1000]
@@ -195,7 +187,7 @@ def nats(entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int
     return {
         **held_out_bounds(entry, held_out, 50, seed),
         "top_gain": mean_and_error(gain),
-        "model_parameters": (float(entry.model.num_parameters), None, 1),
+        "model_parameters": single(entry.model.num_parameters),
     }
 
 
@@ -216,7 +208,7 @@ def looks(seen: Reading, real: Reading) -> Numbers:
     return {
         "frechet": frechet(seen.features, real.features),
         "confidence": mean_and_error(seen.confidence),
-        "classes": (float(np.exp(-(used * np.log(used)).sum())), None, len(seen.classes)),
+        "classes": single(np.exp(-(used * np.log(used)).sum()), len(seen.classes)),
     }
 
 

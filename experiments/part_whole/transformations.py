@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, pictures
+from capsule_zoo.experiments.common.findings import by_quantity, pictures, single
 from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
@@ -167,7 +167,7 @@ def generalize(
         entry = begun("part-whole", mnist, options, **merged(LARGE, sizes))
         how: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         steps = train(entry, mnist, options, options.budget, **how).steps
-        metrics["steps"] = (float(steps), None, 1)
+        metrics["steps"] = single(steps)
     pyro.set_rng_seed(options.seed)
     options.say(f"Fitting probes on {len(moved.train):,} shifted images")
     probes = {name: ObjectProbe(entry, moved.train, read) for name, read in FEATURES.items()}

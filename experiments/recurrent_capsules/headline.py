@@ -21,6 +21,7 @@ from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.common.energy import binary_mnist
 from capsule_zoo.experiments.common.findings import (
     TIGHTNESS,
+    Bounded,
     bounds_of_rows,
     by_quantity,
     held_out_bounds,
@@ -34,7 +35,7 @@ from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Inputs, Run, compare, image_log_likelihood, infer, mean_images
+from capsule_zoo.inference import Inputs, Run, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -94,25 +95,21 @@ def held_out(entry: Entry, images: Split, particles: int, options: Options) -> N
 
 
 @experiment("recurrent-capsules/mnist", minutes=90, of_runs=True)
-def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
+def mnist(options: Options, chosen: Bounded) -> Result:
     """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
     The class error is measured on the binarized test images of the bounds, and on gray ones, which
-    other papers classify.
-
-    Args:
-        images: number of test images of the IWAE bound and of the parts of the ELBO.
-        particles: number of draws of the IWAE bound.
+    other papers classify. `neg_elbo` is of all test images.
     """
     data = binary_mnist(options)
     entry = trained(options, data)
-    few = data.test[:images]
-    weighed = held_out(entry, few, particles, options)
+    few = data.test[: chosen.images]
+    weighed = held_out(entry, few, chosen.particles, options)
     codes = infer(entry.guide, few.images, seed=options.seed)
     divergences = torch.cat([entry.guide.divergences(x) for x in few.images.split(500)], 1)
     metrics: dict[str, Number | Table] = {
         "neg_elbo": held_out(entry, data.test, 1, options)["neg_elbo"],
-        f"neg_iwae_{particles}": weighed[f"neg_iwae_{particles}"],
+        **{name: nats for name, nats in weighed.items() if name.startswith("neg_iwae")},
         "reconstruction": mean_and_error(-image_log_likelihood(entry.model, few.images, codes)),
         "class_error": class_error(entry, data.test),
         "class_error_grey": class_error(entry, load_dataset("mnist", root=options.data_root).test),
@@ -182,33 +179,18 @@ def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Comparing:
-    """The settings of both comparisons of variants.
+class Comparing(Bounded):
+    """The settings of both comparisons of variants: `Bounded`, and what is trained.
 
     Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
         variants: names of the variants.
         seeds: number of seeds of each variant.
         sizes: sizes of every entry that replace the variant's.
     """
 
-    images: int = 1000
-    particles: int = 100
     variants: tuple[str, ...] = tuple(ABLATIONS)
     seeds: int = 1
     sizes: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class EqualUpdates(Comparing):
-    """The settings of the comparison after equal updates: `Comparing`, and their number.
-
-    Args:
-        steps: updates of each variant; they shrink with minutes.
-    """
-
-    steps: int = 1000
 
 
 @experiment("recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison")
@@ -220,6 +202,17 @@ def ablations(options: Options, chosen: Comparing) -> Result:
     cores.
     """
     return compared(replace(options, minutes=options.budget), chosen)
+
+
+@dataclass(frozen=True)
+class EqualUpdates(Comparing):
+    """The settings of the comparison after equal updates: `Comparing`, and their number.
+
+    Args:
+        steps: updates of each variant; they shrink with minutes.
+    """
+
+    steps: int = 1000
 
 
 @experiment("recurrent-capsules/equal-updates", data="mnist", minutes=40)
@@ -239,8 +232,7 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
     for seed in range(options.seed, options.seed + chosen.seeds):
         entries = {name: load(folder) for name, folder in study.folders(options, seed).items()}
         pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
-        few = data.test[: chosen.images]
-        tables.append(compare(pairs, few, num_particles=chosen.particles, seed=seed))
+        tables.append(chosen.compare(pairs, data, seed))
         bounds.append(negative(bounds_of_rows(tables[-1])))
     metrics: Metrics = {
         **{q: over_seeds([own.get(q, {}) for own in bounds]) for q in bounds[0]},
@@ -271,21 +263,17 @@ def learn_variant(
 
 
 @experiment("recurrent-capsules/cifar10", data="cifar10", minutes=60)
-def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
+def cifar10(options: Options, chosen: Bounded) -> Result:
     """Train on photographs with normal pixels; measure class error and nats (an hour).
 
     If the data root has a folder of images of the data set, which may be a subset, it is used.
-
-    Args:
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
     """
     data = photographs("cifar10", options)
     sizes = dict(classes=data.num_classes, likelihood="normal")
     entry = create("recurrent-capsules", image_shape=data.image_shape, **sizes)
     train(entry, data, options, options.budget, name="trained", inputs=Inputs(labels=True))
     metrics: Metrics = {
-        **held_out(entry, data.test[:images], particles, options),
+        **held_out(entry, data.test[: chosen.images], chosen.particles, options),
         "class_error": class_error(entry, data.test),
         "training_images": single(len(data.train)),
     }

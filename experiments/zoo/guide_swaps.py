@@ -25,6 +25,7 @@ from capsule_zoo.experiments import Job, Options, Result, Study, begun, experime
 from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.training import on_device
+from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
@@ -257,12 +258,11 @@ def numbers_of(found: dict, names: tuple[str, ...], images: int, simulated: int)
 
 def drawn_losses(tables: Mapping[str, Table]) -> Figure:
     """Draw what each guide loses by ELBO and by IWAE, a panel for each entry."""
-    lines = -(-len(tables) // 2)
-    figure = Figure(figsize=(9, 0.8 + 1.8 * lines), layout="constrained")
-    panels = figure.subplots(lines, 2, squeeze=False, sharex=True).T.flatten()
-    for axes in panels[len(tables) :]:
+    figure, grid = panels(2, -(-len(tables) // 2), (4.5, 1.8), (0, 0.8), sharex=True)
+    columns = grid.T.flatten()
+    for axes in columns[len(tables) :]:
         axes.set_axis_off()
-    for axes, (entry, table) in zip(panels, tables.items(), strict=False):
+    for axes, (entry, table) in zip(columns, tables.items(), strict=False):
         for quantity in ("lost_elbo", "lost_iwae"):
             losses = table.numbers[quantity]
             height = range(len(losses))[::-1]
@@ -276,6 +276,6 @@ def drawn_losses(tables: Mapping[str, Table]) -> Figure:
         axes.axvline(0, color="0.8", zorder=0)
         axes.set_title(entry, loc="left", fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    columns[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     figure.supxlabel("nats that a guide loses of log p(image), annealed (± 2 s.e.)", fontsize=10)
     return figure

@@ -18,16 +18,9 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error, over_seeds
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.zoo.equal_network import reader_of
 from capsule_zoo.figures.grids import heat_maps
-from capsule_zoo.guides import (
-    Belief,
-    ExactLabel,
-    ParentLaw,
-    Routing,
-    Votes,
-    best_belief,
-    free_energy,
-)
+from capsule_zoo.guides import Belief, ExactLabel, Routing, Votes, best_belief, free_energy
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
@@ -181,23 +174,19 @@ def tightened(
     return error_rate(other.model, other.guide, test)
 
 
-def program_of(entry: Entry) -> Any:
-    """Return the module that reads class capsules: the model of matrix capsules, else the guide."""
-    return entry.model if entry.model.supervised else entry.guide
-
-
 @torch.no_grad()
 def measures(entry: Entry, reader: Entry, test: Split, number: int) -> Numbers:
     """Return the numbers of one reading; see `of_matrices`."""
-    own, other = program_of(entry), program_of(reader)
+    own, other = reader_of(entry), reader_of(reader)
     with in_eval_mode(own), in_eval_mode(other):
         scores = torch.cat([other.scores(few) for few in test.images.split(200)])
         votes, law = own.class_votes(test.images[:number])
-        first, there = layer_of(own), layer_of(other)
+        first, there = (getattr(program, "classes", program) for program in (own, other))
         base = first.routing(votes, law)
         law = law._replace(connections=there.connected())
         belief = there.routing(votes, law)
-        energy = there.routing.free_energies(votes, law)[-1] - uniform_energy(votes, law)
+        uniform = free_energy(votes, best_belief(votes, votes.uniform(), law), law)
+        energy = there.routing.free_energies(votes, law)[-1] - uniform
     right = scores.argmax(1) == test.labels
     return {
         "error": mean_and_error((~right).float()),
@@ -205,16 +194,6 @@ def measures(entry: Entry, reader: Entry, test: Split, number: int) -> Numbers:
         "free_energy": mean_and_error(energy),
         "agreement": mean_and_error(shared_couplings(votes, base, belief)),
     }
-
-
-def layer_of(program: Any) -> Any:
-    """Return the module with the routing of the class capsules."""
-    return getattr(program, "classes", program)
-
-
-def uniform_energy(votes: Votes, law: ParentLaw) -> Tensor:
-    """Return the free energy of the votes with uniform couplings, (N,)."""
-    return free_energy(votes, best_belief(votes, votes.uniform(), law), law)
 
 
 def shared_couplings(votes: Votes, first: Belief, second: Belief) -> Tensor:

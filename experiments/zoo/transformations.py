@@ -18,7 +18,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, ratio
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds, ratio
 from capsule_zoo.figures.curves import changes
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import classify, predicts_labels
@@ -71,8 +71,7 @@ def transformations(
     found: dict[str, dict[str, Numbers]] = {}
     for name, (rows,) in outcomes.items():
         for place, numbers in rows.items():
-            row = {quantity: tuple(number) for quantity, number in numbers.items()}
-            found.setdefault(place, {})[name.replace("-", "_")] = row
+            found.setdefault(place, {})[name.replace("-", "_")] = over_seeds([numbers])
     tables = {
         place.replace("_", " "): Table(by_quantity(rows), f"{{quantity}}_{{variant}}_{slug(place)}")
         for place, rows in found.items()

@@ -13,10 +13,7 @@ from capsule_zoo.experiments.generative_capsnet import headline as generative_ca
 from capsule_zoo.experiments.generative_capsnet import requests as generative_requests
 from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.experiments.generative_capsnet.headline import (
-    DECODERS,
     FAST,
-    KNOWN,
-    VARIANTS,
     Lengths,
     Trainings,
     concepts,
@@ -25,7 +22,15 @@ from capsule_zoo.experiments.generative_capsnet.headline import (
     study_of,
     turned,
 )
-from capsule_zoo.experiments.generative_capsnet.requests import RARE, SHIFTED, TURNED, on_canvas
+from capsule_zoo.experiments.generative_capsnet.requests import (
+    DECODERS,
+    KNOWN,
+    RARE,
+    SHIFTED,
+    TURNED,
+    VARIANTS,
+    on_canvas,
+)
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create

@@ -7,9 +7,9 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.common.findings import calibration_error
 from capsule_zoo.experiments.zoo import routing_square
+from capsule_zoo.experiments.zoo.equal_network import reader_of
 from capsule_zoo.experiments.zoo.routing_square import (
     measures,
-    program_of,
     reading,
     shared_couplings,
     tightened,
@@ -62,7 +62,7 @@ def test_a_routing_agrees_with_itself_and_differs_from_others(name, few):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_tightening_moves_the_votes_of_a_copy_alone(name, few, monkeypatch):
     entry = entry_of(name, few, EMRouting(2))
-    before = {k: v.clone() for k, v in program_of(entry).state_dict().items()}
+    before = {k: v.clone() for k, v in reader_of(entry).state_dict().items()}
     seen = {}
     monkeypatch.setattr(
         routing_square,
@@ -70,7 +70,7 @@ def test_tightening_moves_the_votes_of_a_copy_alone(name, few, monkeypatch):
         lambda model, guide, _: [seen.update(each.named_parameters()) for each in (guide, model)],
     )
     tightened(entry, SelfRouting(), few, few.test, QUICK, 2, "self")
-    for key, value in program_of(entry).state_dict().items():
+    for key, value in reader_of(entry).state_dict().items():
         assert torch.equal(value, before[key])
     moved = {k for k, v in seen.items() if k in before and not torch.equal(v, before[k])}
     moved |= {k for k in seen if "connections" in k}
