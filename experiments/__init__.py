@@ -67,7 +67,7 @@ class Result:
     Attributes:
         metrics: headline numbers by name, and tables of them; see `capsule_zoo.records.Metrics`.
         figures: by name.
-        table: what to print next to the metrics.
+        table: the comparison to print; without it the tables of the record are printed.
         entry: the trained entry, which can be kept.
     """
 
@@ -123,8 +123,11 @@ class Experiment:
                 to an experiment that measures its own.
         """
         self.check(settings)
-        if not self.of_runs:
-            options.refuse_run()
+        if options.run and not self.of_runs:
+            raise ValueError(
+                "run names what was trained before, but this experiment measures its own training "
+                "runs; leave --run out"
+            )
         with ExitStack() as stack:
             runs = options.runs or Path(stack.enter_context(TemporaryDirectory()))
             options = replace(options, runs=runs, full=self.minutes)

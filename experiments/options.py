@@ -70,11 +70,3 @@ class Options:
         """Report the next stage."""
         if self.progress:
             print(f"== {words}", file=sys.stderr, flush=True)
-
-    def refuse_run(self) -> None:
-        """Raise ValueError if a run is given, because the experiment measures its own runs."""
-        if self.run:
-            raise ValueError(
-                "run names what was trained before, but this experiment measures its own training "
-                "runs; leave --run out"
-            )

@@ -50,11 +50,6 @@ class Job(Generic[V]):
     variant: V
     options: Options
 
-    @property
-    def folder(self) -> Path | None:
-        """The run folder; None if nothing is saved."""
-        return self.options.runs
-
 
 @dataclass(frozen=True)
 class Study(Generic[V]):
@@ -127,13 +122,14 @@ class Study(Generic[V]):
 
 def saved(task: Callable[[Job], Any], job: Job) -> Any:
     """Return the outcome of a job, which is saved in the metrics of its run folder."""
-    found = read_metrics(job.folder) if job.folder else {}
+    folder = job.options.runs
+    found = read_metrics(folder) if folder else {}
     if OUTCOME not in found:
         began = time.time()
         found = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
-        if job.folder:
-            note(job.folder, SECONDS, time.time() - began)
-            note(job.folder, OUTCOME, found[OUTCOME])
+        if folder:
+            note(folder, SECONDS, time.time() - began)
+            note(folder, OUTCOME, found[OUTCOME])
     return found[OUTCOME]
 
 
@@ -184,7 +180,11 @@ def side_by_side(
         processes: see `Options`.
     """
     if processes == 1:
-        return [isolated(task, job) for job in jobs]
+        found = []
+        for job in jobs:
+            with seeded(0):  # torch's random numbers are left as another process would
+                found.append(task(job))
+        return found
     context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
     number = processes or torch.get_num_threads()
     with ProcessPoolExecutor(number, context, _begin_process, (os.getpid(),)) as pool:
@@ -205,9 +205,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     os._exit(1)
-
-
-def isolated(task: Callable[[T], S], job: T) -> S:
-    """Call a task in this process, and leave torch's random numbers as another process would."""
-    with seeded(0):
-        return task(job)

@@ -17,7 +17,7 @@ from capsule_zoo.cli.options import (
     print_metrics,
     read_settings,
 )
-from capsule_zoo.records import REPRODUCED, flatten
+from capsule_zoo.records import REPRODUCED, flatten, read_record
 
 
 def reproduce(
@@ -72,13 +72,16 @@ def reproduce(
         print_json(as_json, _list_settings(experiment))
         return
     from capsule_zoo import experiments
+    from capsule_zoo.report import markdown
 
     options = experiments.Options(
         minutes=minutes, seed=seed, data_root=data_root, device=device, run=run, progress=not quiet
     )
     chosen = read_settings(set_)
     result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
-    if result.table is not None:
+    if result.table is None:
+        print(markdown.table(read_record(experiment, out)))
+    else:
         print(result.table.round(3).to_string(na_rep=""))
     found, _ = flatten(result.metrics)
     print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})

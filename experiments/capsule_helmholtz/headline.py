@@ -31,7 +31,7 @@ from capsule_zoo.experiments.common.findings import (
     by_quantity,
     mean_and_error,
 )
-from capsule_zoo.experiments.part_whole.prior import accuracy, as_table, looks
+from capsule_zoo.experiments.part_whole.prior import accuracy, looks
 from capsule_zoo.figures.curves import losses_in_time
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import (
@@ -249,7 +249,7 @@ def samples(
     }
     shown = {name: drawn[:12] for name, drawn in rows.items()}
     figure = image_rows(shown, "Digits, ancestral draws, and Gibbs chains by their sweeps")
-    return Result(metrics, {"": figure}, as_table(seen), entry)
+    return Result(metrics, {"": figure}, None, entry)
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -219,7 +218,6 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
     metrics: dict[str, Table] = {}
     training: dict[str, Numbers] = {}
     figures: dict[str, Figure] = {}
-    shown: list[pd.DataFrame] = []
     for own, words in settings.repeated(name).items():
         protocol, title = PROTOCOLS[own], f"{own}, " if words else ""
         data = on_canvas(protocol, options)
@@ -233,11 +231,9 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
                 options.say(f"Inferring by {decoder} how images were turned")
                 angles = inferred_angles(entry, data, options, settings.inferred)
                 training[decoder]["inferred_degrees"] = angles
-        tables = measured(errors, blank, protocol, words)
-        metrics |= {f"{title}{words_of}": table for words_of, table in tables.items()}
-        shown.append(as_table(tables).add_prefix(words))
-        lines = [*protocol.lines][: 1 if words else None]
-        for line in lines:
+        for digits, table in measured(errors, blank, protocol, words).items():
+            metrics[f"{title}{digits}"] = table
+        for line in [*protocol.lines][: 1 if words else None]:
             figures[words.rstrip("_") or line] = curves(errors, blank, protocol, line)
         figures[f"{words}painted"] = painted(drawn, data, protocol)
         for decoder in CONCEPTS if name == "rotate" else ():
@@ -245,7 +241,7 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
                 figures[f"concepts_{decoder}"] = concepts(drawn[decoder], data, protocol)
     metrics["training"] = Table(by_quantity(training), names="{variant}_{quantity}")
     kept = entries.get(f"{name}-digit_capsules", next(iter(entries.values())))
-    return Result(metrics, figures, pd.concat(shown, axis=1), kept)
+    return Result(metrics, figures, None, kept)
 
 
 def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
@@ -292,8 +288,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
     how: dict[str, Any] = {**settings.fit(task.decoder), **options.limit(settings.steps)}
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
-    if job.folder:
-        save(entry, job.folder, data=data.name, seed=options.seed)
+    if options.runs:
+        save(entry, options.runs, data=data.name, seed=options.seed)
     measured_on = replace(data, test=getattr(data, task.split))
     errors = errors_of_rare(entry, measured_on, protocol, settings.images)
     return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}
@@ -388,21 +384,9 @@ def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Ten
     """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
     generator = torch.Generator().manual_seed(seed)
     angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
-    requests = Rotations()
-    moved = requests.move(images, angles)
-    grid = torch.arange(-180.0, 180.0, 15.0)
-    found = infer_transformation(entry.model, entry.guide, moved, requests, grid=grid)
+    moved, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)
+    found = infer_transformation(entry.model, entry.guide, moved, Rotations(), grid=grid)
     return moved, angles, found.best
-
-
-def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
-    """Return errors inside and outside, and their ratio, with a row for each decoder."""
-    columns = {
-        f"digit{digit}_{quantity}": {name: number[0] for name, number in numbers.items()}
-        for digit in RARE
-        for quantity, numbers in tables[f"digit {digit}"].numbers.items()
-    }
-    return pd.DataFrame(columns).drop(index="blank")
 
 
 def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:

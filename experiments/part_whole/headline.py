@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyro
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
@@ -303,12 +302,10 @@ def guides(
         compare({n: (model, guide) for n, guide in rows.items()}, held_out, discrete=law, **shared)
         for rows, law in ((discrete, True), (relaxed, False))
     ]
-    of_relaxed = tables[1].rename(index=lambda name: f"{name}, relaxed")
-    table = pd.concat([tables[0], of_relaxed]).astype({"is_bound": bool})
     bounds = Table(measures(tables[1]), names="{quantity}_{variant}_relaxed")
     metrics: Metrics = {**measures(tables[0]), "relaxed": bounds}
     drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
-    return Result(metrics, drawn, table, entry)
+    return Result(metrics, drawn, tables[0], entry)
 
 
 def measures(table: Comparison) -> dict[str, Numbers]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyro
 import torch
 from matplotlib.figure import Figure
@@ -45,7 +44,6 @@ from capsule_zoo.registry import Entry, create
 MINUTES = 40
 VAE_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
 PARTS = ["part_presence", "part_pose"]
-LOOKS = ("frechet", "confidence", "classes")  # what `looks` returns
 
 
 @experiment("part-whole/prior", data="mnist", minutes=MINUTES, of_runs=True)
@@ -108,7 +106,7 @@ def prior(
         **by_quantity(bounds),
         "draws": Table(by_quantity(seen)),
     }
-    return Result(metrics, {"": draw(rows)}, as_table(seen), ours)
+    return Result(metrics, {"": draw(rows)}, None, ours)
 
 
 def draws_of_parse(ours: Entry, data: Dataset, number: int, seed: int) -> dict[str, Tensor]:
@@ -210,15 +208,6 @@ def looks(seen: Reading, real: Reading) -> Numbers:
         "confidence": mean_and_error(seen.confidence),
         "classes": single(np.exp(-(used * np.log(used)).sum()), len(seen.classes)),
     }
-
-
-def as_table(seen: dict[str, Numbers]) -> pd.DataFrame:
-    """Return a table with one row for each kind of image."""
-    rows: dict[str, dict[str, float | None]] = {}
-    for name, found in seen.items():
-        rows[name] = {quantity: found[quantity][0] for quantity in found if quantity in LOOKS}
-        rows[name]["frechet_se"] = found["frechet"][1]
-    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 LABELS = {

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyro
 import torch
 from torch import Tensor
@@ -199,10 +198,9 @@ def generalize(
     rotations = {n: {str(angle): a for angle, a in c.items()} for n, c in curves.items()}
     names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
     metrics["accuracy at degrees"] = Table(rotations, names)
-    table = pd.DataFrame({n: {d: a.value for d, a in c.items()} for n, c in curves.items()})
     drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     shown = {"rotations": drawn, **pictures(entry, moved.test.images)}
-    return Result(metrics, shown, table, entry)
+    return Result(metrics, shown, None, entry)
 
 
 def rotation_curves(

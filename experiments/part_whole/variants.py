@@ -268,7 +268,7 @@ def learn(job: Job[Variant], *, chosen: Sensitivity) -> dict[str, Any]:
     if variant.sampled:
         entry = entry.use_guide("normal")
         steps += chosen.tightening
-    curve = ProbesInTraining(data, chosen.probed, job.folder and job.folder / "curve.json")
+    curve = ProbesInTraining(data, chosen.probed, options.runs and options.runs / "curve.json")
     checks = Checks(callbacks=[curve], every=max(1, steps // chosen.points))
     few_at_once: dict[str, Any] = dict(batch_size=chosen.batch_size)
     train(entry, data, options, steps=steps, checks=checks, **few_at_once)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyro
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -101,37 +100,36 @@ def objects(options: Options, chosen: Settings) -> Result:
     options.say("Parsing all images")
     published = on_published_parts(chosen.main, chosen, options.seed).guide
     sets = parsed(data, options.seed, guide=published, tested=None)
+
+    def learned(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
+        """Return trained objects, what they infer, samples, and what is measured of all kinds."""
+        entry = on_published_parts(kinds, chosen, seed)
+        train_objects(entry, sets, chosen, replace(options, seed=seed))
+        read, samples, found = in_short(entry, sets, chosen, seed)
+        return entry, read, samples, found | looks(classifier.read(samples), real)
+
     numbers: Numbers = {}
     main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
     by_kinds: dict[str, Numbers] = {}
     for kinds in chosen.kinds:
-        entry = on_published_parts(kinds, chosen, options.seed)
-        train_objects(entry, sets, chosen, options)
-        read, samples, by_kinds[str(kinds)] = in_short(entry, sets, chosen, options.seed)
+        entry, read, samples, by_kinds[str(kinds)] = learned(kinds, options.seed)
         rows[f"{kinds} kinds"] = samples[:12]
-        by_kinds[str(kinds)] |= looks(classifier.read(samples), real)
         if kinds == chosen.main:
             main = entry
             numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
     again: list[Numbers] = []
     for seed in range(options.seed + 1, options.seed + (chosen.seeds if main else 1)):
-        entry = on_published_parts(chosen.main, chosen, seed)
-        train_objects(entry, sets, chosen, replace(options, seed=seed))
-        read, samples, found = in_short(entry, sets, chosen, seed)
-        found |= probes([each.features() for each in read], sets, "probe", chosen.penalty)
-        again.append(found | looks(classifier.read(samples), real))
+        _, read, _, found = learned(chosen.main, seed)
+        features = [each.features() for each in read]
+        again.append(found | probes(features, sets, "probe", chosen.penalty))
     first = {**by_kinds.get(str(chosen.main), {}), **numbers}
     starts: Metrics = {}
     if again:
         starts = {"starts of the objects": Table(over_seeds(first, again), "{variant}_{quantity}")}
     metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
-    table = {
-        f"{kinds} kinds": {name: value[0] for name, value in found.items()}
-        for kinds, found in by_kinds.items()
-    }
     shown = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
-    return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+    return Result(metrics, shown, None, main)
 
 
 @experiment("shape-codes/mnist", data="mnist", minutes=60, lead="samples", of_runs=True)

@@ -60,7 +60,7 @@ def overlap(options: Options, *, images: int = 100, starts: int = 2, rounds: int
     options.say(f"Finding two objects in {images} pairs")
     model = with_two_slots(entry.model).with_scope("objects")
     guide = RoutingSlots(model, starts=starts, rounds=rounds)
-    return Result(measured(guide, entry, pairs, classes), {}, None, None)
+    return Result(measured(guide, entry, pairs, classes))
 
 
 def different(data: Dataset, pairs: int, seed: int) -> Split:

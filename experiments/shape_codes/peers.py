@@ -1,16 +1,20 @@
-"""Shape codes beside what is like them: real digits, VAEs with a fitted prior, and k-means."""
+"""Shape codes beside real digits, VAEs with a fitted prior, k-means, and automatic guides."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, single
+from capsule_zoo.experiments.part_whole.headline import automatic, measures
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import (
     ObjectSettings,
@@ -19,8 +23,10 @@ from capsule_zoo.experiments.shape_codes.headline import (
     read_objects,
     train_objects,
 )
+from capsule_zoo.experiments.zoo.guide_swaps import opened
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Checks, infer, mean_images, train_classifier
+from capsule_zoo.guides import ShapeCodesGuide
+from capsule_zoo.inference import Checks, compare, fit, infer, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parsed
@@ -56,8 +62,8 @@ def peers(
     data = load_dataset("mnist", root=options.data_root)
     number = min(images, len(data.test) // 2)
     first, second = halves(data.test.images, number, options.seed)
-    rows = {"training digits": some(data.train.images, number, options.seed)}
-    rows |= {"other test digits": second}
+    known, _ = halves(data.train.images, number, options.seed)
+    rows = {"training digits": known, "other test digits": second}
     for name in weights:
         rows[name] = mean_images(load(name).model, number, seed=options.seed)
     study = Study({f"vae sigma {sigma:g}": (sigma, options.shortened(steps)) for sigma in sigmas})
@@ -68,8 +74,8 @@ def peers(
         entry = load(folder)
         rows[name] = mean_images(entry.model, number, seed=options.seed)
         codes = infer(entry.guide, data.train.images, ["image_code"], options.seed)["image_code"]
-        fitted = {"image_code": from_mixture(codes, number, options.seed)}
-        rows[f"{name}, fitted"] = mean_images(entry.model, number, fitted, options.seed)
+        drawn = {"image_code": from_mixture(codes, number, options.seed)}
+        rows[f"{name}, fitted"] = mean_images(entry.model, number, drawn, options.seed)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     real = classifier.read(first)
     seen = {name: looks(classifier.read(drawn), real) for name, drawn in rows.items()}
@@ -102,11 +108,6 @@ def halves(images: Tensor, number: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return two sets of `number` images each, drawn from images (N, ...) without repetition."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     return images[order[:number]], images[order[number : 2 * number]]
-
-
-def some(images: Tensor, number: int, seed: int) -> Tensor:
-    """Return `number` images of (N, ...), drawn without repetition."""
-    return halves(images, number, seed)[0]
 
 
 def from_mixture(codes: Tensor, number: int, seed: int) -> Tensor:
@@ -216,3 +217,53 @@ def choices(
         row = f"{number}_kinds_sigma_{sigma:g}".replace(".", "")
         found[row] = classes_found(beliefs, [split.labels for split in splits])
     return Result(by_quantity(found))
+
+
+@experiment("shape-codes/automatic", data="mnist", minutes=20, role="comparison", of_runs=True)
+def automatic_guides(
+    options: Options,
+    *,
+    images: int = 50,
+    particles: int = 10,
+    fitting: int = 3000,
+    tuning: int = 40,
+    training: int = 3000,
+) -> Result:
+    """Compare Pyro's automatic guides with the network, on few held-out digits (20 minutes).
+
+    AutoNormal and AutoDelta support no discrete site: presences are relaxed, and the model sums out
+    the kind. They are fitted to these very images from a draw of the prior, without any network of
+    the zoo. `network` has normal poses and codes. All rows are on the model with relaxed presences.
+
+    Args:
+        images: number of held-out images.
+        particles: number of draws of the IWAE bound.
+        fitting: updates of the automatic guides.
+        tuning: updates of the network with normal laws.
+        training: updates of the pair, if there are no published weights.
+    """
+    entry, data = opened("shape-codes", options, options.shortened(training))
+    held_out, model = data.test[:images], entry.model.with_enumerated_kinds()
+    options.say(f"Tuning the network for {tuning} updates")
+    network = entry.guide_of(ShapeCodesGuide).with_laws("normal", "normal")
+    fit(
+        entry.model,
+        network,
+        data.train,
+        objective=Trace_ELBO(),
+        steps=options.shortened(tuning),
+        freeze="model",
+        batch_size=128,
+        seed=options.seed,
+        checks=Checks(progress=options.progress),
+    )
+    pairs: dict[str, tuple[Any, Any]] = {"network": (entry.model, network)}
+    steps = options.shortened(fitting)
+    how: dict[str, Any] = dict(hide=["object_kind"], objective=TraceEnum_ELBO(max_plate_nesting=2))
+    for kind in (AutoNormal, AutoDelta):
+        options.say(f"Fitting {kind.__name__} for {steps} updates")
+        torch.manual_seed(options.seed)  # it starts at a draw from the prior
+        guide = automatic(kind, model, held_out, options, steps, **how)
+        pairs[kind.__name__] = (model, guide)
+    table = compare(pairs, held_out, discrete=False, num_particles=particles, seed=options.seed)
+    return Result(measures(table), {"": table.draw()}, table, entry)

@@ -56,7 +56,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("name", ["shift", "rotate", "one-shot"])
 def test_a_record_holds_every_decoder_inside_and_outside(small, unpainted, tmp_path, name):
-    result, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **SMALL)
+    _, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **SMALL)
     metrics = read_record(f"generative-capsnet/{name}", tmp_path)["metrics"]
     suffixes = ("", "_antidiagonal") if name == "shift" else ("",)
     for decoder in DECODERS:
@@ -75,7 +75,6 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, unpainted, tmp_p
     pictures = {file.stem for file in path.parent.glob("*.png")}
     shown = ("concepts_autoencoder", "concepts_digit_capsules") if name == "rotate" else ()
     assert pictures == {f"{name}_{kind}" for kind in (*lines, "painted", *shown)}
-    assert set(result.table.index) == set(DECODERS)
 
 
 def test_bounds_of_laws_under_every_angle(small, unpainted, tmp_path):
@@ -154,7 +153,7 @@ def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_pat
     """Its numbers are those of the experiment that it repeats, with as many updates."""
     settings = {**SMALL, "decoders": ("autoencoder", "continuous"), "seeds": 1, "fitting": FAST}
     at_length = {**settings, "protocols": ("one-shot", "rotate-beyond")}
-    result, path = reproduce("generative-capsnet/at-length", OPTIONS, folder=tmp_path, **at_length)
+    _, path = reproduce("generative-capsnet/at-length", OPTIONS, folder=tmp_path, **at_length)
     metrics = read_record("generative-capsnet/at-length", tmp_path)["metrics"]
     reproduce("generative-capsnet/one-shot", OPTIONS, folder=tmp_path, **settings)
     short = read_record("generative-capsnet/one-shot", tmp_path)["metrics"]
@@ -167,7 +166,6 @@ def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_pat
     pictures = {file.stem for file in path.parent.glob("at-length_*.png")}
     kinds = ("one_shot", "one_shot_painted", "rotate_beyond", "rotate_beyond_painted")
     assert pictures == {f"at-length_{kind}" for kind in kinds}
-    assert result.table.shape == (2, 12)
     with pytest.raises(ValueError, match="unknown protocol 'rotat'; did you mean"):
         Lengths(protocols=("rotat",))
 

@@ -24,13 +24,13 @@ def test_samples_measures_every_row(monkeypatch, small_entry, tmp_path):
     monkeypatch.setattr(capsule_helmholtz_samples, "load_dataset", lambda *args, **kwargs: few)
     save(small_entry, tmp_path / "run", data="digits", seed=0)
     options = Options(run=str(tmp_path / "run"), progress=False)
-    result, path = reproduce("capsule-helmholtz/samples", options, folder=tmp_path, sweeps=(1, 3))
+    _, path = reproduce("capsule-helmholtz/samples", options, folder=tmp_path, sweeps=(1, 3))
     metrics = read_record("capsule-helmholtz/samples", tmp_path)["metrics"]
     for row in ROWS:
         assert metrics[f"frechet_{row}"]["value"] > 0 and metrics[f"frechet_{row}"]["n"] == 30
         assert 0 <= metrics[f"blank_{row}"]["value"] + metrics[f"full_{row}"]["value"] <= 1
     assert metrics["frechet_train"]["value"] < metrics["frechet_ancestral"]["value"]
-    assert list(result.table.index) == ROWS and path.with_suffix(".png").is_file()
+    assert path.with_suffix(".png").is_file()
 
 
 def test_a_chain_forgets_its_start_as_fast_as_its_guide_does(small_entry):

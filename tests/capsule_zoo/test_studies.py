@@ -104,7 +104,7 @@ def test_time_is_shared_by_the_cost_of_a_step():
         ("dear", 6, 6),
         ("cheap", 6, 2),
     ]  # seed by seed, and of each seed the longest first
-    assert len({job.folder for job in jobs}) == 4
+    assert len({job.options.runs for job in jobs}) == 4
     assert {job.options.minutes for job in study.jobs(QUIET)} == {None}
     assert divide(12, ("a", "b"), {"b": 3.0}) == {"a": 3, "b": 9}
     assert divide(12, {"a": "any variant", "b": None}) == {"a": 6, "b": 6}
