@@ -17,7 +17,7 @@ from capsule_zoo.cli.options import (
     print_metrics,
     read_settings,
 )
-from capsule_zoo.records import REPRODUCED, flatten, read_record
+from capsule_zoo.records import REPRODUCED, read_record
 
 
 def reproduce(
@@ -79,14 +79,11 @@ def reproduce(
     )
     chosen = read_settings(set_)
     result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
-    if result.table is None:
-        print(markdown.table(read_record(experiment, out)))
-    else:
-        print(result.table.round(3).to_string(na_rep=""))
-    found, _ = flatten(result.metrics)
-    print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})
+    record, table = read_record(experiment, out), result.table
+    print(markdown.table(record) if table is None else table.round(3).to_string(na_rep=""))
+    print_metrics({name: (each["value"], each["se"]) for name, each in record["metrics"].items()})
     print(f"written to {path}, with the figures next to it")
-    print_json(as_json, found)
+    print_json(as_json, record["metrics"])
 
 
 def _list() -> dict[str, str]:
