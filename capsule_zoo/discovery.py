@@ -16,8 +16,9 @@ from typing import Any
 
 from capsule_zoo import registry
 from capsule_zoo.inference import is_bound
+from capsule_zoo.inference.evaluation.presence import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
-from capsule_zoo.models import Model, Site
+from capsule_zoo.models import Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import plain
@@ -228,12 +229,6 @@ def guide_words(entry: Entry) -> Iterator[GuideWords]:
             kind = type(entry.make_guide(name))
         what = words.get(name) or first_line(kind.__doc__)
         yield GuideWords(name, kind.__name__, what, name == entry.default_guide)
-
-
-def relaxed_sites(model: Model) -> tuple[str, ...]:
-    """Return the names of sites that are continuous in this model but discrete in evaluation."""
-    discrete = {site.name for site in model.discretized().sites if site.discrete}
-    return tuple(site.name for site in model.sites if site.name in discrete and not site.discrete)
 
 
 def _with_value(size: Size, value: object) -> Size:

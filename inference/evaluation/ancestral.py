@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from pyro import poutine
-from pyro.distributions import Categorical, TorchDistribution
+from pyro.distributions import Categorical
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.prepare import modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -38,16 +37,11 @@ def infer(
     """Draw once from the guide and return the values of some sites (default: all), (N, ...) each.
 
     Raises:
-        ValueError: no sites are given, and the guide does not name the sites that it covers.
+        ValueError: no sites are given, and the guide does not name the sites that it covers; or it
+            draws no site of that name.
     """
-    discrete = discrete_form(guide)
-    drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
-    with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(discrete)):
-        for batch in images.split(batch_size):
-            trace = poutine.trace(discrete).get_trace(batch)
-            for name, values in drawn.items():
-                values.append(trace.nodes[name]["value"])
-    return {name: torch.cat(values) for name, values in drawn.items()}
+    sites, discrete = sites or _covered(guide), discrete_form(guide)
+    return _collected(discrete, images, sites, lambda site: site["value"], seed, batch_size)
 
 
 def _covered(guide: nn.Module) -> Sequence[str]:
@@ -69,8 +63,20 @@ def law_means(
         ValueError: the guide draws no site of that name.
     """
     space_of(guide).check(images)
+    return _collected(guide, images, sites, _mean, seed, batch_size)
+
+
+def _collected(
+    guide: Callable,
+    images: Tensor,
+    sites: Sequence[str],
+    read: Callable[[dict], Tensor],
+    seed: int,
+    batch_size: int,
+) -> dict[str, Tensor]:
+    """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
-    with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(guide)):
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
         for batch in images.split(batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]
@@ -78,12 +84,12 @@ def law_means(
                 drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
             for name, values in found.items():
-                values.append(_mean(nodes[name]["fn"], nodes[name]["value"]))
+                values.append(read(nodes[name]))
     return {name: torch.cat(values) for name, values in found.items()}
 
 
-def _mean(law: TorchDistribution, value: Tensor) -> Tensor:
-    law = base_distribution(law)
+def _mean(site: dict) -> Tensor:
+    law, value = base_distribution(site["fn"]), site["value"]
     if isinstance(law, Categorical):
         return law.logits.softmax(-1).expand(*value.shape, -1)
     if getattr(law, "logits", None) is not None:  # a one-hot class or a presence

@@ -12,18 +12,15 @@ from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyro
 import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
-from capsule_zoo.inference.check import name_of
-from capsule_zoo.inference.evaluation.bound import bound_on, not_a_bound, point_sites
+from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.collected import Chain, dims_of_group
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
-from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of, prepare
+from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
@@ -112,8 +109,7 @@ def evaluate(
     space = space_of(model)
     kept: list[Chain] = []
     began = time.perf_counter()
-    mode = in_eval_mode(*modules_of(model, guide))
-    with isolated_parameters(model, guide), mode, torch.no_grad():
+    with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
             passes = _passes(guide, images, labels, num_particles, batch_size)
             with seeded(chain_seed(seed, number)):
@@ -128,21 +124,11 @@ def evaluate(
         "estimator": "importance weighting",
         "num_particles": index(num_particles),
         "num_chains": index(chains),
-        "num_images": len(images),
-        "seed": seed,
-        "model": name_of(model),
-        "guide": name_of(guide),
-        "data": pair.name,
-        "units": "nats per image",
-        "presence": pair.presence,
-        "bound_on": bound_on(model, model_trace, pair.presence),
+        **pair.attributes(model_trace, seed),
         "is_bound": int(not reasons),
         "not_a_bound": "; ".join(reasons),
         "point_sites": ", ".join(sorted(points)),
         "seconds": seconds,
-        "capsule_zoo": __version__,
-        "pyro": pyro.__version__,
-        "torch": str(torch.__version__),  # a subclass of str, which netCDF does not take
     }
     return inference_data(_groups(kept, images, space), attributes)
 

@@ -1,16 +1,20 @@
 """Check a pair, its images and its labels, and convert them to the form that is evaluated."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
+from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import check_pair, name_of
+from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.evaluation.presence import (
     discrete_form,
     presence_of,
@@ -38,6 +42,27 @@ class Prepared(NamedTuple):
     labels: Tensor | None
     presence: str
     name: str
+
+    def attributes(self, trace: Trace, seed: int) -> dict[str, Any]:
+        """Return what an evaluation says of the pair, of its data, and of versions.
+
+        Args:
+            trace: a trace of the model on the data.
+            seed: the seed of the evaluation.
+        """
+        return {
+            "num_images": len(self.images),
+            "seed": seed,
+            "model": name_of(self.model),
+            "guide": name_of(self.guide),
+            "data": self.name,
+            "units": "nats per image",
+            "presence": self.presence,
+            "bound_on": bound_on(self.model, trace, self.presence),
+            "capsule_zoo": __version__,
+            "pyro": pyro.__version__,
+            "torch": str(torch.__version__),  # a subclass of str, which netCDF does not take
+        }
 
 
 def prepare(
@@ -68,13 +93,12 @@ def prepare(
     prior = guide is model
     few = slice(None) if is_per_image(guide) else slice(2)
     shown = pixels[few], None if classes is None else classes[few]
-    mode = in_eval_mode(*modules_of(model, guide))
+    mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
-        relaxed = relaxed_sites(model, *shown)
+        relaxed = relaxed_sites(model)
         if discrete:
-            model, guide = discrete_form(model), discrete_form(guide)
-            refuse_relaxed_draws(model, guide, relaxed, *shown)
-            relaxed = set()
+            refuse_relaxed_draws(model, discrete_form(guide), *shown)
+            model, guide, relaxed = discrete_form(model), discrete_form(guide), ()
         if not prior:
             check_pair(model, guide, *shown)
     return Prepared(model, guide, pixels, classes, presence_of(model, relaxed), name)
@@ -102,11 +126,6 @@ def is_per_image(guide: Callable) -> bool:
     return isinstance(guide, AutoGuide) or getattr(guide, "per_image", False)
 
 
-def modules_of(*programs: Callable) -> list[nn.Module]:
-    """Return the programs that are modules and not plain functions."""
-    return [program for program in programs if isinstance(program, nn.Module)]
-
-
 def as_wanted(model: Callable, images: Tensor | Split | np.ndarray, *programs: Callable) -> Tensor:
     """Check images, and return them on the device and in the precision of the parameters.
 
@@ -116,6 +135,6 @@ def as_wanted(model: Callable, images: Tensor | Split | np.ndarray, *programs: C
     images = images.images if isinstance(images, Split) else images
     images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     space_of(model).check(images)
-    modules = modules_of(model, *programs)
+    modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
     parameter = next((p for module in modules for p in module.parameters()), images)
     return images.to(parameter.device, parameter.dtype)

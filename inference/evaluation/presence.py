@@ -9,11 +9,9 @@ from typing import TypeVar
 
 import torch
 from pyro import poutine
-from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor, nn
+from torch import Tensor
 
-from capsule_zoo.inference.check import IncompatibleGuide, draws_between, is_discrete, latent_sites
+from capsule_zoo.inference.check import IncompatibleGuide, draws_between, latent_sites
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.common.modes import in_eval_mode
 
@@ -26,20 +24,14 @@ def discrete_form(program: P) -> P:
     return program if offered is None else offered()
 
 
-def relaxed_sites(model: Callable, images: Tensor, labels: Tensor | None = None) -> set[str]:
-    """Return the continuous sites of a model that are discrete in its discrete form."""
-    discrete = discrete_form(model)
-    if discrete is model:
-        return set()
-    laws = [_laws(form, images, labels) for form in (model, discrete)]
-    return {
-        name
-        for name in laws[0].keys() & laws[1].keys()
-        if not is_discrete(laws[0][name]["fn"]) and is_discrete(laws[1][name]["fn"])
-    }
+def relaxed_sites(model: Callable) -> tuple[str, ...]:
+    """Return the names of sites that are continuous in this model but discrete in evaluation."""
+    own, evaluated = (getattr(form, "sites", ()) for form in (model, discrete_form(model)))
+    discrete = {site.name for site in evaluated if site.discrete}
+    return tuple(site.name for site in own if site.name in discrete and not site.discrete)
 
 
-def presence_of(model: Callable, relaxed: set[str]) -> str:
+def presence_of(model: Callable, relaxed: tuple[str, ...]) -> str:
     """Return "relaxed", "discrete", or "none" for a model that has nothing to relax.
 
     Args:
@@ -52,35 +44,28 @@ def presence_of(model: Callable, relaxed: set[str]) -> str:
 
 
 def refuse_relaxed_draws(
-    model: Callable, guide: Callable, sites: set[str], images: Tensor, labels: Tensor | None
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:
     """Raise IncompatibleGuide if a guide without a discrete form draws relaxed presences.
 
-    Args:
-        model: the discrete model.
-        sites: its presences that another form of the model relaxes.
+    The random state is left as it was.
 
     Raises:
         IncompatibleGuide: a one-line message that names the remedy.
     """
+    sites = relaxed_sites(model)
     if not sites or discrete_form(guide) is not guide:
         return
     try:
-        drawn = _laws(guide, images, labels)
+        with poutine.block(), torch.random.fork_rng(), torch.no_grad(), in_eval_mode(guide):
+            trace = poutine.trace(guide).get_trace(*call_arguments(images, labels))
     except Exception:
         return  # the check of the pair reports it
-    relaxed = sorted(name for name in sites & drawn.keys() if draws_between(drawn[name]))
+    drawn = latent_sites(trace)
+    relaxed = sorted(name for name in sites if name in drawn and draws_between(drawn[name]))
     if relaxed:
         problem = (
             f"it draws relaxed presences only ({', '.join(relaxed)}); pass discrete=False, and "
             "never rank the result beside discrete numbers"
         )
         raise IncompatibleGuide.of(model, guide, [problem], suggest=False)
-
-
-def _laws(program: Callable, images: Tensor, labels: Tensor | None) -> dict[str, dict]:
-    """Return the latent sites of one run in evaluation mode; the random state is left as it was."""
-    modules = [program] if isinstance(program, nn.Module) else []
-    with poutine.block(), torch.random.fork_rng(), torch.no_grad(), in_eval_mode(*modules):
-        trace: Trace = poutine.trace(program).get_trace(*call_arguments(images, labels))
-    return latent_sites(prune_subsample_sites(trace))

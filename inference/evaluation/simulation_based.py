@@ -25,7 +25,7 @@ from torch import Tensor
 
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
-from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of
+from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density
@@ -118,7 +118,7 @@ def check_calibration(
             f"{name_of(model)} is known up to a constant only, and its draws come from chains; "
             "pass simulated=(values, images) with independent draws"
         )
-    mode = in_eval_mode(*modules_of(model, guide))
+    mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), validation_enabled(False):
         values, images = _accepted(model, *(simulated or _simulated(model, number)))
         check_pair(model, guide, images[:2])

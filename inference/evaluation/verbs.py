@@ -25,11 +25,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.inference.check import IncompatibleGuide
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
 from capsule_zoo.inference.evaluation.prepare import as_wanted, is_per_image
-from capsule_zoo.inference.evaluation.presence import (
-    discrete_form,
-    refuse_relaxed_draws,
-    relaxed_sites,
-)
+from capsule_zoo.inference.evaluation.presence import discrete_form, refuse_relaxed_draws
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
@@ -214,7 +210,7 @@ def _ready(
 def _check_presences(model: Model, guide: nn.Module, images: Tensor) -> None:
     """Raise ValueError if the discrete model does not accept the guide's presences."""
     try:
-        refuse_relaxed_draws(model, guide, relaxed_sites(model, images), images, None)
+        refuse_relaxed_draws(model, guide, images)
     except IncompatibleGuide as error:
         raise ValueError(
             f"{type(guide).__name__} draws relaxed presences only, which the discrete model does "

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import latent_sites, name_of
-from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of, prepare
+from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, plate_nesting
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
@@ -108,7 +108,7 @@ def intervene(
         )
     pair = prepare(model, guide, images, labels=None, seed=seed, discrete=True)
     size = len(pair.images) if is_per_image(guide) else batch_size
-    mode = in_eval_mode(*modules_of(pair.model, pair.guide))
+    mode = in_eval_mode(pair.model, pair.guide)
     found: list[Counterfactual] = []
     with isolated_parameters(pair.model, pair.guide), mode, seeded(seed), torch.no_grad():
         for _ in range(num_samples):

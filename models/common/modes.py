@@ -5,7 +5,7 @@ Threads therefore take turns: every context that a public function opens around 
 holds `TURN`, so that a second thread waits until the first has left the context.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
@@ -16,9 +16,13 @@ TURN = RLock()  # held by the thread whose turn it is to run Pyro programs
 
 
 @contextmanager
-def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Put modules in evaluation mode (running statistics) and restore their modes at the end."""
+def in_eval_mode(*programs: Callable) -> Iterator[None]:
+    """Put modules in evaluation mode (running statistics) and restore their modes at the end.
+
+    Plain functions among the programs have no mode and are left alone.
+    """
     with TURN:
+        modules = _modules(programs)
         before = [(part, part.training) for module in modules for part in module.modules()]
         for module in modules:
             module.eval()
@@ -30,9 +34,9 @@ def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Turn off the gradients of parameters, which also saves their backward pass."""
-    held = [p for module in modules for p in module.parameters() if p.requires_grad]
+def frozen(*programs: Callable) -> Iterator[None]:
+    """Turn off the gradients of modules' parameters, which also saves their backward pass."""
+    held = [p for module in _modules(programs) for p in module.parameters() if p.requires_grad]
     for parameter in held:
         parameter.requires_grad_(False)
     try:
@@ -48,3 +52,7 @@ def seeded(seed: int) -> Iterator[None]:
     with TURN, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def _modules(programs: tuple[Callable, ...]) -> list[nn.Module]:
+    return [program for program in programs if isinstance(program, nn.Module)]

@@ -36,14 +36,13 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
 from capsule_zoo.guides import GaussNewton
 from capsule_zoo.inference.check import latent_sites, name_of
-from capsule_zoo.inference.evaluation.bound import bound_on, point_sites
+from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.evaluation.inference_data import inference_data
-from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, modules_of, prepare
+from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, prepare
 from capsule_zoo.inference.evaluation.summary import (
     pooled_log_weight,
     refuse_mixture,
@@ -155,8 +154,7 @@ def annealed_log_likelihood(
     refuse_start(pair, guide, simulated)
     settings = Settings(chains, temperatures, leapfrogs, flips, pilot_chains, prior_share)
     began = time.perf_counter()
-    mode = in_eval_mode(*modules_of(pair.model, pair.guide))
-    freeze = frozen(*modules_of(pair.model, pair.guide))
+    mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, None if guide is None else pair.guide, settings, seed)
         rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
@@ -364,24 +362,10 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
     with torch.no_grad(), seeded(0), isolated_parameters(pair.model, pair.guide):
         first = pair.images if is_per_image(pair.guide) else pair.images[:1]
         trace = pyro.poutine.trace(pair.model).get_trace(first)
-    return {
-        "estimator": "annealed importance sampling",
-        "num_chains": 1,
-        "num_images": len(pair.images),
-        "seed": seed,
-        "model": name_of(pair.model),
-        "guide": "prior" if guide is None else name_of(pair.guide),
-        "data": pair.name,
-        "units": "nats per image",
-        "presence": pair.presence,
-        "bound_on": bound_on(pair.model, trace, pair.presence),
-        "is_bound": 1,
-        "not_a_bound": "",
-        "point_sites": "",
-        "capsule_zoo": __version__,
-        "pyro": pyro.__version__,
-        "torch": str(torch.__version__),
-    }
+    start = {"guide": "prior"} if guide is None else {}
+    bound = {"is_bound": 1, "not_a_bound": "", "point_sites": ""}
+    estimator = {"estimator": "annealed importance sampling", "num_chains": 1}
+    return {**estimator, **pair.attributes(trace, seed), **start, **bound}
 
 
 def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) -> dict[str, Any]:
