@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.data import Split
@@ -111,12 +110,12 @@ def evaluate(
     began = time.perf_counter()
     with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
+            kept.append(Chain(draws, space, log_likelihood))
             passes = _passes(guide, images, labels, num_particles, batch_size)
             with seeded(chain_seed(seed, number)):
-                chain, model_trace, guide_trace = _run(
-                    model, guide, passes, Chain(draws, space, log_likelihood)
-                )
-            kept.append(chain)
+                for particles, part, numbers in passes:
+                    weight, model_trace, guide_trace = log_weights(model, guide, part, numbers)
+                    kept[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
     points = point_sites(model_trace, guide_trace)
     reasons = not_a_bound(model, model_trace, points)
@@ -156,16 +155,6 @@ def _groups(chains: list[Chain], images: Tensor, space: ObservationSpace) -> dic
     observed = ["image", *space.dims], images.cpu().numpy()
     groups["observed_data"] = {space.variable: observed}
     return groups
-
-
-def _run(
-    model: Callable, guide: Callable, passes: Iterator[Pass], chain: Chain
-) -> tuple[Chain, Trace, Trace]:
-    """Collect one chain in `chain`, and return it with the traces of its last pass."""
-    for particles, images, labels in passes:
-        log_weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
-        chain.add(particles, log_weight, model_trace, guide_trace)
-    return chain, model_trace, guide_trace
 
 
 def _passes(

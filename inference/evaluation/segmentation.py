@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FEW_OBJECTS = 4  # whose exchanges are all tried, for all scenes at once
-
 
 def segmentation_accuracy(
     found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
@@ -45,11 +43,6 @@ def segmentation_accuracy(
 
 def _best_match(agree: Tensor) -> Tensor:
     """Return the best sum over one-to-one matches of rows to columns, (S,), for (S, n, n)."""
-    size = agree.shape[1]
-    if size <= FEW_OBJECTS:
-        rows = torch.arange(size)
-        orders = itertools.permutations(range(size))
-        return torch.stack([agree[:, rows, list(order)].sum(1) for order in orders]).amax(0)
     from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
 
     found = []

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 
 import torch
 from pyro import poutine, validation_enabled
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from capsule_zoo.inference.check import check_pair, latent_sites, name_of
+from capsule_zoo.inference.check import check_pair, name_of
 from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.log_weight import enumerated_sites, log_density
 from capsule_zoo.inference.posterior.annealing.path import scored, simulate
 from capsule_zoo.models.checks import check_at_least, check_seed
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -178,10 +177,8 @@ def _names(values: Values) -> tuple[str, ...]:
 def _simulated(model: Callable, number: int) -> tuple[Values, Tensor]:
     """Draw latents, by site, and images from a model; sites that it sums out are left out."""
     images, values = simulate(model, number)
-    trace = poutine.trace(model).get_trace(images[:1])
-    kept = latent_sites(prune_subsample_sites(trace))
-    enumerated = {n for n, site in kept.items() if site["infer"].get("enumerate") == "parallel"}
-    return {name: values[name] for name in kept if name not in enumerated}, images
+    summed = enumerated_sites(poutine.trace(model).get_trace(images[:1]))
+    return {name: value for name, value in values.items() if name not in summed}, images
 
 
 def _accepted(model: Callable, values: Values, images: Tensor) -> tuple[Values, Tensor]:

@@ -74,19 +74,6 @@ class Objective(ELBO):
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
 
-class _WithGradient(torch.autograd.Function):
-    """The autograd function behind `with_gradient`."""
-
-    @staticmethod
-    def forward(ctx, value: Tensor, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, outer: Tensor):
-        return None, None, *(None if g is None else outer * g for g in ctx.gradients)
-
-
 def with_gradient(
     value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
@@ -96,7 +83,9 @@ def with_gradient(
     descent direction is not the gradient of their value. Where a gradient is None, the parameter
     has none.
     """
-    return _WithGradient.apply(value.detach(), list(gradients), *parameters)
+    given = ((p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None)
+    slope = sum(((p * g).sum() for p, g in given), torch.zeros_like(value))
+    return value.detach() + (slope - slope.detach())
 
 
 _BOUNDS = (Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceTMC_ELBO)

@@ -25,6 +25,7 @@ Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,8 +138,8 @@ def refine(
     check_positive(lr=rate)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
-        judge = _Judge(model, images, draws)
-        free = _best_start(judge, guide, starts, law)
+        judge = partial(_judged, model, images, torch.randint(2**31, (draws,)).tolist())
+        free = _best_start(model, images, guide, starts, law, judge)
         best = _Best(free, judge(free))
         optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
         path = []
@@ -293,22 +294,17 @@ def _comparable(images: Tensor) -> Tensor:
     return images.nan_to_num(nan=_MISSING)
 
 
-class _Judge:
-    """The objective log p(image, z) - log q(z) of each image, always under the same few draws."""
+@torch.no_grad()
+def _judged(model: Model, images: Tensor, seeds: list[int], free: PerImageGuide) -> Tensor:
+    """Compute the objective log p(image, z) - log q(z) of each image, (B,), in nats.
 
-    def __init__(self, model: Model, images: Tensor, draws: int) -> None:
-        self.model = model
-        self.images = images
-        self.seeds = torch.randint(2**31, (draws,)).tolist()
-
-    @torch.no_grad()
-    def __call__(self, free: PerImageGuide) -> Tensor:
-        """Compute the objective of every image, (B,), in nats."""
-        total = self.images.new_zeros(len(self.images))
-        for seed in self.seeds:
-            with seeded(seed):
-                total += log_weights(self.model, free, self.images)[0]
-        return total / len(self.seeds)
+    It is a mean over draws, one for each seed.
+    """
+    total = images.new_zeros(len(images))
+    for seed in seeds:
+        with seeded(seed):
+            total += log_weights(model, free, images)[0]
+    return total / len(seeds)
 
 
 class _Best:
@@ -334,12 +330,18 @@ class _Best:
             now.copy_(kept)
 
 
-def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> PerImageGuide:
+def _best_start(
+    model: Model,
+    images: Tensor,
+    guide: Guide | None,
+    starts: int,
+    law: str,
+    judge: Callable[[PerImageGuide], Tensor],
+) -> PerImageGuide:
     """Return a free-form guide that starts at the best of several rotated parses of each image."""
-    images = judge.images
     if guide is not None and law == "corrected":
         return Corrected(guide, images)
-    free = FreeForm(judge.model, images, guide, law)
+    free = FreeForm(model, images, guide, law)
     if guide is None or starts == 1:
         return free
     best = _Best(free, judge(free))
@@ -348,7 +350,7 @@ def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> Pe
             degrees = 360 * turn / starts
             motion = transforms.motion(degrees).to(images)
             turned = transforms.warp_images(images, motion).clamp(0, 1)
-            other = FreeForm(judge.model, turned, guide, law)
+            other = FreeForm(model, turned, guide, law)
             back = poses.rotation(images.new_tensor(math.radians(degrees)))
             for name, parameter in free.named_parameters():
                 value = other.get_parameter(name)

@@ -45,8 +45,9 @@ class SiteVector:
         self.places[name] = Place(columns, free.shape[1:], transform)
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return vectors (rows, D) from the values (rows, ...) of at least one site."""
-        parts = []
+        """Return vectors (rows, D) from the values (rows, ...) of these sites, and maybe others."""
+        first = next(iter(values.values()))
+        parts = [torch.zeros(len(first), 0, device=first.device)]
         for name, place in self.places.items():
             free = values[name] if place.transform is None else place.transform.inv(values[name])
             parts.append(free.reshape(len(free), -1))

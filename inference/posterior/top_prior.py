@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
@@ -38,37 +39,12 @@ _NARROWEST = 1e-3  # of all deviations over the images, in units of the widest
 _COUNT = 0.5  # pseudo-count of each value of a binary number
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The columns of each site: binary sites in one table, real ones in the other."""
-
-    shapes: Mapping[str, torch.Size]
-    binary: frozenset[str]
-
-    def tables(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the binary (N, T) and real (N, R) numbers of the sites' values (N, ...)."""
-        rows = {name: values[name].flatten(1) for name in self.shapes}
-        nothing = next(iter(rows.values()))[:, :0]
-        binary = [rows[name] for name in rows if name in self.binary]
-        real = [rows[name] for name in rows if name not in self.binary]
-        return torch.cat([nothing, *binary], dim=1), torch.cat([nothing, *real], dim=1)
-
-    def values(self, binary: Tensor, real: Tensor) -> dict[str, Tensor]:
-        """Return the sites' values from the two tables; the inverse of `tables`."""
-        found, rest = {}, {True: binary, False: real}
-        for name, shape in self.shapes.items():
-            is_binary = name in self.binary
-            own, rest[is_binary] = rest[is_binary].tensor_split([shape.numel()], dim=1)
-            found[name] = own.reshape(-1, *shape)
-        return found
-
-
 @dataclass(frozen=True, eq=False)
 class TopPrior:
     """The mixture prior fitted by `fit_top_prior`; see the top of this file.
 
     Attributes:
-        layout: the columns of each site in the two tables.
+        layout: the columns of the binary sites, and of the real ones.
         log_weight: log weights of the kinds, (M,).
         logits: logits of the binary numbers, (M, T).
         mean: means of the real numbers, (M, R).
@@ -76,7 +52,7 @@ class TopPrior:
         dtype: type of the draws. The mixture itself is in float64 because some poses hardly vary.
     """
 
-    layout: _Layout
+    layout: tuple[SiteVector, SiteVector]
     log_weight: Tensor
     logits: Tensor
     mean: Tensor
@@ -90,11 +66,13 @@ class TopPrior:
             binary = torch.bernoulli(self.logits[kind].sigmoid())
             noise = torch.randn_like(self.mean[kind])
         real = self.mean[kind] + noise @ self.scale_tril.T
-        return self.layout.values(binary.to(self.dtype), real.to(self.dtype))
+        tables = zip(self.layout, (binary, real), strict=True)
+        parts = [sites.split(table.to(self.dtype))[0] for sites, table in tables]
+        return {**parts[0], **parts[1]}
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute the log density (N,) of the sites' values (N, ...), in nats."""
-        binary, real = (table.to(self.mean) for table in self.layout.tables(values))
+        binary, real = (sites.join(values).to(self.mean) for sites in self.layout)
         return self.log_joint(binary, real).logsumexp(1)
 
     def log_joint(self, binary: Tensor, real: Tensor) -> Tensor:
@@ -141,9 +119,10 @@ def fit_top_prior(
     sites = {site.name: site for site in model.discretized().sites}
     if strangers := sorted(set(values) - set(sites)):
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
-    binary_sites = frozenset(name for name in values if sites[name].discrete)
-    layout = _Layout({k: v.shape[1:] for k, v in values.items()}, binary_sites)
-    binary, real = (table.double() for table in layout.tables(values))
+    layout = SiteVector(), SiteVector()
+    for name, value in values.items():
+        layout[not sites[name].discrete].add(name, value, None)
+    binary, real = (each.join(values).double() for each in layout)
     shift, scale = real.mean(0), real.std(0)
     scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale
     real = (real - shift) / scale
@@ -166,7 +145,11 @@ def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
 
 
 def _maximize(
-    layout: _Layout, binary: Tensor, real: Tensor, responsibility: Tensor, total: Tensor
+    layout: tuple[SiteVector, SiteVector],
+    binary: Tensor,
+    real: Tensor,
+    responsibility: Tensor,
+    total: Tensor,
 ) -> TopPrior:
     """Return the likeliest mixture given the responsibility of every kind for each image, (N, M).
 

@@ -26,6 +26,7 @@ from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, family_
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
@@ -75,7 +76,7 @@ class Widened(Guide):
             center, _ = self.families[name].start(fn, value)
             start = torch.full_like(center[:1], scale).log()  # (1, ...), shared by all images
             self.register_parameter(f"{name}_log_scale", nn.Parameter(start))
-        guide_trace, model_trace = _traces(_discrete(model), _discrete(guide), images)
+        guide_trace, model_trace = _traces(discrete_form(model), discrete_form(guide), images)
         self.discrete_points = point_sites(model_trace, guide_trace)
         self.discrete_masses = _masses(model_trace, guide_trace)
 
@@ -104,13 +105,9 @@ class Widened(Guide):
         """Return the names of the widened sites that are not relaxed."""
         return [name for name, family in self.families.items() if isinstance(family, Continuous)]
 
-    def scales(self) -> list[nn.Parameter]:
-        """Return the parameters that `widen` fits: the log scales of all widened sites."""
-        return [getattr(self, f"{name}_log_scale") for name in self.sites_with_scales()]
-
     def discretized(self) -> "Widened":
         """Return the discrete guide with the same scales; discrete sites have none."""
-        discrete = _discrete(self.guide)
+        discrete = discrete_form(self.guide)
         if discrete is self.guide:
             return self
         twin = copy.copy(self)
@@ -126,11 +123,6 @@ def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, 
         guide_trace = poutine.trace(guide).get_trace(images)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
     return guide_trace, model_trace
-
-
-def _discrete(module: nn.Module) -> nn.Module:
-    """Return the module with discrete presences, if it offers them."""
-    return getattr(module, "discretized", lambda: module)()
 
 
 def _masses(model_trace: Trace, guide_trace: Trace) -> set[str]:

@@ -119,15 +119,6 @@ def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
-def to_cpu(state: Any) -> Any:
-    """Return a copy on the CPU of a state (nested dicts and lists of tensors)."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {name: to_cpu(value) for name, value in state.items()}
-    return [to_cpu(value) for value in state] if isinstance(state, (list, tuple)) else state
-
-
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """Return the states of the torch generators that a run on `device` uses."""
     state = {"cpu": torch.get_rng_state()}

@@ -1,5 +1,6 @@
 """The state of a training run and its training step, driven by `fit`."""
 
+import copy
 import itertools
 import math
 import os
@@ -27,7 +28,6 @@ from capsule_zoo.inference.training.checkpoint import (
     random_state,
     save_checkpoint,
     set_random_state,
-    to_cpu,
 )
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.training.optimizers import Updates
@@ -167,7 +167,7 @@ class Trainer:
         """Update held-out value, best state and checkpoint; return a reason to stop, or None."""
         improved = self.progress.check(self._held_out())
         if improved and self.checks.patience is not None:
-            self.best = {role: to_cpu(m.state_dict()) for role, m in self.modules.items()}
+            self.best = {role: copy.deepcopy(m.state_dict()) for role, m in self.modules.items()}
         self._save()
         stopping = self._call_back()
         if self.checks.patience is None or self.progress.checks_since_best < self.checks.patience:
@@ -290,7 +290,7 @@ class Trainer:
 @contextmanager
 def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
     """Disable gradients, set modules to eval mode, and restore the objective's state afterwards."""
-    state = to_cpu(objective.state_dict()) if hasattr(objective, "state_dict") else None
+    state = copy.deepcopy(objective.state_dict()) if hasattr(objective, "state_dict") else None
     try:
         with in_eval_mode(*modules), torch.no_grad():
             yield

@@ -64,18 +64,8 @@ _STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
 _SCALED = 16  # draws of the start from which the deviation of each coordinate is computed
 _FEWER = 4  # times fewer temperatures in the pilot
 _FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
+_OF_SIMULATED = "simulated_log_weight", "reverse_log_weight"
 _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
-
-
-class Settings(NamedTuple):
-    """The settings of an annealing run; see `annealed_log_likelihood`."""
-
-    chains: int
-    temperatures: int
-    leapfrogs: int
-    flips: int | None
-    pilot_chains: int
-    prior_share: float
 
 
 def annealed_log_likelihood(
@@ -152,11 +142,11 @@ def annealed_log_likelihood(
     start = model if guide is None else guide
     pair = prepare(model, start, images, labels=None, seed=seed, discrete=discrete)
     refuse_start(pair, guide, simulated)
-    settings = Settings(chains, temperatures, leapfrogs, flips, pilot_chains, prior_share)
+    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share
     began = time.perf_counter()
     mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
-        run = _Run(pair.model, None if guide is None else pair.guide, settings, seed)
+        run = _Run(pair.model, None if guide is None else pair.guide, seed, *settings)
         rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
         found = _joined([run.forward(part, i) for i, part in _parts(pair.images, rows)])
         drawn = None
@@ -219,12 +209,17 @@ def temperatures_along_sigmoid(number: int) -> list[float]:
 
 
 class _Run(NamedTuple):
-    """Everything that all passes of one annealing share."""
+    """What all passes of one annealing share; see `annealed_log_likelihood`."""
 
     model: Callable
     guide: Callable | None
-    settings: Settings
     seed: int
+    chains: int
+    temperatures: int
+    leapfrogs: int
+    flips: int | None
+    pilot_chains: int
+    prior_share: float
 
     def forward(self, images: Tensor, number: int) -> dict[str, np.ndarray]:
         """Anneal chains to the posterior of images; arrays (chains, images) by name."""
@@ -251,21 +246,18 @@ class _Run(NamedTuple):
         """Return the path of the chains of images; a guide that is fitted to images is fitted."""
         guide = self.guide
         guide = guide.fitted(images) if isinstance(guide, SemiAmortized) else guide
-        rows = tiled(images, self.settings.chains)
-        return AnnealedPath(self.model, guide, rows, self.settings.prior_share)
+        return AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
 
     def _back(self, images: Tensor, latents: dict[str, Tensor], number: int) -> dict:
-        chains = self.settings.chains
         path = self._path(images)
         stream = number + 1 << 32  # not those of the given images
         moves, betas, epsilons = self._tuned(path, images, stream)
         with seeded(self._stream(_MAIN, stream)):
             forward, _ = anneal(path, path.draw(), betas, epsilons, moves)
-        exact = path.state({name: tiled(latents[name], chains) for name in path.latents})
+        exact = path.state({name: tiled(latents[name], self.chains) for name in path.latents})
         with seeded(self._stream(_BACK, stream)):
             back, _ = anneal(path, exact, betas, epsilons, moves, reverse=True)
-        names = "simulated_log_weight", "reverse_log_weight"
-        return _by_name(names, (forward, back), len(images))
+        return _by_name(_OF_SIMULATED, (forward, back), len(images))
 
     def _tuned(
         self, path: AnnealedPath, images: Tensor, number: int
@@ -274,21 +266,20 @@ class _Run(NamedTuple):
 
         A pilot finds temperatures and lengths, for each image its own. Chains do not see it.
         """
-        settings = self.settings
         size = sum(choice.size for choice in path.choices.values())
-        flips = min(size, _FLIPS) if settings.flips is None else settings.flips
-        betas = temperatures_along_sigmoid(max(settings.temperatures // _FEWER, 2))
+        flips = min(size, _FLIPS) if self.flips is None else self.flips
+        betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
         with seeded(self._stream(_PILOT, number)):
             scale = _scale(path, images)
-            copies = settings.pilot_chains, *[1] * (scale.dim() - 1)
-            small = path.at(tiled(images, settings.pilot_chains))
+            copies = self.pilot_chains, *[1] * (scale.dim() - 1)
+            small = path.at(tiled(images, self.pilot_chains))
             whole = scale.dim() == 3
-            own = Moves(settings.leapfrogs, flips, scale if whole else scale.repeat(copies))
+            own = Moves(self.leapfrogs, flips, scale if whole else scale.repeat(copies))
             found = pilot(small, len(images), betas, own)
-        placed, epsilons = spaced(betas, *found, settings.temperatures)
-        scale = scale if whole else scale.repeat(settings.chains, 1)
-        moves = Moves(settings.leapfrogs, flips, scale)
-        return moves, placed.repeat(1, settings.chains), epsilons.repeat(1, settings.chains)
+        placed, epsilons = spaced(betas, *found, self.temperatures)
+        scale = scale if whole else scale.repeat(self.chains, 1)
+        moves = Moves(self.leapfrogs, flips, scale)
+        return moves, placed.repeat(1, self.chains), epsilons.repeat(1, self.chains)
 
     def _stream(self, kind: int, number: int) -> int:
         return chain_seed(self.seed, 1 + 4 * number + kind)
@@ -370,20 +361,13 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
 
 def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) -> dict[str, Any]:
     """Return dims and arrays by group and variable."""
-    dims = {
-        name: ["chain", "draw", "simulated" if name in _OF_SIMULATED else "image"] for name in found
-    }
+    rows = {name: "simulated" if name in _OF_SIMULATED else "image" for name in found}
     space = space_of(pair.model)
     observed = {space.variable: (["image", *space.dims], pair.images.cpu().numpy())}
     if drawn is not None:
         observed[f"simulated_{space.variable}"] = (["simulated", *space.dims], drawn.cpu().numpy())
-    return {
-        "sample_stats": {name: (dims[name], array[None]) for name, array in found.items()},
-        "observed_data": observed,
-    }
-
-
-_OF_SIMULATED = ("simulated_log_weight", "reverse_log_weight")
+    stats = {name: (["chain", "draw", rows[name]], array[None]) for name, array in found.items()}
+    return {"sample_stats": stats, "observed_data": observed}
 
 
 def _parts(images: Tensor, rows: int) -> list[tuple[int, Tensor]]:

@@ -193,9 +193,8 @@ class AnnealedPath:
 
     def state(self, values: Mapping[str, Tensor]) -> State:
         """Return the state with these values of all sites, (rows, ...)."""
-        some = bool(self.places)
         empty = self.images.new_zeros(len(self.images), 0)
-        position = self.continuous.join(values) if some else empty
+        position = self.continuous.join(values) if self.places else empty
         return State(position, {name: values[name] for name in self.choices})
 
     @torch.no_grad()
@@ -316,7 +315,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
     """
     with torch.no_grad(), poutine.block():
         try:
-            trace = poutine.trace(model).get_trace(batch_size=number)
+            trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=number))
         except TypeError as error:
             raise ValueError(
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "

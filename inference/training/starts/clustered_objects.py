@@ -9,7 +9,6 @@ by regression to tell the cluster, and the numbers along these directions, from 
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,18 +34,6 @@ _FACTORS = 8  # directions along which an object bends, at most
 _SURE, _UNSURE = 0.9, 0.02  # presence of an object in images of its cluster, and in others
 _LEAST, _MOST = 0.02, 0.98  # bounds of the presences of votes, and of what is inverted
 _BATCH, _RATE = 128, 2e-3  # of the regression
-
-
-class Lesson(NamedTuple):
-    """What the encoder of objects learns of each image.
-
-    Attributes:
-        presence: probabilities that each object is present, (N, objects).
-        feature: features of the objects, (N, objects, features).
-    """
-
-    presence: Tensor
-    feature: Tensor
 
 
 def start_objects(
@@ -86,8 +73,8 @@ def start_objects(
         _start_votes(guide.model.relation, found, _first_scale(guide))
         feature = belief[..., None] * posterior_codes(found, parts)
         spare = guide.model.object_features - factors
-        lesson = Lesson(_UNSURE + (_SURE - _UNSURE) * belief, F.pad(feature, (0, spare)))
-    _teach(guide, chosen, lesson, seed, updates)
+        lesson = _UNSURE + (_SURE - _UNSURE) * belief, F.pad(feature, (0, spare))
+    _teach(guide, chosen, *lesson, seed, updates)
     return belief.argmax(-1)
 
 
@@ -154,9 +141,19 @@ def _start_votes(relation: VoteNetwork, found: FactorAnalyzers, scale: float) ->
 
 
 def _teach(
-    guide: StackedCapsuleGuide, reads: Tensor, lesson: Lesson, seed: int, updates: int
+    guide: StackedCapsuleGuide,
+    reads: Tensor,
+    presence: Tensor,
+    feature: Tensor,
+    seed: int,
+    updates: int,
 ) -> None:
-    """Teach the encoder of objects presences and features, by regression."""
+    """Teach the encoder of objects, by regression, what it is to say of each image.
+
+    Args:
+        presence: probabilities that each object is present, (N, objects).
+        feature: features of the objects, (N, objects, features).
+    """
     parameters = list(guide.infer_objects.parameters())
     if isinstance(guide.infer_objects, RoutedObjects):
         return
@@ -168,9 +165,8 @@ def _teach(
             noise = guide.noise_width * (torch.rand_like(read.logits) - 0.5)
             parts = FeaturedCapsules(read.logits + noise, read.pose, read.features[..., 7:])
             proposal: FeaturedProposal = guide.infer_objects(guide.model, parts)
-            wanted = Lesson(*(each[some] for each in lesson))
-            wrong = F.binary_cross_entropy_with_logits(proposal.logits, wanted.presence)
-            bent = (proposal.feature - wanted.feature).square().mean()
+            wrong = F.binary_cross_entropy_with_logits(proposal.logits, presence[some])
+            bent = (proposal.feature - feature[some]).square().mean()
             optimizer.zero_grad()
             (wrong + bent).backward()
             optimizer.step()
