@@ -16,7 +16,7 @@ from typing import Any
 
 from capsule_zoo import registry
 from capsule_zoo.inference import is_bound
-from capsule_zoo.inference.evaluation.presence import relaxed_sites
+from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
 from capsule_zoo.models.common.modes import seeded

@@ -19,7 +19,6 @@ from capsule_zoo.inference.evaluation.ancestral import (
     log_prior,
     mean_images,
 )
-from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
@@ -39,7 +38,12 @@ from capsule_zoo.inference.evaluation.sample_quality import (
     train_classifier,
 )
 from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
-from capsule_zoo.inference.evaluation.simulation_based import Calibration, check_calibration
+from capsule_zoo.inference.evaluation.simulation_based import (
+    Calibration,
+    check_calibration,
+    rank_uniformity,
+    sbc_ranks,
+)
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import encode, posterior_predictive, reconstruct, sample
 from capsule_zoo.inference.evaluation.vote_history import VoteHistory, vote_history
@@ -72,8 +76,8 @@ from capsule_zoo.inference.posterior.widen import Widened, widen
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
+from capsule_zoo.inference.training.progress import Run
 from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
 

@@ -42,13 +42,9 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
 def _not_owned_by(modules: list[nn.Module]) -> Any:
     """Return the state of the global store without the parameters of these modules."""
     state: Any = pyro.get_param_store().get_state()
-    names = [part._pyro_name for module in modules for part in module.modules() if _named(part)]
-    prefixes = tuple(f"{name}." for name in names)
+    names = [getattr(part, "_pyro_name", "") for module in modules for part in module.modules()]
+    prefixes = tuple(f"{name}." for name in names if name)
     return {
         kind: {name: value for name, value in held.items() if not name.startswith(prefixes)}
         for kind, held in state.items()
     }
-
-
-def _named(module: nn.Module) -> bool:
-    return bool(getattr(module, "_pyro_name", ""))

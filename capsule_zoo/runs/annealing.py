@@ -21,12 +21,12 @@ from capsule_zoo.inference import (
     gauss_newton,
 )
 from capsule_zoo.inference.evaluation.summary import (
+    log_mean,
     per_image_elbo,
     pooled_log_weight,
     standard_error,
     summarize,
 )
-from capsule_zoo.inference.posterior.annealing.annealed import log_mean
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened

@@ -31,7 +31,7 @@ from capsule_zoo.data.datasets import full_name, load_tests
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
-from capsule_zoo.inference.training.history import history_of
+from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device

@@ -21,7 +21,7 @@ from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.guides.recognition import RecognitionLayer, RecognitionMachine
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.progress import Run
 from capsule_zoo.inference.training.settings import Pace
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
 from capsule_zoo.models.capsule_rbm import CapsuleRBM

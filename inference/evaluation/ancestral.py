@@ -19,7 +19,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.presence import discrete_form
+from capsule_zoo.inference.evaluation.prepare import discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of

@@ -34,7 +34,7 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
     draws, images = log_weight.shape
     bound = all(each_value(idata.attrs["is_bound"]))
     elbo = per_image_elbo(idata)
-    iwae = logsumexp(log_weight, axis=0) - np.log(draws)
+    iwae = log_mean(log_weight)
     ess = np.exp(2 * logsumexp(log_weight, axis=0) - logsumexp(2 * log_weight, axis=0))
     nan = float("nan")
     return {
@@ -54,8 +54,18 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
 
 def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
     """Return the log weights of all chains and draws, (chains * draws, images)."""
-    log_weight = idata.sample_stats["log_weight"].transpose("chain", "draw", "image").values
-    return log_weight.reshape(-1, log_weight.shape[-1])
+    return pooled(idata.sample_stats["log_weight"])
+
+
+def pooled(values: Any) -> np.ndarray:
+    """Return a variable (chain, draw, image) over all chains and draws, (draws, images)."""
+    array = values.transpose("chain", "draw", ...).values
+    return array.reshape(-1, array.shape[-1])
+
+
+def log_mean(log_weight: np.ndarray) -> np.ndarray:
+    """Return the log of the mean over the first dim."""
+    return logsumexp(log_weight, axis=0) - np.log(len(log_weight))
 
 
 def per_image_elbo(idata: "InferenceData") -> np.ndarray:

@@ -24,8 +24,12 @@ from torch import Tensor, nn
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import IncompatibleGuide
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
-from capsule_zoo.inference.evaluation.prepare import as_wanted, is_per_image
-from capsule_zoo.inference.evaluation.presence import discrete_form, refuse_relaxed_draws
+from capsule_zoo.inference.evaluation.prepare import (
+    as_wanted,
+    discrete_form,
+    is_per_image,
+    refuse_relaxed_draws,
+)
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least

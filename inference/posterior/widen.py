@@ -25,8 +25,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, family_of
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.prepare import is_per_image
-from capsule_zoo.inference.evaluation.presence import discrete_form
+from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit

@@ -20,10 +20,9 @@ from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objectives.base import check_objective
 from capsule_zoo.inference.training.callbacks import check_callbacks
-from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.inference.training.optimizers import OptimizerFactory, Updates, optimizer_factory
-from capsule_zoo.inference.training.pair import Pair
+from capsule_zoo.inference.training.progress import Run
 from capsule_zoo.inference.training.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.training.settings import (
     Checks,
@@ -33,7 +32,7 @@ from capsule_zoo.inference.training.settings import (
     paced,
     with_groups,
 )
-from capsule_zoo.inference.training.trainer import Trainer
+from capsule_zoo.inference.training.trainer import Pair, Trainer
 from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole

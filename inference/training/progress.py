@@ -1,18 +1,70 @@
-"""The progress of a run: steps, time, history, and the best value so far."""
+"""The progress of a run (steps, time, history, the best value so far), and the record of it."""
 
+import json
 import math
+import os
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.training.history import COLUMNS, Run, history_of
+from capsule_zoo.data.files import write_whole
 from capsule_zoo.models.checks import check_one_of
 
+COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 CLOCKS = {"wall": "monotonic", "processor": "process_time"}
 _COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # of a checkpoint
 _WINDOW = 50  # steps whose mean loss the progress bar shows
+
+
+def history_of(progress: dict) -> pd.DataFrame:
+    """Return the history up to a checkpoint, from its progress; earlier stages come first."""
+    _, earlier, seconds = progress["before"]
+    own: Tensor = progress["history"].clone()
+    own[:, COLUMNS.index("step")] += len(earlier)
+    own[:, COLUMNS.index("seconds")] += seconds
+    table = pd.DataFrame([*earlier.tolist(), *own.tolist()], columns=list(COLUMNS))
+    return table.astype({"step": int, "epoch": int})
+
+
+@dataclass
+class Run:
+    """The record of one call of `fit`.
+
+    Attributes:
+        history: one row a step: step, epoch, loss and held_out (nats per image; held_out is NaN
+            where it was not computed), gradient_norm, lr, seconds since the start.
+        best_loss: lowest held-out value, or, without a validation split, the lowest mean training
+            loss between two checks; nats per image.
+        best_step: the step at which `best_loss` was reached.
+        steps: optimizer steps taken, including steps before a resume.
+        seconds: time by the `clock` of `Checks`, including time before a resume.
+        stopped: why the run ended, in words.
+    """
+
+    history: pd.DataFrame
+    best_loss: float
+    best_step: int
+    steps: int
+    seconds: float
+    stopped: str
+
+    @property
+    def metrics(self) -> dict[str, float | int | str]:
+        """Return everything except the history."""
+        numbers = {name: value for name, value in vars(self).items() if name != "history"}
+        return {**numbers, "units": "nats per image"}
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
+        folder = Path(folder)
+        write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
+        metrics = json.dumps(self.metrics, indent=2) + "\n"
+        write_whole(folder / "metrics.json", metrics.encode())
 
 
 class Before(NamedTuple):

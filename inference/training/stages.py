@@ -24,8 +24,7 @@ from capsule_zoo.inference.training.checkpoint import (
     load_checkpoint,
 )
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.inference.training.history import Run
-from capsule_zoo.inference.training.progress import Before
+from capsule_zoo.inference.training.progress import Before, Run
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.settings import Checks, Inputs, combined, with_groups
 from capsule_zoo.inference.training.workers import usable_device

@@ -1,4 +1,4 @@
-"""The state of a training run and its training step, driven by `fit`."""
+"""The pair that a run trains, the state of the run, and its training step, driven by `fit`."""
 
 import copy
 import itertools
@@ -19,7 +19,8 @@ from tqdm.auto import tqdm
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
-from capsule_zoo.inference.objectives.base import loss_per_image
+from capsule_zoo.inference.check import refuse_misfit
+from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
 from capsule_zoo.inference.training.callbacks import Check, call_back
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
@@ -31,7 +32,6 @@ from capsule_zoo.inference.training.checkpoint import (
 )
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.training.optimizers import Updates
-from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.settings import Checks
@@ -39,6 +39,51 @@ from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
+
+
+class Pair:
+    """A model and a guide on their device, which take batches in their precision.
+
+    Args:
+        model, guide: the modules; they are moved to the device.
+        device: the device of the run.
+        labels: True if both are given the labels.
+    """
+
+    def __init__(
+        self, model: nn.Module, guide: nn.Module, device: torch.device, labels: bool
+    ) -> None:
+        self.model = model.to(device)
+        self.guide = guide.to(device)
+        self.device = device
+        self.labels = labels
+        self.dtype = next((p.dtype for module in self.both for p in module.parameters()), None)
+
+    @property
+    def both(self) -> tuple[nn.Module, nn.Module]:
+        return self.model, self.guide
+
+    def takes(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return a batch on the device and in the precision of the modules."""
+        images = images.to(self.device, self.dtype or images.dtype)
+        return images, labels.to(self.device) if self.labels and labels is not None else None
+
+    def objective(self, given: ELBO | None, images: Tensor, labels: Tensor | None) -> ELBO:
+        """Run the pair once and return the given objective, or by default one for this model.
+
+        Afterwards all parameters exist, and the objective knows the plates. The random state is
+        left as it was.
+
+        Raises:
+            IncompatibleGuide: the guide does not fit the model.
+        """
+        example = self.takes(images, labels)
+        refuse_misfit(*self.both, *example)
+        objective = given or default_objective(self.model, *example)
+        with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
+            if not hasattr(objective, "state_dict"):
+                loss_per_image(objective, *self.both, *example)
+        return objective
 
 
 class Trainer:

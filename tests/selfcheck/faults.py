@@ -31,7 +31,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.inference import CheckpointError, Checks, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
-from capsule_zoo.inference.training.history import COLUMNS
+from capsule_zoo.inference.training.progress import COLUMNS
 from capsule_zoo.registry import create, load, save, small_sizes
 
 ENTRY = "vae"

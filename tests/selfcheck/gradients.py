@@ -28,7 +28,7 @@ from capsule_zoo.inference import (
     WakeSleep,
     loss_per_image,
 )
-from capsule_zoo.inference.evaluation.calibration import Outcome
+from capsule_zoo.inference.evaluation.simulation_based import Outcome
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace

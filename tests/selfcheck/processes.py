@@ -16,7 +16,7 @@ import torch
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Checks, Inputs, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
-from capsule_zoo.inference.training.history import COLUMNS
+from capsule_zoo.inference.training.progress import COLUMNS
 from capsule_zoo.registry import create
 
 ENTRY = "matrix-capsules"

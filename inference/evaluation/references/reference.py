@@ -33,7 +33,7 @@ from torch.distributions import biject_to
 
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
-from capsule_zoo.inference.evaluation.presence import discrete_form
+from capsule_zoo.inference.evaluation.prepare import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.posterior.site_vector import SiteVector

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyro
 import torch
-from scipy.special import logsumexp
 from torch import Tensor
 
 from capsule_zoo.data import Split
@@ -44,6 +43,8 @@ from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.evaluation.inference_data import inference_data
 from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, prepare
 from capsule_zoo.inference.evaluation.summary import (
+    log_mean,
+    pooled,
     pooled_log_weight,
     refuse_mixture,
     standard_error,
@@ -148,7 +149,8 @@ def annealed_log_likelihood(
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, None if guide is None else pair.guide, seed, *settings)
         rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
-        found = _joined([run.forward(part, i) for i, part in _parts(pair.images, rows)])
+        parts = pair.images.split(rows)
+        found = _joined([run.forward(part, number) for number, part in enumerate(parts)])
         drawn = None
         if simulated:
             drawn, both = run.both(simulated, rows)
@@ -189,8 +191,8 @@ def annealed_bounds(idata: "InferenceData") -> dict[str, float | int]:
     }
     stats = idata.sample_stats
     if "simulated_log_weight" in stats:
-        below = log_mean(_pooled(stats["simulated_log_weight"]))
-        above = -log_mean(-_pooled(stats["reverse_log_weight"]))
+        below = log_mean(pooled(stats["simulated_log_weight"]))
+        above = -log_mean(-pooled(stats["reverse_log_weight"]))
         sides = {"simulated_lower": below, "simulated_upper": above, "gap": above - below}
         for name, values in sides.items():
             found[name] = float(values.mean())
@@ -234,11 +236,8 @@ class _Run(NamedTuple):
         with seeded(self._stream(_SIMULATED, 0)):
             images, latents = simulate(self.model, simulated)
         parts = []
-        for number, part in _parts(images, rows):
-            values = {
-                name: value[number * rows : number * rows + len(part)]
-                for name, value in latents.items()
-            }
+        for number, part in enumerate(images.split(rows)):
+            values = {name: value.split(rows)[number] for name, value in latents.items()}
             parts.append(self._back(part, values, number))
         return images, _joined(parts)
 
@@ -370,10 +369,6 @@ def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) 
     return {"sample_stats": stats, "observed_data": observed}
 
 
-def _parts(images: Tensor, rows: int) -> list[tuple[int, Tensor]]:
-    return list(enumerate(images.split(rows)))
-
-
 def _by_name(names: tuple[str, ...], found: tuple[Tensor, ...], images: int) -> dict:
     return {n: v.view(-1, images).cpu().numpy() for n, v in zip(names, found, strict=True)}
 
@@ -381,14 +376,3 @@ def _by_name(names: tuple[str, ...], found: tuple[Tensor, ...], images: int) -> 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return the arrays (chains, images) of several parts of the images as one."""
     return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
-
-
-def _pooled(values: Any) -> np.ndarray:
-    """Return weights of simulated images over all chains and draws, (draws, images)."""
-    array = values.transpose("chain", "draw", "simulated").values
-    return array.reshape(-1, array.shape[-1])
-
-
-def log_mean(log_weight: np.ndarray) -> np.ndarray:
-    """Return the log of the mean over the first dim."""
-    return logsumexp(log_weight, axis=0) - np.log(len(log_weight))

@@ -315,7 +315,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
     """
     with torch.no_grad(), poutine.block():
         try:
-            trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=number))
+            trace = poutine.trace(model).get_trace(batch_size=number)
         except TypeError as error:
             raise ValueError(
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
