@@ -110,7 +110,7 @@ def check_labels_of(images: Tensor, labels: Tensor) -> None:
     """Raise ValueError unless labels are a tensor of integers, one for each image."""
     if not isinstance(labels, Tensor):
         raise ValueError(f"labels must be a tensor of integers, not {type(labels).__name__}")
-    if labels.is_floating_point() or labels.is_complex():
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
             f"labels must be integers, the numbers of classes, not {labels.dtype}; convert class "
             "numbers by labels.long()"

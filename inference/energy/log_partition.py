@@ -19,6 +19,7 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,12 +152,8 @@ def annealing_schedule(temperatures: int) -> Tensor:
 
     The proportions are from Salakhutdinov and Murray: 500 to .5, 4,000 to .9 and 10,000 to 1.
     """
-    shares = torch.tensor([0.0, 500, 4_500, 14_500], dtype=torch.float64) / 14_500
-    betas = torch.tensor([0.0, 0.5, 0.9, 1.0], dtype=torch.float64)
-    at = torch.linspace(0, 1, temperatures + 1, dtype=torch.float64)
-    segment = torch.bucketize(at, shares[1:-1])
-    along = (at - shares[segment]) / (shares[segment + 1] - shares[segment])
-    return torch.lerp(betas[segment], betas[segment + 1], along)
+    steps = np.linspace(0, 14_500, temperatures + 1)
+    return torch.from_numpy(np.interp(steps, [0, 500, 4_500, 14_500], [0, 0.5, 0.9, 1]))
 
 
 def _ais(model: CapsuleRBM, images: Tensor | None, chains: int, betas: list[float]) -> LogPartition:

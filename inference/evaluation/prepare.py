@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
+from capsule_zoo.data.splits import check_labels_of
 from capsule_zoo.inference.check import (
     IncompatibleGuide,
     check_pair,
@@ -88,7 +89,10 @@ def prepare(
     """
     name = str(images.name) if isinstance(images, Split) else "images"
     pixels = as_wanted(model, images, guide)
-    classes = None if labels is None else as_labels(labels, len(pixels)).to(pixels.device)
+    classes = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
+    if classes is not None:
+        check_labels_of(pixels, classes)
+        classes = classes.to(pixels.device)
     if (check := getattr(poutine.unwrap(model), "check_labels", None)) is not None:
         check(classes)
     if classes is None and getattr(model, "supervised", False):
@@ -162,23 +166,6 @@ def refuse_relaxed_draws(
             "never rank the result beside discrete numbers"
         )
         raise IncompatibleGuide.of(model, guide, [problem], suggest=False)
-
-
-def as_labels(labels: Tensor | np.ndarray, number: int) -> Tensor:
-    """Return labels as a tensor, or raise ValueError unless they are `number` whole numbers."""
-    if not isinstance(labels, Tensor | np.ndarray):
-        raise ValueError(
-            f"labels must be a tensor of {number} whole numbers, one for each image, not "
-            f"{type(labels).__name__}; use torch.as_tensor(labels)"
-        )
-    labels = torch.as_tensor(labels)
-    whole = not labels.is_floating_point() and not labels.is_complex()
-    if not whole or labels.dtype == torch.bool or labels.shape != (number,):
-        raise ValueError(
-            f"labels must be whole numbers of shape ({number},), one for each image, not "
-            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}"
-        )
-    return labels
 
 
 def is_per_image(guide: Callable) -> bool:
