@@ -44,17 +44,16 @@ class Chain:
         self, particles: tuple[int, int], log_weight: Tensor, model_trace: Trace, guide_trace: Trace
     ) -> None:
         """Add one pass; `particles` is the index of its first particle and their number."""
-        first, count = particles
+        first, _ = particles
         self._passes += 1
-        self._append("sample_stats", "log_weight", log_weight.reshape(count, -1), first)
-        keep = min(count, self.draws - first)
-        if keep <= 0:
+        self._append("sample_stats", "log_weight", particles, log_weight)
+        if first >= self.draws:
             return
         drawn = latent_sites(guide_trace)
         for name, site in drawn.items():
             if name in model_trace.nodes:  # not an auxiliary site
-                node = model_trace.nodes[name]
-                self._keep("posterior", name, node, site["value"], particles)
+                found = named(model_trace.nodes[name], site["value"], self.space)
+                self._append("posterior", name, particles, *found)
         observed = model_trace.nodes.get(self.space.site)
         if observed is not None and latent_sites(model_trace).keys() <= drawn.keys():
             self._keep_observed(observed, bool(drawn), particles)
@@ -63,28 +62,26 @@ class Chain:
         # a stream of its own: weights do not depend on `draws`
         with seeded(torch.initial_seed() + 1 + self._passes):
             redrawn = site["fn"].sample()
-        self._keep("posterior_predictive", self.space.variable, site, redrawn, particles)
+        name, found = self.space.variable, named(site, redrawn, self.space)
+        self._append("posterior_predictive", name, particles, *found)
         if given and self.log_likelihood:
             log_prob = site["fn"].log_prob(site["value"])
             by_image, _ = images_first(log_prob, plate_names(site, log_prob.dim()))
-            first, count = particles
-            split = by_image.reshape(len(by_image), -1).sum(1).reshape(count, -1)
-            self._append("log_likelihood", self.space.variable, split[: self.draws - first], first)
+            total = by_image.reshape(len(by_image), -1).sum(1)
+            self._append("log_likelihood", name, particles, total)
 
-    def _keep(
-        self, group: str, name: str, site: dict, value: Tensor, particles: tuple[int, int]
+    def _append(
+        self, group: str, name: str, particles: tuple[int, int], values: Tensor, names: Names = ()
     ) -> None:
+        """Append values (count images, ...): every log weight, and the draws to keep of others."""
         first, count = particles
-        value, names = named(site, value, self.space)
-        split = value.reshape(count, -1, *value.shape[1:])[: self.draws - first]
-        self._append(group, name, split, first, names)
-
-    def _append(self, group: str, name: str, values: Tensor, first: int, names: Names = ()) -> None:
+        kept = count if group == "sample_stats" else self.draws - first
         self.names[group, name] = names
         parts = self._kept.setdefault((group, name), [])
         if first == 0:
             parts.append([])  # the next images
-        parts[-1].append(values.cpu().numpy())
+        draws = values.reshape(count, -1, *values.shape[1:])[:kept]
+        parts[-1].append(draws.cpu().numpy())
 
     def values(self) -> dict[tuple[str, str], np.ndarray]:
         """Return the arrays (draws, images, ...) by group and variable."""

@@ -27,7 +27,6 @@ References:
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 from warnings import catch_warnings, simplefilter
 from weakref import WeakSet
@@ -117,11 +116,9 @@ def gauss_newton(
     if check:
         model.space.check(images)
     programs = [each for each in (model, start) if each is not None]
-    with ExitStack() as stack:
-        stack.enter_context(isolated_parameters(*programs))
-        stack.enter_context(validation_enabled(False))
-        for context in in_eval_mode(*programs), frozen(*programs), seeded(seed), poutine.block():
-            stack.enter_context(context)
+    mode, freeze = in_eval_mode(*programs), frozen(*programs)
+    quiet = validation_enabled(False)
+    with isolated_parameters(*programs), quiet, mode, freeze, seeded(seed), poutine.block():
         if modes > 1:
             start, images = _several(model, start, images, modes), tiled(images, modes)
         points = refine(model, start, images, steps=steps, seed=seed, check=False).guide

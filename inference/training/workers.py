@@ -43,18 +43,16 @@ class Workers:
         """Sum the gradients over processes; each holds its slice's share of the mean."""
         if self.size == 1:
             return
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        gradients = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            kind = parameter.device, parameter.dtype
-            by_kind.setdefault(kind, []).append(parameter.grad)
-        for gradients in by_kind.values():  # one message for all of a kind
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            distributed.all_reduce(flat)
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+            gradients.append(parameter.grad)
+        flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message for all
+        distributed.all_reduce(flat)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a scalar over processes."""
