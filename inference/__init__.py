@@ -73,12 +73,11 @@ from capsule_zoo.inference.posterior.transformations import (
     infer_transformation,
 )
 from capsule_zoo.inference.posterior.widen import Widened, widen
-from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
 from capsule_zoo.inference.training.progress import Run
-from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
+from capsule_zoo.inference.training.settings import Check, Checks, Inputs, Pace
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
 
 __all__ = [

@@ -35,7 +35,7 @@ from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
 if TYPE_CHECKING:
-    from capsule_zoo.inference.training.callbacks import Check
+    from capsule_zoo.inference.training.settings import Check
 
 TERMS = (
     "image",

@@ -19,7 +19,6 @@ from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objectives.base import check_objective
-from capsule_zoo.inference.training.callbacks import check_callbacks
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.inference.training.optimizers import OptimizerFactory, Updates, optimizer_factory
 from capsule_zoo.inference.training.progress import Run
@@ -28,6 +27,7 @@ from capsule_zoo.inference.training.settings import (
     Checks,
     Inputs,
     Pace,
+    check_callbacks,
     combined,
     paced,
     with_groups,

@@ -21,7 +21,6 @@ from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.inference.check import refuse_misfit
 from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
-from capsule_zoo.inference.training.callbacks import Check, call_back
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     check_same_modules,
@@ -34,7 +33,7 @@ from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_s
 from capsule_zoo.inference.training.optimizers import Updates
 from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
-from capsule_zoo.inference.training.settings import Checks
+from capsule_zoo.inference.training.settings import Check, Checks, call_back
 from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 

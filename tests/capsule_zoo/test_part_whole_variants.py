@@ -10,7 +10,7 @@ from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments import training as photographs
 from capsule_zoo.experiments.part_whole import variants as part_whole_variants
 from capsule_zoo.experiments.part_whole.variants import ProbesInTraining, learn_both
-from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.inference.training.settings import Check
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
