@@ -65,7 +65,7 @@ def _print_published(entry: str) -> None:
 
     if not RESULTS.is_dir():
         return
-    own = [g for g in goals_of(read_records(RESULTS)) if g.published.entry == entry]
+    own = [g for g in goals_of(read_records(RESULTS)) if g.entry == entry]
     if own:
         print("\npublished, ours, state\n" + "\n".join(lines(own)[1:]))
 
@@ -156,10 +156,10 @@ def published(
     from capsule_zoo.report.published import count, goals_of, lines
 
     goals = goals_of(read_records(results))
-    known = sorted({goal.published.entry for goal in goals})
+    known = sorted({goal.entry for goal in goals})
     if entry is not None:
         check_known("entry with published numbers", entry, known)
-    chosen = [goal for goal in goals if entry in (None, goal.published.entry)]
+    chosen = [goal for goal in goals if entry in (None, goal.entry)]
     print("\n".join(lines(chosen)))
     print("\n" + ", ".join(f"{number} {what}" for what, number in count(chosen).items()))
     print_json(as_json, [goal.as_dict() for goal in chosen])

@@ -207,7 +207,7 @@ def fill(
     family.findings = sorted(rest, key=lambda finding: finding.record is None)
     family.races = [race for race in races if race.about in names]
     family.weights = [weights for weights in list_weights().values() if weights.entry in names]
-    family.goals = [goal for goal in goals if goal.published.entry in names]
+    family.goals = [goal for goal in goals if goal.entry in names]
     pictures = (figure for finding in family.all_findings for figure in finding.figures)
     leads = (finding.lead for finding in own if finding.lead)
     family.lead = next(leads, None) or next(pictures, None)

@@ -8,7 +8,7 @@ a comparison of like with like can be reached.
 import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capsule_zoo.records import Metric
@@ -29,8 +29,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"  # of the checkout; a 
 
 
 @dataclass(frozen=True)
-class Published:
-    """A published number with its source and our metric for comparison.
+class Goal:
+    """A published number with its source, and ours.
 
     Attributes:
         entry: the entry that it is about.
@@ -44,6 +44,7 @@ class Published:
         source: the publication, with its table, figure or section, or a repository.
         kind: one of `KINDS`.
         note: differences that make the comparison difficult.
+        ours: the worse metric of the record, or None before it is measured.
     """
 
     entry: str
@@ -58,54 +59,46 @@ class Published:
     source: str
     kind: str
     note: str
+    ours: Metric | None = None
 
     @property
     def value(self) -> float:
         """The printed number."""
         return float(self.printed.lstrip("\N{LESS-THAN OR EQUAL TO} "))
 
-
-@dataclass(frozen=True)
-class Goal:
-    """A published number, and ours: a metric of a record, or None before it is measured."""
-
-    published: Published
-    metric: Metric | None
-
     @property
     def state(self) -> str:
         """One of `STATES`; within two standard errors of both numbers it is "undecided"."""
-        if self.metric is None:
+        if self.ours is None:
             return "not run"
-        if self.published.kind != LIKE:
+        if self.kind != LIKE:
             return "not counted"
-        gain = self.metric["value"] - self.published.value
-        gain = gain if self.published.higher else -gain
-        error = ((self.metric["se"] or 0) ** 2 + (self.published.printed_se or 0) ** 2) ** 0.5
+        gain = self.ours["value"] - self.value
+        gain = gain if self.higher else -gain
+        error = ((self.ours["se"] or 0) ** 2 + (self.printed_se or 0) ** 2) ** 0.5
         if error and abs(gain) <= 2 * error:
             return "undecided"
         return "reached" if gain >= 0 else "missed"
 
     def as_dict(self) -> dict[str, object]:
         """Return the row for readers and programs."""
-        row = self.published
         return {
-            "entry": row.entry,
-            "quantity": row.quantity,
-            "printed": row.printed,
-            "whose": row.whose,
-            "source": row.source,
-            "ours": None if self.metric is None else self.metric["value"],
-            "se": None if self.metric is None else self.metric["se"],
-            "record": f"{row.record}:{row.metric}",
-            "kind": row.kind,
+            "entry": self.entry,
+            "quantity": self.quantity,
+            "printed": self.printed,
+            "whose": self.whose,
+            "source": self.source,
+            "ours": None if self.ours is None else self.ours["value"],
+            "se": None if self.ours is None else self.ours["se"],
+            "record": f"{self.record}:{self.metric}",
+            "kind": self.kind,
             "state": self.state,
-            "note": row.note,
+            "note": self.note,
         }
 
 
-def read_published(folder: Path = RESULTS) -> list[Published]:
-    """Return the published numbers of a checkout.
+def read_published(folder: Path = RESULTS) -> list[Goal]:
+    """Return the published numbers of a checkout, without ours.
 
     Raises:
         ValueError: the folder holds no table of them, or one with an unknown kind.
@@ -123,17 +116,17 @@ def read_published(folder: Path = RESULTS) -> list[Published]:
     return rows
 
 
-def _row(*, printed_se: str, higher: str, **words: str) -> Published:
+def _row(*, printed_se: str, higher: str, **words: str) -> Goal:
     error = float(printed_se) if printed_se else None
-    return Published(printed_se=error, higher=higher == "yes", **words)
+    return Goal(printed_se=error, higher=higher == "yes", **words)
 
 
 def goals_of(records: Mapping[str, dict]) -> list[Goal]:
     """Return every published number beside the metric of the records that it is compared with."""
-    return [Goal(row, measured(row, records)) for row in read_published()]
+    return [replace(row, ours=measured(row, records)) for row in read_published()]
 
 
-def measured(row: Published, records: Mapping[str, dict]) -> Metric | None:
+def measured(row: Goal, records: Mapping[str, dict]) -> Metric | None:
     """Return our metric for a published number, the worse one of a bracket; None without one."""
     metrics = records.get(row.record, {}).get("metrics", {})
     found = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
@@ -144,7 +137,7 @@ def count(goals: Iterable[Goal]) -> dict[str, int]:
     """Return the number of published numbers, of those compared like for like, and by state."""
     goals = list(goals)
     found = Counter(goal.state for goal in goals)
-    alike = sum(goal.published.kind == LIKE for goal in goals)
+    alike = sum(goal.kind == LIKE for goal in goals)
     return {"published": len(goals), "like for like": alike, **{s: found[s] for s in STATES}}
 
 
@@ -153,12 +146,11 @@ def lines(goals: Iterable[Goal]) -> list[str]:
     found: list[str] = []
     entry = None
     for goal in goals:
-        row = goal.published
-        if row.entry != entry:
-            entry = row.entry
+        if goal.entry != entry:
+            entry = goal.entry
             found += ["", entry]
-        ours = "" if goal.metric is None else with_error(goal.metric)
-        found.append(f"  {row.printed:>8}  {ours:20}  {goal.state:12}  {row.quantity}")
-        why = "" if row.kind == LIKE else f"; {row.kind}"
-        found.append(f"{'':46}{row.whose} ({row.source}){why}")
+        ours = "" if goal.ours is None else with_error(goal.ours)
+        found.append(f"  {goal.printed:>8}  {ours:20}  {goal.state:12}  {goal.quantity}")
+        why = "" if goal.kind == LIKE else f"; {goal.kind}"
+        found.append(f"{'':46}{goal.whose} ({goal.source}){why}")
     return found[1:]

@@ -14,14 +14,13 @@ from capsule_zoo.report.published import (
     RESULTS,
     STATES,
     Goal,
-    Published,
     count,
     goals_of,
     measured,
     read_published,
 )
 
-ROW = Published(
+ROW = Goal(
     "a", "a/b", "m", "", "share", "0.9", None, True, "them", "Nobody 2020, table 1", LIKE, ""
 )
 ROWS = read_published()
@@ -44,19 +43,19 @@ def found(value: float, se: float | None = 0.01) -> dict:
     ],
 )
 def test_two_standard_errors_decide(value, higher, state):
-    assert Goal(replace(ROW, higher=higher), found(value)).state == state
+    assert replace(ROW, higher=higher, ours=found(value)).state == state
 
 
 def test_the_error_of_the_source_counts_too():
-    assert Goal(replace(ROW, printed_se=0.02), found(0.94)).state == "undecided"
-    assert Goal(ROW, found(0.94)).state == "reached"
-    assert Goal(ROW, found(0.9, None)).state == "reached"
+    assert replace(ROW, printed_se=0.02, ours=found(0.94)).state == "undecided"
+    assert replace(ROW, ours=found(0.94)).state == "reached"
+    assert replace(ROW, ours=found(0.9, None)).state == "reached"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != LIKE])
 def test_only_like_for_like_is_counted(kind):
-    assert Goal(replace(ROW, kind=kind), found(2.0)).state == "not counted"
-    assert Goal(replace(ROW, kind=kind), None).state == "not run"
+    assert replace(ROW, kind=kind, ours=found(2.0)).state == "not counted"
+    assert replace(ROW, kind=kind, ours=None).state == "not run"
 
 
 @pytest.mark.parametrize(("higher", "worse"), [(True, -5.0), (False, -4.0)])
