@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ARRAYS = (".npy", ".npz")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
+_GRAY_OR_PALETTE = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
 
 
@@ -55,7 +56,7 @@ def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
         sixteen = image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind in ("PNG", "PPM"))
         if sixteen:
             return _from_sixteen_bits(image)
-        if _is_known(image.mode):
+        if image.mode in (*_GRAY_OR_PALETTE, *_COLORS):
             return _from_bytes(image)
     except UnidentifiedImageError as error:  # its own message shows the stream's address
         raise MissingData(
@@ -170,11 +171,6 @@ def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     planes = [Image.fromarray(each.astype(np.float32)) for each in pixels]
     resample = Image.Resampling.BILINEAR
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes])
-
-
-def _is_known(mode: str) -> bool:
-    gray_or_palette = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
-    return mode in gray_or_palette or mode in _COLORS
 
 
 def _from_sixteen_bits(image: "Image.Image") -> "Image.Image":

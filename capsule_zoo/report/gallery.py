@@ -153,7 +153,12 @@ def gather(folder: Path) -> Gallery:
         ValueError: the folder has no records, or a file that is not a record.
     """
     records = read_records(folder)
-    findings, races = findings_of(records, folder), races_of(records)
+    findings = findings_of(records, folder)
+    races = [
+        Race(name, record.get("summary", ""), record["command"], record, record.get("about", ""))
+        for name, record in sorted(records.items())
+        if is_speed(name)
+    ]
     goals = goals_of(records) if (RESULTS / TABLE).is_file() else []  # a wheel has no table
     families = [fill(family, findings, races, goals) for family in find_families()]
     own = {id(f) for family in families for f in family.all_findings}
@@ -264,15 +269,6 @@ def caption(summary: str, figure: str) -> str:
     does = re.sub(r" \([^)]*\)\.$", ".", summary)  # without how long it takes
     shows = re.sub(r"^.", lambda m: m[0].upper(), in_words(figure))
     return f"{shows}. {does}" if shows else does
-
-
-def races_of(records: Mapping[str, dict]) -> list[Race]:
-    """Return every benchmark that has a record."""
-    return [
-        Race(name, record.get("summary", ""), record["command"], record, record.get("about", ""))
-        for name, record in sorted(records.items())
-        if is_speed(name)
-    ]
 
 
 def is_speed(name: str) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from capsule_zoo.records import Metric
 from capsule_zoo.report.markdown import with_error
@@ -116,7 +117,7 @@ def read_published(folder: Path = RESULTS) -> list[Goal]:
     return rows
 
 
-def _row(*, printed_se: str, higher: str, **words: str) -> Goal:
+def _row(*, printed_se: str, higher: str, **words: Any) -> Goal:
     error = float(printed_se) if printed_se else None
     return Goal(printed_se=error, higher=higher == "yes", **words)
 

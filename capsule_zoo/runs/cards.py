@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
@@ -21,7 +20,7 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.records import machine, plain, read_record, versions
+from capsule_zoo.records import Metric, machine, plain, read_record, versions
 from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
 from capsule_zoo.runs.folder import open_run, read_metrics
 
@@ -31,19 +30,15 @@ FIELDS = (
 )
 
 
-class Headline(TypedDict):
-    """The number that identifies trained weights.
+class Headline(Metric):
+    """The number that identifies trained weights, a mean over images.
 
     Attributes:
         metric: "squared_error" of reconstructions, summed over the pixels of an image, or
             "error_rate" of a classifier.
-        value, se, n: mean over n images, and its standard error.
     """
 
     metric: str
-    value: float
-    se: float
-    n: int
 
 
 def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:

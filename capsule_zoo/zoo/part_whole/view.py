@@ -10,7 +10,7 @@ presence is then on or off.
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ class Tree:
 
 def parse_tree(model: PartWholeCapsules, drawn: Sites) -> Tree:
     """Return the tree of one image's draws (1, ...) from a guide to the discrete model."""
-    levels = _slices(model)
+    ends = list(accumulate((level.size for level in model.levels), initial=0))
+    levels = tuple(slice(begin, end) for begin, end in pairwise(ends))
     capsules = [
         Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
         for level in model.levels
@@ -119,11 +120,6 @@ def _in_frames(placed: Tensor, parent: Tensor, pose: Tensor) -> Tensor:
     """Convert poses (n, 6) in the image to the frames of their parents (n,), if any."""
     frames = placed[parent.clamp(min=0)]
     return torch.where((parent >= 0)[:, None], poses.compose(poses.inverse(frames), pose), pose)
-
-
-def _slices(model: PartWholeCapsules) -> tuple[slice, ...]:
-    ends = torch.tensor([level.size for level in model.levels]).cumsum(0).tolist()
-    return tuple(slice(b, e) for b, e in zip([0, *ends], ends, strict=False))
 
 
 class PartWholeView(PaintedPartsView[Tree]):

@@ -1,5 +1,6 @@
 """Recurrent capsules (Sastry), and the DRAW that they are compared with (Gregor et al. 2015)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyro.infer import TraceMeanField_ELBO
@@ -38,10 +39,8 @@ def recurrent_capsules(
         sizes: arguments of `RecurrentCapsules` that replace the preset's values.
     """
     check_known("preset", preset, PRESETS)
-    routing = DynamicRouting(iterations, fair=False) if iterations else None
-    return _entry(
-        sized(RecurrentCapsules, image_shape, routing=routing, **{**PRESETS[preset], **sizes})
-    )
+    sizes = {**PRESETS[preset], **sizes}
+    return _entry(RecurrentCapsules, RecurrentEncoder, image_shape, iterations, sizes)
 
 
 @register(
@@ -59,11 +58,8 @@ def overlapping_capsules(
         iterations: routing iterations; 0 replaces routing by linear layers.
         sizes: arguments of `OverlappingCapsules` that replace those of the small preset.
     """
-    routing = DynamicRouting(iterations, fair=False) if iterations else None
-    model = sized(
-        OverlappingCapsules, image_shape, routing=routing, **{**PRESETS["small"], **sizes}
-    )
-    return _entry(model, OverlappingEncoder)
+    sizes = {**PRESETS["small"], **sizes}
+    return _entry(OverlappingCapsules, OverlappingEncoder, image_shape, iterations, sizes)
 
 
 @register("draw", small=SMALL, takes={"sizes": Takes(RecurrentCapsules, without=("capsules",))})
@@ -74,12 +70,20 @@ def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry
         image_shape: (channels, height, width).
         sizes: arguments of `RecurrentCapsules`.
     """
-    return _entry(sized(RecurrentCapsules, image_shape, routing=None, capsules="none", **sizes))
+    sizes = {"capsules": "none", **sizes}
+    return _entry(RecurrentCapsules, RecurrentEncoder, image_shape, 0, sizes)
 
 
-def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEncoder) -> Entry:
+def _entry(
+    kind: type[RecurrentCapsules],
+    guide: type[RecurrentEncoder],
+    image_shape: tuple[int, int, int],
+    iterations: int,
+    sizes: Mapping[str, Any],
+) -> Entry:
+    routing = DynamicRouting(iterations, fair=False) if iterations else None
     return Entry(
-        model=model,
+        model=sized(kind, image_shape, routing=routing, **sizes),
         guides={"recurrent": lambda entry: guide(entry.model)},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, pace=Pace("linear", clip=100.0), batch_size=64),

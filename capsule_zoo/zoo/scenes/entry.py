@@ -1,7 +1,7 @@
 """Scenes: several objects on a ground, each drawn by any image model of the zoo."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -117,22 +117,17 @@ def scenes(
         for program in (inner.model, inner.guide):
             make_constant(program)
 
-    how: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
+    def of(kind: Callable[..., Guide], **how: Any) -> Callable[[Entry], Guide]:
+        return lambda entry: kind(entry.model, reader_of(inner), **how)
 
-    def peeling(sweeps: int) -> Any:
-        return lambda entry: Peeling(entry.model, reader_of(inner), sweeps=sweeps, **how)
-
+    peeling = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
     return Entry(
         model=model,
         guides={
-            "peeling": peeling(1),
-            "two-sweeps": peeling(2),
-            "recurrent": lambda entry: AttendInferRepeat(
-                entry.model, reader_of(inner), hidden=hidden
-            ),
-            "slot-attention": lambda entry: SlotAttention(
-                entry.model, reader_of(inner), width=width
-            ),
+            "peeling": of(Peeling, **peeling),
+            "two-sweeps": of(Peeling, sweeps=2, **peeling),
+            "recurrent": of(AttendInferRepeat, hidden=hidden),
+            "slot-attention": of(SlotAttention, width=width),
         },
         objective=SummedPresences(),
         figures={"objects": found_objects, "samples": samples},
