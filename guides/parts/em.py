@@ -85,9 +85,8 @@ class EMObjects:
             # the model's own law, with parents as present as they are believed to be
             law = selection(Capsules(logits, pose), relaxed=True)
             density = child_log_density(model, law, children)
-            return Evidence(
-                density, law.log_weights, law.scale(there)[..., 1:].square().reciprocal()
-            )
+            precision = law.scale(there)[..., 1:, 0].square().reciprocal()
+            return Evidence(density, law.log_weights, precision)
 
         affinity = selection.log_affinity, selection.epsilon
         return route(

@@ -72,7 +72,7 @@ class ChildLaw(NamedTuple):
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
         scale_on, scale_off: deviations of the pose when the child is present and when it is absent,
-            (children, 1 + parents).
+            (..., children, 1 + parents, 6), or 1 in the place of 6 where they are all the same.
     """
 
     log_weights: Tensor
@@ -82,13 +82,13 @@ class ChildLaw(NamedTuple):
     scale_off: Tensor
 
     def scale(self, there: Tensor) -> Tensor:
-        """Compute the deviation of the pose, by choice, for children of presence t (B, n)."""
-        there = there[..., None]
-        return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
+        """Compute the deviations of the pose, by choice, for children of presence t (B, n)."""
+        there = there[..., None, None]
+        return there * self.scale_on + (1 - there) * self.scale_off  # (B, n, 1 + parents, 6 or 1)
 
     def pose_law(self, there: Tensor) -> dist.TorchDistribution:
         """Return the laws of the poses, one for each choice, for children of presence t."""
-        return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+        return dist.Normal(self.vote, self.scale(there)).to_event(1)
 
     def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
         """Return the laws of the poses given the choices of a parent, for children of presence t.
@@ -97,11 +97,11 @@ class ChildLaw(NamedTuple):
             parent: choices that broadcast to (B, children); they may be enumerated.
             there: t, (B, children).
         """
-        scale_on = Vindex(self.scale_on)[..., parent]
-        scale_off = Vindex(self.scale_off)[..., parent]
+        there = there[..., None]
+        scale_on = Vindex(self.scale_on)[..., parent, :]
+        scale_off = Vindex(self.scale_off)[..., parent, :]
         scale = there * scale_on + (1 - there) * scale_off
-        vote = Vindex(self.vote)[..., parent, :]
-        return dist.Normal(vote, scale[..., None]).to_event(1)
+        return dist.Normal(Vindex(self.vote)[..., parent, :], scale).to_event(1)
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ class ParentSelection(Relation):
             parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon),
             F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit),
             torch.cat([dummy_vote, votes], dim=-2),
-            F.pad(scale, (1, 0), value=self.sigma_dummy),
-            F.pad(scale_off, (1, 0), value=self.sigma_dummy),
+            F.pad(scale, (1, 0), value=self.sigma_dummy)[..., None],
+            F.pad(scale_off, (1, 0), value=self.sigma_dummy)[..., None],
         )
 
 

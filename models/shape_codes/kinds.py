@@ -9,7 +9,6 @@ import math
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 from torch.distributions import constraints
 
@@ -19,34 +18,6 @@ from capsule_zoo.models.parts.parent_selection import Belonging, ChildLaw, Relat
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
 _NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
 _DUMMY_SHARE = 1e-3  # of parts, in kinds that start from given laws
-
-
-class ShapedLaw(ChildLaw):
-    """The law of the parts of one object, with a deviation for each number of a pose.
-
-    The attributes are those of `ChildLaw`, with batch dims throughout. `scale_on` and `scale_off`
-    are (B, children, 2, 6). Column 0 is the dummy, column 1 the object.
-    """
-
-    def scale(self, there: Tensor) -> Tensor:
-        """Compute the deviations of the poses, (B, children, 2, 6), for children of presence t."""
-        there = there[..., None, None]
-        return there * self.scale_on + (1 - there) * self.scale_off
-
-    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
-        """Return the laws of the poses, one for each choice, for children of presence t."""
-        return dist.Normal(self.vote, self.scale(there)).to_event(1)
-
-    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
-        """Return the laws of the poses given the choices of a parent, for children of presence t.
-
-        Args: as for `ChildLaw.chosen_pose_law`.
-        """
-        there = there[..., None]
-        scale_on = Vindex(self.scale_on)[..., parent, :]
-        scale_off = Vindex(self.scale_off)[..., parent, :]
-        scale = there * scale_on + (1 - there) * scale_off
-        return dist.Normal(Vindex(self.vote)[..., parent, :], scale).to_event(1)
 
 
 class ShapeKinds(Relation):
@@ -80,7 +51,7 @@ class ShapeKinds(Relation):
         """The deviations sigma of the parts' poses, (K, P, 6)."""
         return self.sigma_min + F.softplus(self.raw_scale)
 
-    def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ShapedLaw:
+    def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ChildLaw:
         """Return the law of the parts of S objects.
 
         Args:
@@ -99,7 +70,7 @@ class ShapeKinds(Relation):
         first = vote[..., :1, :]
         dummy_vote = poses.identity_like(vote).expand_as(first)
         dummy_scale = torch.full_like(first, self.sigma_dummy)
-        return ShapedLaw(
+        return ChildLaw(
             F.pad(affinity, (1, 0), value=math.log(self.epsilon)),
             F.pad(logits, (1, 0), value=self.dummy_logit),
             torch.cat([dummy_vote, vote], dim=-2),
