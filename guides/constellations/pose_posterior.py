@@ -65,12 +65,6 @@ class SimilarityPosterior(dist.TorchDistribution):
         self.total = self.mass.sum(-1)
         super().__init__(there.shape, torch.Size([4]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "SimilarityPosterior":
-        center, spread, cross = (t.expand(batch_shape) for t in self.fit[:3])
-        fit = Fit(center, spread, cross, self.fit.number)
-        there = self.there.expand(batch_shape)
-        return SimilarityPosterior(fit, there, self.noise, self.tau)
-
     @torch.no_grad()
     def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw poses, without gradients."""
@@ -161,9 +155,6 @@ class ObjectPoses(dist.TorchDistribution):
         self.laws = tuple(laws)
         self.dtype = dtype
         super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
-
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "ObjectPoses":
-        return ObjectPoses([law.expand(torch.Size(batch_shape)) for law in self.laws], self.dtype)
 
     def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw poses, without gradients."""

@@ -160,11 +160,6 @@ class ChainedNormal(dist.TorchDistribution):
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> Any:
-        """Return the same law with more batch dims."""
-        same = torch.Size(batch_shape) == self.batch_shape
-        return self if same else super().expand(batch_shape)
-
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
         noise = self._split(torch.randn_like(self.loc))
@@ -210,11 +205,6 @@ class ModeMixture(dist.TorchDistribution):
     @property
     def support(self) -> Any:
         return self.law.support
-
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> Any:
-        """Return the same law with more batch dims."""
-        same = torch.Size(batch_shape) == self.batch_shape
-        return self if same else super().expand(batch_shape)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw rows, each from one mode."""

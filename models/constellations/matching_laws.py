@@ -231,10 +231,6 @@ class FunctionMatchings(dist.TorchDistribution):
         self._log_probability = log_probability
         super().__init__(batch_shape, torch.Size([slots]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "FunctionMatchings":
-        slots = self.event_shape[0]
-        return FunctionMatchings(torch.Size(batch_shape), slots, self._draw, self._log_probability)
-
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw matchings."""

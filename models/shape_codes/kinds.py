@@ -177,14 +177,6 @@ class PartLaw(dist.TorchDistribution):
         self.dummy_pose = dummy_pose
         super().__init__(vote.shape[:-2], torch.Size([7]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "PartLaw":
-        """Return the same law with more batch dims."""
-        shape = torch.Size(batch_shape)
-        vote = self.vote.expand(*shape, *self.vote.shape[-2:])
-        logits = self.logits.expand(*shape, self.logits.shape[-1])
-        fixed = self.scale, self.log_odds, self.dummy_presence, self.dummy_pose
-        return PartLaw(vote, logits, *fixed)
-
     @property
     def choice(self) -> dist.Categorical:
         """The law of the parent, (*batch); 0 is the dummy."""
