@@ -30,19 +30,17 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.data.points import rescaled
-from capsule_zoo.guides.constellations.exact import Matchings
+from capsule_zoo.guides.constellations.exact import (
+    Group,
+    Matchings,
+    corners_of,
+    orders_of,
+    shared_out,
+)
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
-from capsule_zoo.models.constellations.exact_cover import (
-    Plan,
-    Reduce,
-    backward,
-    best_of,
-    draw,
-    forward,
-)
 from capsule_zoo.models.constellations.matching_laws import FunctionMatchings, codes_of, from_codes
 from capsule_zoo.models.constellations.point_space import FEWEST
 from capsule_zoo.models.constellations.scene_law import (
@@ -58,7 +56,6 @@ from capsule_zoo.models.constellations.similarities import (
     as_complex,
     log_evidence,
     subsets,
-    tuple_evidence,
 )
 from capsule_zoo.models.networks.layers import SetTransformer
 
@@ -67,40 +64,18 @@ MOST_EXCHANGES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Claims:
-    """The law of shares of the points of scenes of equally many points.
+class Claims(Group):
+    """The law of shares whose weights are the claims of the objects.
 
     Attributes:
-        rows, slots: the scenes, (b,), and where their points lie, (b, n).
         logits: how strongly each object claims each point, (b, n, objects); 0 for clutter.
-        plan: the recursion over all shares.
-        tables: the claims on every subset, (b, subsets) for each object.
-        sizes: number of corners of each object.
     """
 
-    rows: Tensor
-    slots: Tensor
     logits: Tensor
-    plan: Plan
-    tables: list[Tensor]
-    sizes: tuple[int, ...]
 
-    def sums(self, reduce: Reduce) -> tuple[Tensor, list[Tensor]]:
-        """Return log Z, (b,), and the values of the recursion; see `exact_cover.forward`."""
+    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
         even = self.logits.new_zeros(len(self.tables))
-        left = self.logits.new_zeros(self.slots.shape[1] + 1)
-        return forward(self.plan, self.tables, even, even, left, reduce)
-
-    def chosen(self, best: bool) -> Tensor:
-        """Return the likeliest share, or one that is drawn, (b, n); -1 for clutter."""
-        values = self.sums(best_of if best else _log_sum)[1]
-        taken = backward(self.plan, values, _likeliest if best else draw)
-        objects = torch.full_like(self.slots, -1)
-        for k, (subset, table) in enumerate(zip(taken, self.tables, strict=True)):
-            there = (subset < table.shape[1]).nonzero()[:, 0]
-            members = subsets(self.slots.shape[1], self.sizes[k]).to(objects.device)
-            objects[there[:, None], members[subset[there]]] = k
-        return objects
+        return even, even, self.logits.new_zeros(self.number + 1)
 
     def log_prob(self, objects: Tensor, exchanges: Tensor) -> Tensor:
         """Compute log q(share), (*batch, b), for shares (*batch, b, n).
@@ -112,7 +87,7 @@ class Claims:
         named = named[:, objects].movedim(0, -1)  # (*batch, b, n, exchanges), -1 for clutter
         logits = self.logits.expand(*objects.shape, -1)
         picked = logits.gather(-1, named.clamp(min=0)).masked_fill(named < 0, 0.0)
-        return picked.sum(-2).logsumexp(-1) - math.log(len(exchanges)) - self.sums(_log_sum)[0]
+        return picked.sum(-2).logsumexp(-1) - math.log(len(exchanges)) - self.log_total()
 
 
 class AmortizedMatching(MatchingGuide):
@@ -160,7 +135,7 @@ class AmortizedMatching(MatchingGuide):
                 logits[..., k] @ _memberships(number, size).to(logits)
                 for k, size in enumerate(model.sizes)
             ]
-            yield Claims(rows, slots, logits, recursion, tables, model.sizes)
+            yield Claims(law, rows, slots, recursion, tables, logits)
 
     def log_share(self, points: Tensor, objects: Tensor) -> Tensor:
         """Compute log q(share | points), (*batch, B), for objects (*batch, B, N), with gradients.
@@ -180,13 +155,12 @@ class AmortizedMatching(MatchingGuide):
     def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
         present = ~points[..., 0].isnan()
 
-        @torch.no_grad()
         def draw_codes(number: int) -> Tensor:
             drawn = []
             claims = list(self.claims(points))
             for _ in range(number):
-                objects = _renamed(self._shares(points, claims, best=False), exchanges(law))
-                corners = _corners(law, points, objects, sample=True)
+                objects = _renamed(shared_out(points, claims, best=False), exchanges(law))
+                corners = corners_of(law, points, objects, best=False)
                 drawn.append(codes_of(law, present, objects, corners))
             return torch.stack(drawn)
 
@@ -195,22 +169,15 @@ class AmortizedMatching(MatchingGuide):
             own = _log_corners(law, points, objects, corners)
             return self.log_share(points, objects).to(dtype) + own.to(dtype)
 
-        batch = torch.Size([len(points)])
-        return FunctionMatchings(batch, points.shape[1], draw_codes, log_probability)
-
-    def _shares(self, points: Tensor, claims: list[Claims], best: bool) -> Tensor:
-        objects = torch.full(points.shape[:2], -1, device=points.device)
-        for own in claims:
-            objects[own.rows[:, None], own.slots] = own.chosen(best)
-        return objects
+        return FunctionMatchings(points, draw_codes, log_probability)
 
     @torch.no_grad()
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
         """Return the best of the proposals for every scene, and a bound on log p(points)."""
         claims, found = list(self.claims(points)), Matchings.empty(points)
         for number in range(self.proposals):
-            objects = self._shares(points, claims, best=number == 0)
-            corners = _corners(law, points, objects, sample=False)
+            objects = shared_out(points, claims, best=number == 0)
+            corners = corners_of(law, points, objects, best=True)
             evidence = log_joint(law, points, objects, corners) + log_equivalent(law, objects)
             better = evidence > found.log_evidence
             for kept, new in zip(vars(found).values(), (objects, corners, evidence), strict=True):
@@ -272,38 +239,6 @@ def _renamed(objects: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(objects < 0, objects, chosen.gather(1, objects.clamp(min=0)))
 
 
-def _held(points: Tensor, objects: Tensor, index: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return scenes in which an object is present, (m,), and the slots of its points, (m, size)."""
-    own = objects == index
-    rows = own.any(1).nonzero()[:, 0]
-    slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, :size]
-    return rows, slots
-
-
-def _orders(law: SceneLaw, points: Tensor, objects: Tensor, index: int) -> Iterator[Tensor]:
-    """Yield the scenes, the slots and the log evidence of every order, of one object's points."""
-    rows, slots = _held(points, objects, index, law.sizes[index])
-    yield rows
-    yield slots
-    places = as_complex(points[rows[:, None], slots])
-    yield tuple_evidence(places, law.templates[index], law.noise, law.tau)[:, 0]
-
-
-def _corners(law: SceneLaw, points: Tensor, objects: Tensor, sample: bool) -> Tensor:
-    """Return the likeliest corners given a share of the points, or corners drawn, (B, N)."""
-    corners = torch.full_like(objects, -1)
-    for k, template in enumerate(law.templates):
-        rows, slots, weights = _orders(law, points, objects, k)
-        if not len(rows):
-            continue
-        order = template.orders.to(weights.device)[(draw if sample else _likeliest)(weights)]
-        if sample:
-            turn = torch.randint(template.turns, (len(order), 1), device=order.device)
-            order = template.rotations.to(order.device)[turn, order]
-        corners[rows[:, None], slots] = order
-    return corners
-
-
 def _log_corners(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
     """Compute log p(corners | share, points), (*batch, B)."""
     total = points.new_zeros(objects.shape[:-1])
@@ -311,7 +246,7 @@ def _log_corners(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
     for k, template in enumerate(law.templates):
         fit, there, _ = object_fit(law, points, objects, corners, k)
         own = log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
-        rows, _, weights = _orders(law, everywhere, objects.flatten(0, -2), k)
+        rows, _, weights = orders_of(law, everywhere, objects.flatten(0, -2), k)
         every = points.new_zeros(total.numel())
         every[rows] = weights.logsumexp(-1) + math.log(template.turns)
         total = total + torch.where(there, own - every.view_as(total), 0.0)
@@ -351,11 +286,3 @@ def _memberships(number: int, size: int) -> Tensor:
     members = subsets(number, size)
     found = torch.zeros(number, len(members))
     return found.scatter_(0, members.T, 1.0) if len(members) else found
-
-
-def _log_sum(values: Tensor) -> Tensor:
-    return values.logsumexp(-1)
-
-
-def _likeliest(weights: Tensor) -> Tensor:
-    return weights.argmax(-1)

@@ -2,26 +2,20 @@
 
 The evidence of an object given its points has the pose integrated out; see `similarities`. Objects
 are independent given which points each of them takes, so that all matchings are summed by a
-recursion over objects; see `exact_cover`. Both are in `models.blocks`.
+recursion over objects; see `exact_cover`. Both are in `models.constellations`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.constellations.exact_cover import (
-    Plan,
-    all_covers,
-    backward,
-    best_of,
-    draw,
-    forward,
-)
+from capsule_zoo.models.constellations import exact_cover
+from capsule_zoo.models.constellations.exact_cover import Plan
 from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
-from capsule_zoo.models.constellations.similarities import subsets, tuple_evidence
+from capsule_zoo.models.constellations.similarities import as_complex, subsets, tuple_evidence
 
 CHUNK = 200_000  # numbers at a time, which stay in the cache of a core
 
@@ -49,21 +43,20 @@ class Matchings:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Scenes of equally many points, with all their tables.
+    """The law of how scenes of equally many points are shared out among objects.
 
     Attributes:
+        law: of the scenes.
         rows: the numbers of the scenes, (b,).
         slots: where their points lie, (b, n).
-        plan: the recursion over covers.
-        tuples: for each object, the log evidence of every subset and order, (b, subsets, orders).
-        tables: the same, summed over orders, (b, subsets).
+        plan: the recursion over all shares.
+        tables: the log weight of every subset of the points, (b, subsets), for each object.
     """
 
     law: SceneLaw
     rows: Tensor
     slots: Tensor
     plan: Plan
-    tuples: list[Tensor]
     tables: list[Tensor]
 
     @property
@@ -76,19 +69,22 @@ class Group:
         on, off = self.law.log_present(self.tables[0])
         return on, off, self.law.log_left(self.number, self.tables[0])
 
-    def log_evidence(self) -> Tensor:
-        """Compute log p(points), (b,); -inf where no matching is possible."""
-        return forward(self.plan, self.tables, *self.weights())[0]
+    def log_total(self) -> Tensor:
+        """Compute the log of the sum of the weights of all shares, (b,); -inf where there is none.
 
-    def best(self) -> list[Tensor]:
-        """Return the likeliest share of points, summed over corners: a subset for each object."""
-        values = forward(self.plan, self.tables, *self.weights(), reduce=best_of)[1]
-        return backward(self.plan, values, lambda weights: weights.argmax(-1))
+        With evidence as the weight of a subset it is log p(points).
+        """
+        return exact_cover.forward(self.plan, self.tables, *self.weights())[0]
 
-    def drawn(self) -> list[Tensor]:
-        """Draw a share of the points from its posterior: a subset for each object."""
-        values = forward(self.plan, self.tables, *self.weights())[1]
-        return backward(self.plan, values, draw)
+    def chosen(self, best: bool) -> Tensor:
+        """Return the likeliest share, or one that is drawn, (b, n); -1 for clutter."""
+        values = exact_cover.forward(self.plan, self.tables, *self.weights(), best)[1]
+        objects = torch.full_like(self.slots, -1)
+        for k, taken in enumerate(exact_cover.backward(self.plan, values, best)):
+            members = subsets(self.number, self.law.sizes[k]).to(objects.device)
+            there = (taken < len(members)).nonzero()[:, 0]
+            objects[there[:, None], members[taken[there]]] = k
+        return objects
 
     def posterior(self) -> tuple[Tensor, Tensor]:
         """List all shares of the points with their posterior probabilities.
@@ -96,7 +92,7 @@ class Group:
         Returns:
             The object of each point, (ways, n), -1 for clutter; probabilities, (b, ways).
         """
-        ways = all_covers(self.plan)
+        ways = exact_cover.all_covers(self.plan)
         on, off, left = self.weights()
         total = self.tables[0].new_zeros(len(self.rows), len(ways))
         objects = torch.full((len(ways), self.number), -1)
@@ -108,51 +104,67 @@ class Group:
         total += left[(objects < 0).sum(1)]
         return objects, total.softmax(-1)
 
-    def write(self, found: Matchings, taken: list[Tensor], sample: bool = False) -> None:
-        """Write shares of the points into matchings, with the likeliest corners or drawn ones."""
-        for k, template in enumerate(self.law.templates):
-            members = subsets(self.number, len(template)).to(self.rows.device)
-            there = (taken[k] < len(members)).nonzero()[:, 0]
-            if not len(there):
-                continue
-            weights = self.tuples[k][there, taken[k][there]]
-            order = template.orders.to(weights.device)[(draw if sample else _likeliest)(weights)]
-            if sample:  # among orders that a rotation of the template makes equal
-                turn = torch.randint(template.turns, (len(order), 1), device=order.device)
-                order = template.rotations.to(order.device)[turn, order]
-            slots = self.slots[there[:, None], members[taken[k][there]]]
-            found.objects[self.rows[there, None], slots] = k
-            found.corners[self.rows[there, None], slots] = order
 
-
-def _likeliest(weights: Tensor) -> Tensor:
-    return weights.argmax(-1)
+def shared_out(points: Tensor, found: Iterable[Group], best: bool) -> Tensor:
+    """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
+    objects = torch.full(points.shape[:2], -1, device=points.device)
+    for group in found:
+        objects[group.rows[:, None], group.slots] = group.chosen(best)
+    return objects
 
 
 def groups(law: SceneLaw, points: Tensor) -> Iterator[Group]:
-    """Yield scenes (S, N, 2), NaN where a point is absent, with tables of all their subsets.
+    """Yield scenes (S, N, 2), NaN where a point is absent, with the evidence of all subsets.
 
     Raises:
         TooManyCovers: a scene is too large for sums over all its matchings.
     """
     for rows, slots, places in by_number(points):
         recursion = law.plan(places.shape[1])
-        tuples: list[Tensor] = []
+        tables: list[Tensor] = []
         for k, first in enumerate(law.kinds):
-            tuples.append(tuples[first] if first < k else _tuples(law, k, places))
-        tables = [
-            each.logsumexp(-1) + math.log(template.turns)
-            for each, template in zip(tuples, law.templates, strict=True)
-        ]
-        yield Group(law, rows, slots, recursion, tuples, tables)
+            tables.append(tables[first] if first < k else _table(law, k, places))
+        yield Group(law, rows, slots, recursion, tables)
 
 
-def _tuples(law: SceneLaw, index: int, places: Tensor) -> Tensor:
-    """Compute the evidence of all subsets for one object, in chunks of scenes."""
+def _table(law: SceneLaw, index: int, places: Tensor) -> Tensor:
+    """Compute the evidence of all subsets for one object, in chunks of scenes, (b, subsets)."""
     template, number = law.templates[index], places.shape[1]
     each = math.comb(number, len(template)) * len(template.orders)
     chunks = places.split(max(1, CHUNK // max(1, 17 * each)))
-    return torch.cat([tuple_evidence(c, template, law.noise, law.tau) for c in chunks])
+    orders = torch.cat([tuple_evidence(c, template, law.noise, law.tau) for c in chunks])
+    return orders.logsumexp(-1) + math.log(template.turns)
+
+
+def orders_of(
+    law: SceneLaw, points: Tensor, objects: Tensor, index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log evidence of every order of one object's points, given shares (B, N).
+
+    Returns:
+        The scenes in which the object is present, (m,); the slots of its points, (m, size); the
+        evidence, (m, orders).
+    """
+    template, own = law.templates[index], objects == index
+    rows = own.any(1).nonzero()[:, 0]
+    slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, : len(template)]
+    places = as_complex(points[rows[:, None], slots])
+    return rows, slots, tuple_evidence(places, template, law.noise, law.tau)[:, 0]
+
+
+def corners_of(law: SceneLaw, points: Tensor, objects: Tensor, best: bool) -> Tensor:
+    """Return the likeliest corners given a share of the points, or corners drawn, (B, N)."""
+    corners = torch.full_like(objects, -1)
+    for k, template in enumerate(law.templates):
+        rows, slots, weights = orders_of(law, points, objects, k)
+        if not len(rows):
+            continue
+        order = template.orders.to(weights.device)[exact_cover.chosen(weights, best)]
+        if not best:  # among orders that a rotation of the template makes equal
+            turn = torch.randint(template.turns, (len(order), 1), device=order.device)
+            order = template.rotations.to(order.device)[turn, order]
+        corners[rows[:, None], slots] = order
+    return corners
 
 
 @torch.no_grad()
@@ -165,8 +177,15 @@ def explain_exactly(law: SceneLaw, points: Tensor) -> Matchings:
     Args:
         points: (S, N, 2), NaN where a point is absent.
     """
-    found = Matchings.empty(points)
-    for group in groups(law, points):
-        found.log_evidence[group.rows] = group.log_evidence().to(points)
-        group.write(found, group.best())
-    return found
+    found = list(groups(law, points))
+    evidence = log_evidence_of(points, found)
+    objects = shared_out(points, found, best=True)
+    return Matchings(objects, corners_of(law, points, objects, best=True), evidence)
+
+
+def log_evidence_of(points: Tensor, found: Iterable[Group]) -> Tensor:
+    """Return log p(points) of scenes (S, N, 2), (S,), from their groups."""
+    evidence = points.new_empty(len(points))
+    for group in found:
+        evidence[group.rows] = group.log_total().to(points)
+    return evidence

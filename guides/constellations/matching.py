@@ -17,14 +17,20 @@ from torch import Tensor
 from capsule_zoo.data.points import masked
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.constellations.em import Settings, explain_by_em
-from capsule_zoo.guides.constellations.exact import Matchings, explain_exactly, groups
+from capsule_zoo.guides.constellations.exact import (
+    Matchings,
+    corners_of,
+    explain_exactly,
+    groups,
+    log_evidence_of,
+    shared_out,
+)
 from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, SimilarityPosterior
 from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_ransac
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.matching_laws import (
     FunctionMatchings,
-    ListedMatchings,
     codes_of,
     from_codes,
     symmetries,
@@ -83,9 +89,7 @@ class MatchingGuide(Guide):
             ]
             return pyro.sample("object_pose", ObjectPoses(laws, points.dtype))
 
-    def matchings(
-        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
-    ) -> dist.TorchDistribution:
+    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
         """Return q(matching | points): the one that `explain` finds, up to symmetries.
 
         Its log probabilities are of type `dtype`.
@@ -120,25 +124,25 @@ class ExactMatching(MatchingGuide):
     def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
         with torch.no_grad():
             found = list(groups(law, points))
-            evidence = points.new_empty(len(points))
-            for group in found:
-                evidence[group.rows] = group.log_evidence()
+            evidence = log_evidence_of(points, found)
         present = ~points[..., 0].isnan()
 
         def draw_codes(number: int) -> Tensor:
             drawn = []
             for _ in range(number):
-                empty = Matchings.empty(points)
+                codes = torch.full(present.shape, -1, device=points.device)
                 for group in found:
-                    group.write(empty, group.drawn(), sample=True)
-                drawn.append(codes_of(law, present, empty.objects, empty.corners))
+                    objects = shared_out(points, [group], best=False)
+                    corners = corners_of(law, points, objects, best=False)
+                    own = codes_of(law, present, objects, corners)
+                    codes[group.rows] = own[group.rows]
+                drawn.append(codes)
             return torch.stack(drawn)
 
         def log_probability(code: Tensor) -> Tensor:
             return (log_joint(law, points, *from_codes(law, code)) - evidence).to(dtype)
 
-        batch = torch.Size([len(points)])
-        return FunctionMatchings(batch, points.shape[1], draw_codes, log_probability)
+        return FunctionMatchings(points, draw_codes, log_probability)
 
 
 class RansacMatching(MatchingGuide):
@@ -205,21 +209,31 @@ class MixtureMatching(SinkhornMatching):
 
     permutations = False
 
-    def matchings(
-        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
-    ) -> dist.TorchDistribution:
+    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
         settings = Settings(False, self.starts, self.steps)
         return _listed(
             law, points, explain_by_em(law, points, settings, self.seed, rounded=True), dtype
         )
 
 
-def _listed(law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype) -> ListedMatchings:
+def _listed(
+    law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype
+) -> FunctionMatchings:
     """Return the law that draws matchings and others that symmetries make nearly as likely.
 
     Their probabilities are proportional to their densities under the model.
     """
     code = codes_of(law, ~points[..., 0].isnan(), found.objects, found.corners)
-    candidates = symmetries(law).to(code.device)[:, code].movedim(0, 1)  # (B, maps, N)
-    weights = log_joint(law, points, *from_codes(law, candidates.movedim(1, 0))).movedim(0, 1)
-    return ListedMatchings(candidates, weights.clamp(min=-1e30).to(dtype))
+    candidates = symmetries(law).to(code.device)[:, code]  # (maps, B, N)
+    weights = log_joint(law, points, *from_codes(law, candidates)).T  # (B, maps)
+    log_weights = weights.clamp(min=-1e30).to(dtype).log_softmax(-1)
+
+    def draw_codes(number: int) -> Tensor:
+        chosen = dist.Categorical(logits=log_weights).sample((number,))
+        return candidates[chosen, torch.arange(len(points))]
+
+    def log_probability(code: Tensor) -> Tensor:
+        equal = (candidates.transpose(0, 1) == code[..., None, :]).all(-1)
+        return torch.where(equal, log_weights, -torch.inf).logsumexp(-1)
+
+    return FunctionMatchings(points, draw_codes, log_probability)

@@ -15,7 +15,7 @@ from its last state backwards it draws ways from their posterior.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 LARGEST = 20_000_000  # pairs of a state and a subset that are tried for one object
-
-Reduce = Callable[[Tensor], Tensor]
 
 
 class TooManyCovers(ValueError):
@@ -108,7 +106,7 @@ def forward(
     log_present: Tensor,
     log_absent: Tensor,
     log_left: Tensor,
-    reduce: Reduce = lambda values: values.logsumexp(-1),
+    best: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Run the recursion.
 
@@ -117,12 +115,13 @@ def forward(
         tables: for each object the log evidence of each of its subsets, (B, subsets).
         log_present, log_absent: log probabilities of each object, (objects,).
         log_left: log weight of each number of points left over, (numbers,).
-        reduce: sums values given in logs over the last dim.
+        best: take maxima in place of sums, for the likeliest way.
 
     Returns:
         log Z, (B,), -inf where no way is possible; and for each layer the values before reduction.
     """
     batch = len(tables[0])
+    reduce = torch.amax if best else torch.logsumexp
     alpha = tables[0].new_zeros(batch, 1)
     values = []
     for k, (layer, table) in enumerate(zip(recursion.layers, tables, strict=True)):
@@ -130,41 +129,38 @@ def forward(
         never = torch.full_like(absent, -torch.inf)
         weights = torch.cat([table + log_present[k], absent, never], 1)
         values.append(alpha[:, layer.source] + weights[:, layer.subset])
-        alpha = reduce(values[-1]) if layer.source.numel() else alpha.new_zeros(batch, 0)
+        alpha = reduce(values[-1], -1) if layer.source.numel() else alpha.new_zeros(batch, 0)
     values.append((alpha + log_left[recursion.left])[:, None])
-    total = reduce(values[-1])[:, 0] if len(recursion.left) else alpha.new_full((batch,), -math.inf)
+    total = (
+        reduce(values[-1], -1)[:, 0] if len(recursion.left) else alpha.new_full((batch,), -math.inf)
+    )
     return total, values
 
 
-def backward(
-    recursion: Plan, values: Sequence[Tensor], choose: Callable[[Tensor], Tensor]
-) -> list[Tensor]:
+def backward(recursion: Plan, values: Sequence[Tensor], best: bool) -> list[Tensor]:
     """Choose one way for each scene, from the last state to the first.
 
     Args:
-        values: from `forward`.
-        choose: from log weights (B, n) one index each, (B,): an argmax or a draw.
+        values: from `forward`, with the same `best`.
+        best: choose the likeliest way; otherwise it is drawn.
 
     Returns:
         The number of the subset that each object takes, (B,), or the number of its subsets.
     """
     rows = torch.arange(len(values[0]))
-    state = choose(values[-1][:, 0])
+    state = chosen(values[-1][:, 0], best)
     taken = []
     for layer, value in zip(reversed(recursion.layers), reversed(values[:-1]), strict=True):
-        way = choose(value[rows, state])
+        way = chosen(value[rows, state], best)
         taken.append(layer.subset[state, way])
         state = layer.source[state, way]
     return taken[::-1]
 
 
-def best_of(values: Tensor) -> Tensor:
-    """Return the largest value over the last dim, for the likeliest way."""
-    return values.amax(-1)
-
-
-def draw(log_weights: Tensor) -> Tensor:
-    """Draw one index of each row (B, n) of log weights."""
+def chosen(log_weights: Tensor, best: bool) -> Tensor:
+    """Return the likeliest index of each row (B, n) of log weights, or one that is drawn, (B,)."""
+    if best:
+        return log_weights.argmax(-1)
     gumbel = -torch.empty_like(log_weights).exponential_().log()
     return (log_weights + gumbel).argmax(-1)
 

@@ -171,48 +171,11 @@ class MatchedPoints(dist.TorchDistribution):
         return log.sum(-1).masked_fill((present != (self.code >= 0)).any(-1), -torch.inf)
 
 
-class ListedMatchings(dist.TorchDistribution):
-    """The law of a matching that is one of a list.
-
-    Args:
-        candidates: (*batch, list, slots); they may repeat.
-        log_weights: of the candidates, (*batch, list), normalized here.
-    """
-
-    arg_constraints: dict[str, Any] = {}
-    support = _Codes()
-
-    def __init__(self, candidates: Tensor, log_weights: Tensor) -> None:
-        self.candidates = candidates
-        self.log_weights = log_weights.log_softmax(-1)
-        super().__init__(candidates.shape[:-2], candidates.shape[-1:], validate_args=False)
-
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "ListedMatchings":
-        return ListedMatchings(
-            self.candidates.expand(*batch_shape, *self.candidates.shape[-2:]),
-            self.log_weights.expand(*batch_shape, self.log_weights.shape[-1]),
-        )
-
-    @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
-        """Draw matchings from the list."""
-        index = dist.Categorical(logits=self.log_weights).sample(sample_shape)
-        candidates = self.candidates.expand(*sample_shape, *self.candidates.shape)
-        chosen = index[..., None, None].expand(*index.shape, 1, candidates.shape[-1])
-        return candidates.gather(-2, chosen)[..., 0, :]
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the log probability of matchings, -inf for one that is not in the list."""
-        equal = (self.candidates == value[..., None, :]).all(-1)
-        return torch.where(equal, self.log_weights, -torch.inf).logsumexp(-1)
-
-
 class FunctionMatchings(dist.TorchDistribution):
     """The law of matchings that two functions give: one draws, one computes log probabilities.
 
     Args:
-        batch: number of scenes.
-        slots: of each scene.
+        points: the scenes, (batch, slots, 2).
         draw: from a number of draws d, matchings (d, batch, slots).
         log_probability: from matchings (*draws, batch, slots), (*draws, batch).
     """
@@ -222,14 +185,13 @@ class FunctionMatchings(dist.TorchDistribution):
 
     def __init__(
         self,
-        batch_shape: torch.Size,
-        slots: int,
+        points: Tensor,
         draw: Callable[[int], Tensor],
         log_probability: Callable[[Tensor], Tensor],
     ) -> None:
         self._draw = draw
         self._log_probability = log_probability
-        super().__init__(batch_shape, torch.Size([slots]), validate_args=False)
+        super().__init__(points.shape[:-2], points.shape[-2:-1], validate_args=False)
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:

@@ -10,8 +10,6 @@ from capsule_zoo.models.constellations.exact_cover import (
     TooManyCovers,
     all_covers,
     backward,
-    best_of,
-    draw,
     forward,
     plan,
 )
@@ -55,9 +53,9 @@ def test_sum_best_and_list_agree_with_loops(clutter):
     recursion = plan(NUMBER, SIZES, clutter)
     total, _ = forward(recursion, tables(), *weights(clutter))
     torch.testing.assert_close(total, torch.stack([*expected.values()]).logsumexp(0))
-    best, values = forward(recursion, tables(), *weights(clutter), reduce=best_of)
+    best, values = forward(recursion, tables(), *weights(clutter), best=True)
     torch.testing.assert_close(best, torch.stack([*expected.values()]).amax(0))
-    taken = torch.stack(backward(recursion, values, lambda w: w.argmax(-1)), 1)
+    taken = torch.stack(backward(recursion, values, best=True), 1)
     for scene, way in enumerate(taken.tolist()):
         assert expected[tuple(way)][scene] == pytest.approx(best[scene].item())
     assert {tuple(way) for way in all_covers(recursion).tolist()} == set(expected)
@@ -69,7 +67,7 @@ def test_draws_have_the_posterior_probabilities():
     many = [table[:1].expand(40_000, -1) for table in tables()]
     recursion = plan(NUMBER, SIZES, 1)
     _, values = forward(recursion, many, *weights(1))
-    drawn = torch.stack(backward(recursion, values, draw), 1)
+    drawn = torch.stack(backward(recursion, values, best=False), 1)
     counts = {way: 0 for way in expected}
     for way in drawn.tolist():
         counts[tuple(way)] += 1
