@@ -149,7 +149,7 @@ def orders_of(
     rows = own.any(1).nonzero()[:, 0]
     slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, : len(template)]
     places = as_complex(points[rows[:, None], slots])
-    return rows, slots, tuple_evidence(places, template, law.noise, law.tau)[:, 0]
+    return rows, slots, tuple_evidence(places, template, law.noise, law.tau).flatten(1)
 
 
 def corners_of(law: SceneLaw, points: Tensor, objects: Tensor, best: bool) -> Tensor:
