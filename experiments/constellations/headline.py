@@ -19,7 +19,7 @@ from capsule_zoo.data import Scenes, Split, draw_scenes
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
-from capsule_zoo.guides.constellations.exact import Group, Matchings, groups
+from capsule_zoo.guides.constellations.exact import Group, Matchings, corners_of, groups
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.inference.evaluation.segmentation import (
@@ -28,7 +28,6 @@ from capsule_zoo.inference.evaluation.segmentation import (
     segmentation_accuracy,
     variation_of_information,
 )
-from capsule_zoo.models.constellations.exact_cover import all_covers
 from capsule_zoo.models.constellations.scene_law import SceneLaw
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -162,16 +161,18 @@ def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
     ratio = torch.zeros(len(scenes))
     for group in groups(law, scenes.points):
         objects, probability = group.posterior()
-        ways, best = all_covers(group.plan), probability.argmax(1)
+        best = probability.argmax(1)
         rest = probability.clone()
         for own, reading in zip(rest, objects[best], strict=True):
             here = torch.ones_like(objects, dtype=torch.bool)
             accuracy = segmentation_accuracy(reading.expand_as(objects), objects, here, law.kinds)
             own[accuracy > 1 - 1e-6] = 0
         ratio[group.rows] = (rest.amax(1) / probability.amax(1)).float()
-        group.write(first, list(ways[best].T))
-        group.write(second, list(ways[rest.argmax(1)].T))
+        first.objects[group.rows[:, None], group.slots] = objects[best]
+        second.objects[group.rows[:, None], group.slots] = objects[rest.argmax(1)]
     chosen = ratio.argsort(descending=True)[:SHOWN]
+    for reading in (first, second):
+        reading.corners.copy_(corners_of(law, scenes.points, reading.objects, best=True))
     readings = {"first reading": first, "second reading": second}
     shown = beside_truth(readings, scenes, chosen, law.kinds)
     title = "Scenes with two readings that are nearly as likely as each other"

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from capsule_zoo.data.points import rescaled
 from capsule_zoo.guides.constellations.exact import (
-    Group,
     Matchings,
+    Shares,
     corners_of,
     orders_of,
     shared_out,
@@ -64,7 +64,7 @@ MOST_EXCHANGES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Claims(Group):
+class Claims(Shares):
     """The law of shares whose weights are the claims of the objects.
 
     Attributes:

@@ -6,7 +6,7 @@ recursion over objects; see `exact_cover`. Both are in `models.constellations`.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class Matchings:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class Shares:
     """The law of how scenes of equally many points are shared out among objects.
 
     Attributes:
@@ -79,12 +79,27 @@ class Group:
     def chosen(self, best: bool) -> Tensor:
         """Return the likeliest share, or one that is drawn, (b, n); -1 for clutter."""
         values = exact_cover.forward(self.plan, self.tables, *self.weights(), best)[1]
-        objects = torch.full_like(self.slots, -1)
-        for k, taken in enumerate(exact_cover.backward(self.plan, values, best)):
+        return self.objects_of(exact_cover.backward(self.plan, values, best))
+
+    def objects_of(self, taken: Sequence[Tensor] | Tensor) -> Tensor:
+        """Return the object of each point, (ways, n), from the subset that each object takes."""
+        objects = taken[0].new_full((len(taken[0]), self.number), -1)
+        for k, subset in enumerate(taken):
             members = subsets(self.number, self.law.sizes[k]).to(objects.device)
-            there = (taken < len(members)).nonzero()[:, 0]
-            objects[there[:, None], members[taken[there]]] = k
+            there = (subset < len(members)).nonzero()[:, 0]
+            objects[there[:, None], members[subset[there]]] = k
         return objects
+
+
+@dataclass(frozen=True, eq=False)
+class Group(Shares):
+    """The posterior of the shares, where the weight of a subset is its evidence.
+
+    Attributes:
+        tuples: for each object, the log evidence of every subset and order, (b, subsets, orders).
+    """
+
+    tuples: list[Tensor]
 
     def posterior(self) -> tuple[Tensor, Tensor]:
         """List all shares of the points with their posterior probabilities.
@@ -95,17 +110,14 @@ class Group:
         ways = exact_cover.all_covers(self.plan)
         on, off, left = self.weights()
         total = self.tables[0].new_zeros(len(self.rows), len(ways))
-        objects = torch.full((len(ways), self.number), -1)
+        objects = self.objects_of(ways.T)
         for k, table in enumerate(self.tables):
             total += torch.cat([table + on[k], off[k].expand(len(table), 1)], 1)[:, ways[:, k]]
-            rows = (ways[:, k] < table.shape[1]).nonzero()[:, 0]
-            members = subsets(self.number, self.law.sizes[k])
-            objects[rows[:, None], members[ways[rows, k]]] = k
         total += left[(objects < 0).sum(1)]
         return objects, total.softmax(-1)
 
 
-def shared_out(points: Tensor, found: Iterable[Group], best: bool) -> Tensor:
+def shared_out(points: Tensor, found: Iterable[Shares], best: bool) -> Tensor:
     """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
     objects = torch.full(points.shape[:2], -1, device=points.device)
     for group in found:
@@ -114,26 +126,33 @@ def shared_out(points: Tensor, found: Iterable[Group], best: bool) -> Tensor:
 
 
 def groups(law: SceneLaw, points: Tensor) -> Iterator[Group]:
-    """Yield scenes (S, N, 2), NaN where a point is absent, with the evidence of all subsets.
+    """Yield scenes (S, N, 2), NaN where a point is absent, with tables of all their subsets.
 
     Raises:
         TooManyCovers: a scene is too large for sums over all its matchings.
     """
     for rows, slots, places in by_number(points):
         recursion = law.plan(places.shape[1])
-        tables: list[Tensor] = []
+        tuples: list[Tensor] = []
         for k, first in enumerate(law.kinds):
-            tables.append(tables[first] if first < k else _table(law, k, places))
-        yield Group(law, rows, slots, recursion, tables)
+            tuples.append(tuples[first] if first < k else _tuples(law, k, places))
+        yield Group(law, rows, slots, recursion, summed(law, tuples), tuples)
 
 
-def _table(law: SceneLaw, index: int, places: Tensor) -> Tensor:
-    """Compute the evidence of all subsets for one object, in chunks of scenes, (b, subsets)."""
+def _tuples(law: SceneLaw, index: int, places: Tensor) -> Tensor:
+    """Compute the evidence of all subsets for one object, in chunks of scenes."""
     template, number = law.templates[index], places.shape[1]
     each = math.comb(number, len(template)) * len(template.orders)
     chunks = places.split(max(1, CHUNK // max(1, 17 * each)))
-    orders = torch.cat([tuple_evidence(c, template, law.noise, law.tau) for c in chunks])
-    return orders.logsumexp(-1) + math.log(template.turns)
+    return torch.cat([tuple_evidence(c, template, law.noise, law.tau) for c in chunks])
+
+
+def summed(law: SceneLaw, tuples: Sequence[Tensor]) -> list[Tensor]:
+    """Sum the evidence of subsets and orders over all orders, (b, subsets) for each object."""
+    return [
+        each.logsumexp(-1) + math.log(template.turns)
+        for each, template in zip(tuples, law.templates, strict=True)
+    ]
 
 
 def orders_of(

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from capsule_zoo.data.points import masked
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.guides.constellations.exact import Group, groups
+from capsule_zoo.guides.constellations.exact import Group, groups, summed
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.scene_law import SceneLaw
@@ -225,11 +225,7 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
         For each object, (b, subsets, orders).
     """
     tuples = [each.detach().clone().requires_grad_() for each in group.tuples]
-    tables = [
-        each.logsumexp(-1) + math.log(template.turns)
-        for each, template in zip(tuples, group.law.templates, strict=True)
-    ]
-    evidence = replace(group, tuples=tuples, tables=tables).log_evidence()
+    evidence = replace(group, tables=summed(group.law, tuples)).log_total()
     shares = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
     return evidence.detach(), list(shares)
 
