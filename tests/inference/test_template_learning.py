@@ -54,7 +54,7 @@ def test_responsibilities_are_the_posterior_of_shares_and_orders(clutter):
     scenes = draw_scenes(8, 0.2, templates=[SHAPES["triangle"]] * 2, clutter=clutter, seed=1)
     for group in groups(model.law(), scenes.points):
         evidence, shares = responsibilities(group)
-        torch.testing.assert_close(evidence, group.log_evidence())
+        torch.testing.assert_close(evidence, group.log_total())
         objects, probability = group.posterior()
         for k, share in enumerate(shares):
             there = (objects == k).any(1).double()

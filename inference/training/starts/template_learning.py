@@ -194,7 +194,7 @@ def random_law(law: SceneLaw, points: Tensor, generator: torch.Generator) -> Sce
 @torch.no_grad()
 def mean_evidence(law: SceneLaw, points: Tensor) -> float:
     """Compute the mean of log p(points) in nats."""
-    return sum(group.log_evidence().sum().item() for group in groups(law, points)) / len(points)
+    return sum(group.log_total().sum().item() for group in groups(law, points)) / len(points)
 
 
 def expectation(law: SceneLaw, points: Tensor) -> tuple[float, list[Moments]]:
