@@ -364,7 +364,15 @@ def load(source: str | Path) -> Entry:
         states = {p: load_checkpoint(path.parent / f"{p}.safetensors") for p in ("model", "guide")}
     else:
         states = load_checkpoint(_tensors_of(path))
-    return _rebuild(read_recipe(source), states, str(source))
+    entry = rebuild(Recipe.read(read_recipe(source)))
+    for part, state in states.items():
+        module = getattr(entry, part)
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            kind = type(module).__name__
+            raise CheckpointError(f"{source} does not fit this {kind}: {error}") from error
+    return entry
 
 
 def _tensors_of(card: Path) -> Path:
@@ -409,18 +417,11 @@ def _recipe_path(source: str | Path) -> Path:
     )
 
 
-def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None) -> Path:
-    """Write `<name>.safetensors` and its card `<name>.json`, from which `load(name)` rebuilds.
-
-    Returns:
-        The path of the card.
-    """
-    folder = WEIGHTS if folder is None else folder
+def save_weights(entry: Entry, card: Path, content: dict) -> None:
+    """Write a card `<name>.json` and `<name>.safetensors`, from which `load(name)` rebuilds."""
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
-    save_checkpoint(folder / f"{name}.safetensors", states)
-    path = folder / f"{name}.json"
-    write_json(path, {**made_by(entry), **card})
-    return path
+    save_checkpoint(card.with_suffix(".safetensors"), states)
+    write_json(card, {**made_by(entry), **content})
 
 
 def made_by(entry: Entry) -> dict:
@@ -489,15 +490,3 @@ def _check_imported(recipe: Recipe, kind: str, name: str, known: list[str]) -> N
         f"{unknown(kind, name, known)}. If another package adds this {kind}, import its "
         f"module first: import {', '.join(modules)}; or capsule-zoo {options}"
     )
-
-
-def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:
-    entry = rebuild(Recipe.read(made))
-    for part, state in states.items():
-        module = getattr(entry, part)
-        try:
-            module.load_state_dict(state)
-        except RuntimeError as error:
-            kind = type(module).__name__
-            raise CheckpointError(f"{source} does not fit this {kind}: {error}") from error
-    return entry

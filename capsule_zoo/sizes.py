@@ -234,17 +234,15 @@ def _followed(what: str, name: str, module: str) -> str:
 
 def _constructor_sizes(takes: Takes) -> dict[str, Size]:
     sizes: dict[str, Size] = {}
-    for parameter, hint, what in _constructor_parameters(takes.kind):
-        name = parameter.name
-        if name in sizes or name in takes.without or parameter.default is parameter.empty:
-            continue
-        default = takes.defaults.get(name, parameter.default)
-        sizes[name] = Size(name, default, hint, what)
+    for size in _arguments(takes.kind):
+        name = size.name
+        if name not in (*sizes, *takes.without) and size.default is not inspect.Parameter.empty:
+            sizes[name] = replace(size, default=takes.defaults.get(name, size.default))
     return sizes
 
 
-def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any, str]]:
-    """Yield arguments with annotation and description, up to the first class without options."""
+def _arguments(kind: type) -> Iterator[Size]:
+    """Yield the arguments of constructors, up to the first class without options."""
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
@@ -253,13 +251,13 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
         described = _words_of_all(base)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
-            default = parameter.default
+            name, default = parameter.name, parameter.default
             if is_dataclass(default):  # its fields are sizes
-                for inner, hint, what in _constructor_parameters(type(default)):
-                    yield inner.replace(default=getattr(default, inner.name)), hint, what
+                for inner in _arguments(type(default)):
+                    yield replace(inner, default=getattr(default, inner.name))
             elif parameter.kind in _OWN:
-                what = _followed(described.get(parameter.name, ""), parameter.name, base.__module__)
-                yield parameter, hints.get(parameter.name, Any), what
+                what = _followed(described.get(name, ""), name, base.__module__)
+                yield Size(name, default, hints.get(name, Any), what)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
 

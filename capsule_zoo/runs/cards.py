@@ -118,8 +118,8 @@ def publish(
             f"trained weights are named in lower case with hyphens, such as part-whole-mnist, "
             f"not {name!r}"
         )
-    folder = registry.WEIGHTS if into is None else into
-    for path in (folder / f"{name}.json", folder / f"{name}.safetensors"):
+    card_path = (registry.WEIGHTS if into is None else into) / f"{name}.json"
+    for path in (card_path, card_path.with_suffix(".safetensors")):
         if path.exists() and not overwrite:
             raise ValueError(
                 f"{path} exists; replace these weights by --overwrite, or choose another name"
@@ -138,7 +138,8 @@ def publish(
     card = {"data": made["data"], "seed": made["seed"], "training": training}
     card |= examine(entry, data)
     card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
-    return save_weights(entry, name, plain(card), folder)
+    save_weights(entry, card_path, plain(card))
+    return card_path
 
 
 def is_of(record: dict, trained_by: str, *names: str) -> bool:

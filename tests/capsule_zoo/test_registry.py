@@ -131,7 +131,7 @@ def test_guides_go_by_name(entry):
 
 def test_weights_load_by_name(entry, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path)
-    save_weights(entry, "trained", {"data": "digits"}, folder=tmp_path)
+    save_weights(entry, tmp_path / "trained.json", {"data": "digits"})
     twin = load("trained")
     for role in ("model", "guide"):
         ours, theirs = getattr(entry, role).state_dict(), getattr(twin, role).state_dict()
