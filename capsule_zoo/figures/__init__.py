@@ -6,9 +6,8 @@ from typing import Any
 
 from capsule_zoo.figures.curves import (
     accuracy_curves,
-    climbs,
+    curves_on_log_scale,
     error_curves,
-    learning_curves,
     number_curves,
 )
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
@@ -17,7 +16,7 @@ from capsule_zoo.figures.grids import image_rows, in_rows, part_colors, signed_c
 
 _OF_FAMILIES = {
     "constellations": ("scene_rows", "template_rows"),
-    "matrix_capsules": ("mistakes", "nudges", "votes"),
+    "matrix_capsules": ("mistakes", "votes"),
     "part_whole": (
         *("colored_parts", "infer_parts", "learned_templates", "parses", "prior_samples"),
         "seen_of_parts",
@@ -26,8 +25,8 @@ _OF_FAMILIES = {
     "scenes": ("colored_objects", "found_objects"),
 }
 __all__ = [
-    "accuracy_curves", "climbs", "error_curves", "fields", "gibbs", "image_rows", "in_rows",
-    "learning_curves", "number_curves", "on_scale_of", "part_colors", "reconstructions", "samples",
+    "accuracy_curves", "curves_on_log_scale", "error_curves", "fields", "gibbs", "image_rows",
+    "in_rows", "number_curves", "on_scale_of", "part_colors", "reconstructions", "samples",
     "signed_colors", "spectra", "sums",
 ]  # fmt: skip
 __all__ += [name for names in _OF_FAMILIES.values() for name in names]

@@ -5,12 +5,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from capsule_zoo.figures.grids import panels
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -150,42 +148,33 @@ def changes(
     return figure
 
 
-def climbs(paths: dict[str, Tensor]) -> "Figure":
-    """Draw the mean objective of several refinements, step by step."""
-    curves = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
-    return _on_log_scale(curves, "steps + 1", "objective (nats per image)", marker="")
-
-
 def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
     """Draw the held-out losses of training runs over their minutes, these on a log scale.
 
     Args:
         curves: minutes and losses, in nats per image, by name.
     """
-    figure = _on_log_scale(curves, "minutes", "held-out loss (nats per image)")
+    figure = curves_on_log_scale(curves, "minutes", "held-out loss (nats per image)")
     figure.axes[0].set_xscale("log", base=2)
     plain_numbers(figure.axes[0].xaxis)
     return figure
 
 
-def learning_curves(curves: "pd.DataFrame", ylabel: str, marks: Mapping[str, tuple]) -> "Figure":
-    """Draw the columns of a table over its index, the updates.
-
-    Args:
-        marks: published points (updates, values) to draw with the curves, by name.
-    """
-    columns = {str(name): (curves.index, values) for name, values in curves.items()}
-    return _on_log_scale(columns, "updates", ylabel, marks)
-
-
-def _on_log_scale(
+def curves_on_log_scale(
     curves: Mapping[str, tuple],
     xlabel: str,
     ylabel: str,
     marks: Mapping[str, tuple] = MappingProxyType({}),
     marker: str = ".",
 ) -> "Figure":
-    """Draw curves (x, y) by name over a log scale, and points (x, y) as crosses."""
+    """Draw curves over a log scale.
+
+    Args:
+        curves: curves (x, y) by name.
+        xlabel, ylabel: labels of both axes.
+        marks: points (x, y) by name, such as published ones, drawn as crosses.
+        marker: of the points of curves.
+    """
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():
         axis.plot(x, y, marker=marker, label=name.replace("_", " "))

@@ -33,7 +33,7 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.figures import energy as energy_figures
-from capsule_zoo.figures.curves import learning_curves
+from capsule_zoo.figures.curves import curves_on_log_scale
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.records import Numbers, Table
@@ -103,7 +103,8 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
                 found = reconstruction_error(entry, images)
                 curves.loc[end, f"{name}, {part}"] = found[0]
                 errors.setdefault(f"{part}_{name}", {})[str(end)] = found
-    figure = learning_curves(curves, "mean absolute error of a pixel", PAPER)
+    lines = {str(name): (curves.index, values) for name, values in curves.items()}
+    figure = curves_on_log_scale(lines, "updates", "mean absolute error of a pixel", PAPER)
     table = Table(errors, names="reconstruction_error_{quantity}_{variant}")
     return Result({"error after updates": table}, {"": figure}, curves)
 

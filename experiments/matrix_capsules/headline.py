@@ -11,6 +11,7 @@ from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.training import checkpoints, trained
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import ClassPose
 from capsule_zoo.inference import Inputs, Pace, error_rate, fit, vote_history
 from capsule_zoo.models import VariationalAutoencoder
@@ -18,7 +19,7 @@ from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry
-from capsule_zoo.zoo.matrix_capsules.figures import mistakes, nudges, votes
+from capsule_zoo.zoo.matrix_capsules.figures import mistakes, votes
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
 NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small votes
@@ -97,7 +98,8 @@ def pose(options: Options, *, images: int = 1000) -> Result:
         for row, column in product(range(POSE), range(POSE)):
             several = [nudged(codes, row * POSE + column, by.item())[:1] for by in NUDGES]
             rows[f"({row}, {column})"] = decoder.mean_image(torch.cat(several))
-    return Result(metrics, {"": nudges(rows)}, None, entry)
+    title = "A class pose nudged by -2 to 2 deviations, one element at a time"
+    return Result(metrics, {"": image_rows(rows, title)}, None, entry)
 
 
 def decoded(

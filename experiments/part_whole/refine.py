@@ -12,7 +12,7 @@ from torch import Tensor
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
-from capsule_zoo.figures.curves import climbs
+from capsule_zoo.figures.curves import curves_on_log_scale
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
 from capsule_zoo.inference.posterior.gauss_newton import climbed, path_at, precision
@@ -78,7 +78,9 @@ def refinement(
         races[name]["speedup"] = single(plain / ours)
     table = by_quantity(races)
     names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
-    return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
+    climbs = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
+    figure = curves_on_log_scale(climbs, "steps + 1", "objective (nats per image)", marker="")
+    return Result({"digits": Table(table, names)}, {"": figure}, None, entry)
 
 
 class Race(NamedTuple):

@@ -1,7 +1,6 @@
 """Pictures of energy models show what they claim, and leave the random state alone."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -91,9 +90,9 @@ def test_spectra_hold_each_class_in_a_panel_of_its_own():
     assert limits == 3 * [(0, 1)] + 3 * [(0, 5)]
 
 
-def test_curves_are_drawn_over_updates_beside_published_points():
-    table = pd.DataFrame({"ours": [0.3, 0.1]}, index=[10, 100])
-    (axis,) = curves.learning_curves(table, "error", {"theirs": ((10,), (0.2,))}).axes
+def test_curves_are_drawn_on_a_log_scale_beside_published_points():
+    ours, theirs = {"ours": ((10, 100), (0.3, 0.1))}, {"theirs": ((10,), (0.2,))}
+    (axis,) = curves.curves_on_log_scale(ours, "updates", "error", theirs).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
     assert lines == {"ours": [[10, 0.3], [100, 0.1]], "theirs": [[10, 0.2]]}
 

@@ -1,13 +1,12 @@
-"""Pictures of matrix capsules: mistakes, the history of votes, decoded poses."""
+"""Pictures of matrix capsules: mistakes, and the history of votes."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.figures.grids import image_rows, panels
+from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
@@ -52,9 +51,3 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
         axis.imshow(split.images[n].movedim(0, -1).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{split.labels[n]}, not {found[n]}", fontsize=7)
     return figure
-
-
-def nudges(rows: Mapping[str, Tensor]) -> "Figure":
-    """Draw decoded images, with a row for each element of the pose that is nudged."""
-
-    return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
