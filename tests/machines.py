@@ -60,17 +60,20 @@ def energy_machine(
 # The capsule RBM, from its energy
 
 
-def exact_draws(model: CapsuleRBM, number: int) -> tuple[dict, Tensor]:
+def exact_draws(model: CapsuleRBM, number: int, beta: float = 1.0) -> tuple[dict, Tensor]:
     """Draw capsules, by site, and images (number, C, H, W) independently from exp(-E) / Z.
 
     Pixels and switches are listed, and the hidden units are integrated out. If pixels are Gaussian,
     the hidden units are Gaussian too, and given the switches both have one joint Gaussian.
+
+    Args:
+        beta: factor of the couplings.
     """
     with torch.no_grad():
         if isinstance(model.visible, GaussianUnits):
             switch, pixels, hidden = _gaussian_draws(model, number)
         else:
-            pixels, switch, log_mass, field = masses(model)
+            pixels, switch, log_mass, field = masses(model, beta)
             chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
             pixels, switch = pixels[chosen], switch[chosen]
             hidden = _conjugate(model.hidden, field[chosen])[1].sample()
@@ -78,17 +81,17 @@ def exact_draws(model: CapsuleRBM, number: int) -> tuple[dict, Tensor]:
     return {**values, "capsule_hidden": hidden}, pixels.unflatten(1, model.image_shape)
 
 
-def masses(model: CapsuleRBM) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """List x, z, log sum_h exp(-E) and b + z m for every pair of binary image and switches."""
     count, capsules, _ = model.weight.shape
     switches = binary(capsules) if model.switched else torch.ones(1, 1).double()
     pairs = torch.cartesian_prod(torch.arange(2**count), torch.arange(len(switches)))
     pixels, switch = binary(count)[pairs[:, 0]], switches[pairs[:, 1]]
-    pull = torch.einsum("sm,mkj->skj", pixels, model.weight)
+    pull = beta * torch.einsum("sm,mkj->skj", pixels, model.weight)
     field = model.hidden.bias + switch[..., None] * pull
     log_mass = pixels @ model.visible.bias.flatten() + _conjugate(model.hidden, field)[0]
     if model.switched:
-        coupled = torch.einsum("sm,mk,sk->s", pixels, model.switch_weight, switch)
+        coupled = beta * torch.einsum("sm,mk,sk->s", pixels, model.switch_weight, switch)
         log_mass = log_mass + switch @ model.switch_bias + coupled
     return pixels, switch, log_mass, field
 

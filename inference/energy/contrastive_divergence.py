@@ -22,17 +22,20 @@ always on, this is the published gradient with means over the data.
 References:
     Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
     Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
+    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
     Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
     Lee, Ekanadham & Ng 2008, "Sparse Deep Belief Net Model for Visual Area V2" (sparsity; theirs
     is a square about a target).
 """
 
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.guides.energy import ExactSwitches
+from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives.base import Objective, with_gradient
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
@@ -59,11 +62,14 @@ class ContrastiveDivergence(Objective):
         centered: use the gradient in coordinates centered at running means of the data. It does
             not change if "on" and "off" pixels are exchanged. Use it with SGD: an optimizer that
             rescales each parameter undoes it in part.
+        tempering: inverse temperatures, 1 first and falling, such as (1, .9, .8), each with
+            `chains` persistent chains that exchange their images.
         sparsity: loss added for each switch that is on in an image, in nats. Values above 0 give
             spectra that are easier to read, at the cost of likelihood.
 
     Raises:
-        ValueError: a number out of range; on use, a model or a guide that has no free energy.
+        ValueError: a number out of range, temperatures that do not fall from 1 or without
+            `persistent`; on use, a model or a guide that has no free energy.
     """
 
     def __init__(
@@ -73,17 +79,29 @@ class ContrastiveDivergence(Objective):
         persistent: bool = False,
         chains: int = 100,
         centered: bool = False,
+        tempering: tuple[float, ...] | None = None,
         sparsity: float = 0.0,
     ) -> None:
         super().__init__()
         check_at_least(1, k=k, chains=chains)
         check_at_least(0, sparsity=sparsity)
+        if tempering is not None:
+            tempering = tuple(tempering)
+            falling = all(low < high for high, low in pairwise(tempering))
+            if len(tempering) < 2 or tempering[0] != 1 or not falling or tempering[-1] < 0:
+                raise ValueError(
+                    f"tempering must be 1 and then falling numbers, 0 or more, not {tempering}"
+                )
+            if not persistent:
+                raise ValueError("tempering needs persistent=True, for its chains are never reset")
         self.k = k
         self.persistent = persistent
         self.chains = chains
+        self.tempering = tempering
         self.sparsity = sparsity
         self.means = RunningMeans() if centered else None
         self._state: CapsuleState | None = None
+        self._tempered: TemperedChains | None = None
 
     def differentiable_loss(
         self,
@@ -99,7 +117,7 @@ class ContrastiveDivergence(Objective):
         both = torch.cat([images, negatives])  # one product with W instead of two
         law = model.posterior(both)
         energy = model.free_energy(both, law)
-        if self.persistent:
+        if self.persistent and self.tempering is None:
             with torch.no_grad():  # start of the next update, without another product
                 self._state = law.rows(slice(len(images), None)).sample()
         data = energy[: len(images)]
@@ -117,6 +135,12 @@ class ContrastiveDivergence(Objective):
     @torch.no_grad()
     def _negatives(self, model: CapsuleRBM, images: Tensor) -> Tensor:
         """Return the images of the chains after k more sweeps, (chains, C, H, W)."""
+        if self.tempering is not None:
+            if self._tempered is None:
+                self._tempered = TemperedChains(self.tempering, model.base_images(self.chains))
+            for _ in range(self.k):
+                self._tempered.sweep(model)
+            return self._tempered.images[0]
         if self._state is None:
             start = model.base_images(self.chains) if self.persistent else images
             state = model.posterior(start).sample()
@@ -129,12 +153,17 @@ class ContrastiveDivergence(Objective):
         state: dict[str, Tensor] = {} if self.means is None else self.means.state_dict()
         if self._state is not None:
             state |= self._state._asdict()
+        if self._tempered is not None:
+            state |= self._tempered.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the chains and means of `state_dict`."""
-        chains = "activity" in state
-        self._state = CapsuleState(state["switch"], state["activity"]) if chains else None
+        self._state = self._tempered = None
+        if "activity" in state:
+            self._state = CapsuleState(state["switch"], state["activity"])
+        if self.tempering is not None and "images" in state:
+            self._tempered = TemperedChains(self.tempering, state["images"], state["exchanges"])
         if self.means is not None:
             self.means.load_state_dict(state)
 

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.inference.energy.enumeration import exact_log_partition
+from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.units.exponential_family import base_rates
-from capsule_zoo.models.units.switched_units import CapsuleLaw, Fields
 
 METHODS = ("exact", "ais", "raise")
 
@@ -47,51 +47,6 @@ class LogPartition(NamedTuple):
     value: float
     standard_error: float
     direction: str
-
-
-class TemperedRBM:
-    """Machines between independent pixels and a capsule RBM, along which chains are annealed.
-
-    At inverse temperature beta the couplings are scaled, and the visible biases are moved by an
-    offset that vanishes at beta = 1:
-
-        -E_beta = -E with W, Omega scaled by beta, and (1 - beta) offset.x added
-
-    At beta = 0 pixels and capsules are independent and log Z is known; at beta = 1 it is the
-    machine.
-
-    Args:
-        model: the machine at beta = 1.
-        offset: offset added to the visible biases at beta = 0, (C, H, W).
-    """
-
-    def __init__(self, model: CapsuleRBM, offset: Tensor | None = None) -> None:
-        self.model = model
-        self.offset = torch.zeros_like(model.visible.bias) if offset is None else offset
-
-    def posterior(self, fields: Fields, beta: float) -> CapsuleLaw:
-        """Return p_beta(z, h | x), given the fields of x in the machine at beta = 1."""
-        return self.model.posterior_of(fields.scaled(beta))
-
-    def free_energy(self, images: Tensor, law: CapsuleLaw, beta: float) -> Tensor:
-        """Compute -log sum_{h, z} exp(-E_beta), (B,), in nats; `law` is the posterior at `beta`."""
-        moved = (images * self.offset).flatten(1).sum(1)
-        return self.model.free_energy(images, law) - (1 - beta) * moved
-
-    def draw_images(self, law: CapsuleLaw, beta: float) -> Tensor:
-        """Draw x ~ p_beta(x | z, h) with (z, h) drawn from the posterior `law`, (B, C, H, W)."""
-        field = beta * self.model.visible_field(law.sample()) + (1 - beta) * self.offset
-        return self.model.visible.sample(field)
-
-    def base_images(self, batch: int) -> Tensor:
-        """Draw exact samples at beta = 0, (batch, C, H, W)."""
-        return self.model.visible.law(self.offset).sample((batch,))
-
-    def log_base_partition(self) -> Tensor:
-        """Compute log Z at beta = 0, in nats."""
-        visible = self.model.visible
-        moved = visible.log_partition(self.offset) - visible.log_partition()
-        return self.model.log_base_partition() + moved.sum()
 
 
 def log_partition(

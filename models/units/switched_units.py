@@ -45,8 +45,11 @@ class Fields(NamedTuple):
     hidden: Tensor
     switch: Tensor
 
-    def scaled(self, beta: float) -> "Fields":
-        """Return the fields for couplings scaled by `beta`."""
+    def scaled(self, beta: float | Tensor) -> "Fields":
+        """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
+        if isinstance(beta, Tensor):
+            beta = beta[:, None]
+            return Fields(self.hidden * beta[..., None], self.switch * beta)
         return Fields(self.hidden * beta, self.switch * beta)
 
     @classmethod

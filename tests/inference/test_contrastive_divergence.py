@@ -13,7 +13,12 @@ from capsule_zoo.inference import Checks, ContrastiveDivergence, fit, log_partit
 from capsule_zoo.models import RBM, CapsuleRBM
 
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
-MODES = [dict(), dict(persistent=True), dict(persistent=True, centered=True)]
+MODES = [
+    dict(),
+    dict(persistent=True),
+    dict(persistent=True, centered=True),
+    dict(persistent=True, tempering=(1, 0.7, 0.3)),
+]
 
 
 @KINDS
@@ -186,6 +191,10 @@ def test_sparsity_charges_every_switch_that_is_on():
         (dict(sparsity=-1), "sparsity must be at least 0, not -1"),
         (dict(k=0), "k must be at least 1"),
         (dict(chains=0), "chains must be at least 1"),
+        (dict(tempering=(1, 0.5)), "tempering needs persistent=True"),
+        (dict(tempering=(0.9, 0.5), persistent=True), "tempering must be 1 and then falling"),
+        (dict(tempering=(1, 1), persistent=True), "tempering must be 1 and then falling"),
+        (dict(tempering=(1,), persistent=True), "tempering must be 1 and then falling"),
     ],
 )
 def test_bad_options_are_refused_by_name(options, message):

@@ -14,7 +14,8 @@ from capsule_zoo.inference.energy.enumeration import (
     exact_log_partition,
     is_countable,
 )
-from capsule_zoo.inference.energy.log_partition import TemperedRBM, _anneal, annealing_schedule
+from capsule_zoo.inference.energy.log_partition import _anneal, annealing_schedule
+from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.models.units.exponential_family import base_rates
 

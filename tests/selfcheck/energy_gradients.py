@@ -38,6 +38,7 @@ def _rows(every: Tensor, images: Tensor) -> Tensor:
 @check("gradient_cd_exact_negatives", of=[ContrastiveDivergence])
 @check("gradient_cd_centered", of=[ContrastiveDivergence], centered=True)
 @check("gradient_cd_sparsity", of=[ContrastiveDivergence], sparsity=0.5)
+@check("gradient_cd_tempered", of=[ContrastiveDivergence], tempering=(1.0, 0.6, 0.2))
 def persistent(number: int, **options: Any) -> Outcome:
     """Check that chains with the model's distribution give the gradient of the likelihood."""
     model, images = energy_machine(), binary_images()
@@ -52,8 +53,12 @@ def persistent(number: int, **options: Any) -> Outcome:
 
     def estimate() -> Tensor:
         objective = ContrastiveDivergence(k=2, persistent=True, chains=CHAINS, **options)
-        state = model.posterior(exact_draws(model, CHAINS)[1]).sample()
-        objective.load_state_dict({name: v.detach() for name, v in state._asdict().items()})
+        if levels := options.get("tempering"):
+            start = torch.stack([exact_draws(model, CHAINS, beta)[1] for beta in levels])
+            objective.load_state_dict({"images": start, "exchanges": torch.tensor(0)})
+        else:
+            state = model.posterior(exact_draws(model, CHAINS)[1]).sample()
+            objective.load_state_dict({name: v.detach() for name, v in state._asdict().items()})
         return objective.differentiable_loss(model, guide, images)
 
     return slopes_agree(estimate, exact, [model], number)

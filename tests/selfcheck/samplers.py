@@ -18,11 +18,13 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, RecognitionMachine
 from capsule_zoo.inference import log_partition
+from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.evaluation.simulation_based import Outcome
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.units.switched_units import CapsuleState
 
 SWEEPS = 8
+BETAS = (1.0, 0.6, 0.2)
 
 
 def moments(*blocks: Tensor) -> Tensor:
@@ -75,6 +77,22 @@ def _draw(guide: ExactSwitches, images: Tensor) -> CapsuleState:
     nodes = poutine.trace(guide).get_trace(images).nodes
     switch, hidden = (nodes[f"capsule_{n}"]["value"] for n in ("switch", "hidden"))
     return CapsuleState(switch, switch[..., None] * hidden)
+
+
+@check("geweke_tempered_chains", of=[TemperedChains])
+def tempered(number: int) -> Outcome:
+    """Check that sweeps and exchanges leave the distribution of every temperature invariant."""
+    model = energy_machine()
+
+    def images_at_all() -> Tensor:
+        """Return the images at all temperatures, (levels, chains, C, H, W)."""
+        return torch.stack([exact_draws(model, number, beta)[1] for beta in BETAS])
+
+    chains, means = TemperedChains(BETAS, images_at_all()), torch.zeros(())
+    for _ in range(SWEEPS):
+        chains.sweep(model)
+        means = means + moments(*chains.images) / SWEEPS
+    return same_means(moments(*images_at_all()), means)
 
 
 @check("geweke_prior_of_capsule_rbm", of=[CapsuleRBM])
