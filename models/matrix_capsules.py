@@ -48,13 +48,13 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.networks.classifier import Classifier, standardized
 from capsule_zoo.models.routing.capsule_convolution import (
     RIGHT_COLUMN,
-    CapsuleConv2d,
     CapsuleGrid,
+    CapsuleLayer,
     ClassCapsules,
     PrimaryCapsules,
 )
 from capsule_zoo.models.routing.parent_law import ParentLaw, Routing, pay_for_connections, sharing
-from capsule_zoo.models.routing.votes import Votes
+from capsule_zoo.models.routing.votes import Votes, Windows
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),
@@ -133,8 +133,8 @@ class MatrixCapsules(Classifier):
         nn.init.zeros_(self.stem.bias)
         self.primary = PrimaryCapsules(features, primary)
         how: dict[str, Any] = dict(routing=routing, recompute=recompute)
-        first = CapsuleConv2d(primary, middle, grid, 3, 2, **how)
-        second = CapsuleConv2d(middle, last, first.shape, 3, 1, **how)
+        first = CapsuleLayer(Windows.sliding(*grid, 3, 2), primary, middle, **how)
+        second = CapsuleLayer(Windows.sliding(*first.shape, 3, 1), middle, last, **how)
         self.layers = PyroModule[nn.ModuleList]([first, second])
         self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
 

@@ -20,7 +20,7 @@ class Own(Guide[VariationalAutoencoder]):
         return self.model.latent + self.num_parameters
 
 size: int = guide.model.levels[0].size
-turned: PartWholeGuide = guide.with_turns(2)
+whole: PartWholeGuide = guide.with_scope("scene")
 parts: int = entry.model.levels[1].size
 wide = entry.guide.with_poses("normal")
 """

@@ -96,27 +96,31 @@ class AmortizedMatching(MatchingGuide):
     Args:
         model: the model.
         sizes: of the transformer.
+
+    Attributes:
         proposals: number of shares that `parse` compares by their evidence under the model: the
-            network's likeliest one, and draws.
+            network's likeliest one, and draws; see `with_proposals`.
 
     Raises:
-        ValueError: a size or `proposals` below 1.
+        ValueError: a size below 1.
     """
+
+    proposals = 1
 
     fit_settings = {"lr": 1e-3, "schedule": "cosine", "warmup": 100, "clip": 10.0}
 
-    def __init__(
-        self, model: Constellations, sizes: TransformerSizes | None = None, proposals: int = 1
-    ) -> None:
+    def __init__(self, model: Constellations, sizes: TransformerSizes | None = None) -> None:
         super().__init__(model)
-        check_at_least(1, proposals=proposals)
-        self.proposals = proposals
         sizes = sizes or TransformerSizes()
         own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
         self.transformer = SetTransformer(3 * model.law().most, len(model.sizes), sizes.width, *own)
 
     def with_proposals(self, proposals: int) -> "AmortizedMatching":
-        """Return a guide with the same network, whose `parse` compares this many shares."""
+        """Return a guide with the same network, whose `parse` compares this many shares.
+
+        Raises:
+            ValueError: a number below 1.
+        """
         check_at_least(1, proposals=proposals)
         return self.sharing_parameters(proposals=proposals)
 

@@ -17,7 +17,6 @@ References:
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,33 +34,29 @@ from capsule_zoo.models.constellations.scene_law import (
 )
 from capsule_zoo.models.constellations.similarities import Noise
 
+SINKHORN = 8  # normalizations of rows and of columns in each step
+HEAT = 0.5  # deviation that is added to the noise at first, for permutations
+ROUNDS = 2  # roundings of permutations at the end, each with a fit of the poses
 
-@dataclass(frozen=True)
-class Settings:
+
+class Settings(NamedTuple):
     """The settings of EM.
 
     Attributes:
         permutations: True to normalize over points as well, by Sinkhorn's algorithm.
         starts: number of runs for each set of objects.
         steps: of EM.
-        sinkhorn: normalizations of rows and of columns in each step.
-        heat: deviation that is added to the noise at first, for permutations; it falls to zero
-            over three quarters of the steps.
-        rounds: roundings of permutations at the end, each with a fit of the poses.
     """
 
     permutations: bool
-    starts: int = 10
-    steps: int = 40
-    sinkhorn: int = 8
-    heat: float = 0.5
-    rounds: int = 2
+    starts: int
+    steps: int
 
     def extra(self, step: int) -> float:
-        """The variance that is added to the noise in a step."""
+        """The variance that is added to the noise in a step; it falls to 0 in 3/4 of the steps."""
         if not self.permutations:
             return 0.0
-        return (self.heat * max(0.0, 1 - 4 * step / (3 * self.steps)) ** 2) ** 2
+        return (HEAT * max(0.0, 1 - 4 * step / (3 * self.steps)) ** 2) ** 2
 
 
 class Poses(NamedTuple):
@@ -130,7 +125,7 @@ def patterns(law: SceneLaw, number: int) -> list[tuple[tuple[int, ...], int]]:
 
 @torch.no_grad()
 def explain_by_em(
-    law: SceneLaw, points: Tensor, settings: Settings, seed: int = 0, rounded: bool = False
+    law: SceneLaw, points: Tensor, settings: Settings, rounded: bool = False
 ) -> Matchings:
     """Return the best result of EM for every scene, and a lower bound on its log evidence.
 
@@ -139,11 +134,10 @@ def explain_by_em(
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
-        seed: of the poses that EM starts from.
         rounded: round free assignments to the nearest permutation at the end.
     """
     found = Matchings.empty(points)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)  # of the poses that EM starts from
     for rows, slots, places in by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
         for objects, clutter in patterns(law, places.shape[1]):
@@ -195,7 +189,7 @@ def _best_run(
     weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
     if whole:  # round off to permutations
-        for _ in range(settings.rounds):
+        for _ in range(ROUNDS):
             chosen = one_hot(round_off(weights), number)
             poses = fit_poses(runs, corners, chosen, poses, law.tau)
             weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
@@ -270,7 +264,7 @@ def _normalized(log_density: Tensor, corners: Corners, settings: Settings) -> Te
     """Return log responsibilities, normalized over corners and, for permutations, over points."""
     weights = _with_clutter(log_density, corners)
     if settings.permutations:
-        for _ in range(settings.sinkhorn):
+        for _ in range(SINKHORN):
             weights = weights.log_softmax(-2).log_softmax(-1)
     return weights.log_softmax(-1)
 

@@ -26,7 +26,7 @@ from capsule_zoo.guides.constellations.exact import (
     shared_out,
 )
 from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, SimilarityPosterior
-from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_ransac
+from capsule_zoo.guides.constellations.ransac import explain_by_ransac
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.matching_laws import (
@@ -146,25 +146,10 @@ class ExactMatching(MatchingGuide):
 
 
 class RansacMatching(MatchingGuide):
-    """RANSAC: two points fix a similarity, and objects choose among their best fits.
-
-    Args:
-        model: the model.
-        sets: number of sets of points that an object chooses among.
-        choices: number of joint choices that survive each object.
-
-    Raises:
-        ValueError: `sets` or `choices` below 1.
-    """
-
-    def __init__(self, model: Constellations, sets: int = SETS, choices: int = CHOICES) -> None:
-        super().__init__(model)
-        check_at_least(1, sets=sets, choices=choices)
-        self.sets = sets
-        self.choices = choices
+    """RANSAC: two points fix a similarity, and objects choose among their best fits."""
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_by_ransac(law, points, self.sets, self.choices)
+        return explain_by_ransac(law, points)
 
 
 class SinkhornMatching(MatchingGuide):
@@ -174,27 +159,20 @@ class SinkhornMatching(MatchingGuide):
         model: the model.
         starts: number of runs for each set of objects.
         steps: of EM.
-        seed: of the poses that EM starts from.
 
     Raises:
-        ValueError: `starts` or `steps` below 1, or a negative seed.
+        ValueError: `starts` or `steps` below 1.
     """
 
     permutations = True
 
-    def __init__(
-        self, model: Constellations, starts: int = 10, steps: int = 40, seed: int = 0
-    ) -> None:
+    def __init__(self, model: Constellations, starts: int = 10, steps: int = 40) -> None:
         super().__init__(model)
         check_at_least(1, starts=starts, steps=steps)
-        check_at_least(0, seed=seed)
-        self.starts = starts
-        self.steps = steps
-        self.seed = seed
+        self.settings = Settings(self.permutations, starts, steps)
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        settings = Settings(self.permutations, self.starts, self.steps)
-        return explain_by_em(law, points, settings, self.seed)
+        return explain_by_em(law, points, self.settings)
 
 
 class MixtureMatching(SinkhornMatching):
@@ -204,16 +182,14 @@ class MixtureMatching(SinkhornMatching):
     one to one, as the model's are. As a guide it draws the nearest permutation.
 
     Args:
-        model, starts, steps, seed: as for `SinkhornMatching`.
+        model, starts, steps: as for `SinkhornMatching`.
     """
 
     permutations = False
 
     def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
-        settings = Settings(False, self.starts, self.steps)
-        return _listed(
-            law, points, explain_by_em(law, points, settings, self.seed, rounded=True), dtype
-        )
+        found = explain_by_em(law, points, self.settings, rounded=True)
+        return _listed(law, points, found, dtype)
 
 
 def _listed(

@@ -10,7 +10,6 @@ Either way what stands above sees the image only through the parts that were dra
 """
 
 import inspect
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -148,12 +147,6 @@ class PartsGuide(Guide[P]):
     def with_scope(self, scope: str) -> Self:
         """Return a guide with the same parameters for the model's `with_scope`."""
         return self.sharing_parameters(_model=(self.model.with_scope(scope),))
-
-    def with_turns(self, turns: int) -> Self:
-        """Return a guide with the same parameters that tries `turns` turns of the image."""
-        reader = replace(self.reader, turns=turns)
-        self._check_reader(reader)
-        return self.sharing_parameters(reader=reader)
 
     def _check_reader(self, reader: PartReader) -> None:
         """Raise ValueError if the guide cannot use these settings of a reader."""

@@ -162,7 +162,7 @@ class RoutingSlots(ShapeCodesGuide):
         shapes = self.model.shapes
         there = as_presence(parts.presence, self.model.relaxed)[:, None]
         kinds = torch.arange(self.model.kinds, device=there.device)[None]
-        vote, logits = shapes.votes_of_slots(kinds, found.pose, found.code)
+        vote, logits = shapes.votes(kinds, found.pose, found.code)
         law = dist.Normal(vote, shapes.scale if scale is None else scale).to_event(1)
         presence = there * logits - F.softplus(logits)
         return presence + there * law.log_prob(parts.pose[:, None])

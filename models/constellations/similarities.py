@@ -78,18 +78,21 @@ class Template:
     @cached_property
     def rotations(self) -> Tensor:
         """The orders of the corners that a rotation of the template makes, (turns, n)."""
-        orders = itertools.permutations(range(len(self)))
-        return torch.tensor(
-            [order for order in orders if _same_up_to_turn(self.corners[[*order]], self.corners)]
-        )
+        return self._rotations(1e-6)
 
     @cached_property
     def near_rotations(self) -> Tensor:
         """The orders that a rotation nearly makes; learned templates are not quite regular."""
-        orders = itertools.permutations(range(len(self)))
-        corners = self.corners
-        near = [o for o in orders if _same_up_to_turn(corners[[*o]], corners, NEARLY)]
-        return torch.tensor(near)
+        return self._rotations(NEARLY)
+
+    def _rotations(self, tolerance: float) -> Tensor:
+        found = []
+        for order in itertools.permutations(range(len(self))):
+            moved = self.corners[[*order]]
+            turn = (moved * self.corners.conj()).sum() / len(self)
+            if (moved - turn * self.corners).abs().max() < tolerance:
+                found.append(order)
+        return torch.tensor(found)
 
     @property
     def turns(self) -> int:
@@ -114,11 +117,6 @@ def centered(points: Tensor) -> tuple[Tensor, Tensor]:
     away = points - points.mean(0)
     radius = away.square().sum(1).mean().sqrt()
     return torch.view_as_complex((away / radius).contiguous()), radius
-
-
-def _same_up_to_turn(moved: Tensor, corners: Tensor, tolerance: float = 1e-6) -> Tensor:
-    turn = (moved * corners.conj()).sum() / len(corners)
-    return (moved - turn * corners).abs().max() < tolerance
 
 
 class Fit(NamedTuple):

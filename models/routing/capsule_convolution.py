@@ -146,7 +146,7 @@ class CapsuleLayer(Routed):
         windows: which parents see which children.
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
-        tied: whether all places in a window share one transformation.
+        tied: whether all places in a window share one transformation; otherwise each has its own.
         spread: deviation of the first transformations from the identity.
         inverse_temperature: lambda, the inverse temperature of the parents' presences, for the
             average gain with each number of the votes in a fair share.
@@ -170,7 +170,7 @@ class CapsuleLayer(Routed):
         parents: int,
         routing: Routing,
         *,
-        tied: bool,
+        tied: bool = False,
         spread: float = SPREAD,
         inverse_temperature: float = 16.0,
         noise: float = VOTE_NOISE,
@@ -249,34 +249,6 @@ class CapsuleLayer(Routed):
             shared += (law.connections,)
         mean, logits = in_chunks(route, batch, shared, votes_of_one, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
-
-
-class CapsuleConv2d(CapsuleLayer):
-    """The layer of convolutional capsules, with a transformation for each place in the window.
-
-    Args:
-        children, parents: types of capsules.
-        grid: height and width of the children's grid, in cells.
-        kernel, stride: of the windows, in cells; there is no padding.
-        routing, options: as for `CapsuleLayer`.
-
-    Raises:
-        ValueError: the kernel does not fit into the grid.
-    """
-
-    def __init__(
-        self,
-        children: int,
-        parents: int,
-        grid: tuple[int, int],
-        kernel: int,
-        stride: int,
-        routing: Routing,
-        **options: Any,
-    ) -> None:
-        check_at_least(1, kernel=kernel, stride=stride)
-        windows = Windows.sliding(*grid, kernel, stride)
-        super().__init__(windows, children, parents, routing, tied=False, **options)
 
 
 class ClassCapsules(CapsuleLayer):

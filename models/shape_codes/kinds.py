@@ -62,7 +62,7 @@ class ShapeKinds(Relation):
         Returns:
             The law, with batch (B, parts, 1 + S).
         """
-        vote, logits = self.votes_of_slots(kind, pose, code)
+        vote, logits = self.votes(kind, pose, code)
         vote = vote.movedim(-3, -2)  # (B, P, S, 6)
         logits = logits.movedim(-2, -1)
         scale = self.scale[kind].movedim(-3, -2).expand_as(vote)
@@ -79,14 +79,6 @@ class ShapeKinds(Relation):
         )
 
     def votes(self, kind: Tensor, pose: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        """Return one object's votes for the poses (B, P, 6) and presence logits (B, P) of parts.
-
-        Args: as for `forward`, with S = 1.
-        """
-        vote, logits = self.votes_of_slots(kind, pose, code)
-        return vote.squeeze(-3), logits.squeeze(-2)
-
-    def votes_of_slots(self, kind: Tensor, pose: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         """Return each object's votes for poses (B, S, P, 6) and presence logits (B, S, P) of parts.
 
         Args: as for `forward`.
@@ -100,7 +92,7 @@ class ShapeKinds(Relation):
 
         Args: as for `forward`.
         """
-        vote, logits = self.votes_of_slots(kind, pose, code)
+        vote, logits = self.votes(kind, pose, code)
         scale, affinity = self.scale[kind].movedim(-3, -2), self.log_affinity[kind].mT
         own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
         dummy = dist.Normal(poses.identity_like(vote), self.sigma_dummy)

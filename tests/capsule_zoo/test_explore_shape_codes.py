@@ -36,7 +36,7 @@ def votes(view) -> tuple[torch.Tensor, torch.Tensor]:
     state = view.state
     kind = torch.tensor([[state.kind]])
     pose, logits = view.model.shapes.votes(kind, state.pose[None, None], state.code[None, None])
-    return pose[0].detach(), logits[0].detach()
+    return pose[0, 0].detach(), logits[0, 0].detach()
 
 
 def test_parts_keep_their_distance_from_the_votes_while_the_code_bends_them(view):

@@ -40,7 +40,7 @@ def scenes(model: ShapeCodes, number: int = 12) -> tuple[Capsules, torch.Tensor,
     kind = torch.randint(2, (number, 2), generator=generator)
     code = torch.randn(number, 2, 1, generator=generator).double()
     pose = torch.tensor([1.0, 0, 0, 0, 1, 0]).double().expand(number, 2, 6)
-    votes, _ = model.shapes.votes_of_slots(kind, pose, code)  # (B, S, P, 6)
+    votes, _ = model.shapes.votes(kind, pose, code)  # (B, S, P, 6)
     owner = torch.rand(number, 4, generator=generator) < 0.5
     owner = torch.stack([owner, ~owner], dim=-1).flatten(1).long()
     rows, parts = torch.arange(number)[:, None], torch.arange(8)
@@ -109,10 +109,10 @@ def test_one_object_in_a_model_of_two_has_the_parts_of_a_model_of_one():
     two = with_two_slots(one)
     kind, pose = torch.tensor([[1, 0]]), torch.tensor([1.0, 0, 0, 0, 1, 0]).expand(1, 2, 6)
     code = torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(0))
-    votes = two.shapes.votes_of_slots(kind, pose, code)[0]
+    votes = two.shapes.votes(kind, pose, code)[0]
     for slot in range(2):
         at = kind[:, [slot]], pose[:, [slot]], code[:, [slot]]
-        alone = one.shapes.votes_of_slots(*at)[0]
+        alone = one.shapes.votes(*at)[0]
         torch.testing.assert_close(votes[:, [slot], ::2], alone)
         torch.testing.assert_close(votes[:, [slot], 1::2], alone)
 

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.routing import capsule_convolution, chunks
+from capsule_zoo.models.common import chunks
+from capsule_zoo.models.routing import capsule_convolution
 from capsule_zoo.models.routing.capsule_convolution import (
-    CapsuleConv2d,
     CapsuleGrid,
+    CapsuleLayer,
     ClassCapsules,
     PrimaryCapsules,
 )
+from capsule_zoo.models.routing.votes import Windows
 
 B, TYPES, PARENTS, GRID = 3, 2, 2, (3, 4)
 
@@ -26,7 +28,7 @@ def grid():
 
 def conv(routing=None, **options):
     routing = EMRouting(3) if routing is None else routing
-    return CapsuleConv2d(TYPES, PARENTS, GRID, 2, 1, routing, **options).double()
+    return CapsuleLayer(Windows.sliding(*GRID, 2, 1), TYPES, PARENTS, routing, **options).double()
 
 
 def classes(routing=None, **options):
@@ -199,6 +201,6 @@ def test_coordinates_that_are_not_two_elements_are_refused(coordinates):
 
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="smaller than the kernel"):
-        CapsuleConv2d(TYPES, PARENTS, (2, 2), 3, 1, EMRouting(3))
+        Windows.sliding(2, 2, 3, 1)
     with pytest.raises(ValueError, match="inverse_temperature must be positive"):
         conv(inverse_temperature=0.0)

@@ -25,7 +25,7 @@ def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) 
         kind, pose, code: of B objects, (B,), (B, 6) and (B, d).
     """
     place, logits = model.shapes.votes(kind[:, None], pose[:, None], code[:, None])
-    return Capsules(logits.sigmoid(), place)
+    return Capsules(logits[:, 0].sigmoid(), place[:, 0])
 
 
 @torch.no_grad()

@@ -140,4 +140,4 @@ class ShapeCodesView(PaintedPartsView[Shaped]):
         """Return the same object with the parts that it predicts."""
         kind = torch.tensor([[state.kind]], device=state.code.device)
         _, logits = self.model.shapes.votes(kind, state.pose[None, None], state.code[None, None])
-        return replace(state, presence=logits[0].sigmoid(), away=torch.zeros_like(state.away))
+        return replace(state, presence=logits[0, 0].sigmoid(), away=torch.zeros_like(state.away))
