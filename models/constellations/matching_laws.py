@@ -82,6 +82,10 @@ class RandomMatching(dist.TorchDistribution):
         self.slots = slots
         super().__init__(presence.shape[:-1], torch.Size([slots]), validate_args=False)
 
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "RandomMatching":
+        presence = self.presence.expand(*batch_shape, self.presence.shape[-1])
+        return RandomMatching(self.law, presence, self.slots)
+
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw matchings; points fill the first slots."""
@@ -128,6 +132,10 @@ class MatchedPoints(dist.TorchDistribution):
         self.scale = scale.expand(*batch, scale.shape[-1])
         self.code = code.expand(*batch, code.shape[-1])
         super().__init__(batch, torch.Size([code.shape[-1], 2]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "MatchedPoints":
+        scale = self.scale.expand(*batch_shape, self.scale.shape[-1])
+        return MatchedPoints(self.places, scale, self.code)  # which expands all three
 
     @property
     def _at(self) -> tuple[Tensor, Tensor]:
