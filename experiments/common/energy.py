@@ -90,14 +90,14 @@ def pixel_error(
     return mean_and_error(scale * torch.cat(errors))
 
 
-def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
+def spectra(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
     """Return what the guide infers at every switch, (N, K) by site.
 
     A model without switches gives all its sites. The site nearest to the image is the last.
     """
     names = [site.name for site in entry.model.latent_sites]
     names = [name for name in names if name.endswith("_switch")] or names
-    return {name: latents(entry.guide, images, [name], seed=seed) for name in names}
+    return {name: latents(entry.guide, images, [name]) for name in names}
 
 
 def use_of_switches(found: Mapping[str, np.ndarray]) -> Table:

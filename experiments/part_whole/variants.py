@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,27 +190,15 @@ def discrete_objectives(
     return Result({**bounds_of_rows(table), "updates": updates}, {"": table.draw()}, table)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One training run.
-
-    Attributes:
-        sizes: sizes of the entry that replace its own.
-        sampled: draw poses from normal laws from the first update, in place of points first.
-    """
-
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    sampled: bool = False
-
-
-VARIANTS = {
-    "default": Variant(),
-    "temperature_025": Variant({"temperature": 0.25}),
-    "temperature_1": Variant({"temperature": 1.0}),
-    "sigma_min_001": Variant({"sigma_min": 0.01}),
-    "sigma_min_005": Variant({"sigma_min": 0.05}),
-    "three_levels": Variant({"layers": (16, 24, 16)}),
-    "sampled": Variant(sampled=True),
+SAMPLED = "sampled"  # poses are drawn from normal laws from the first update, not points first
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "temperature_025": {"temperature": 0.25},
+    "temperature_1": {"temperature": 1.0},
+    "sigma_min_001": {"sigma_min": 0.01},
+    "sigma_min_005": {"sigma_min": 0.05},
+    "three_levels": {"layers": (16, 24, 16)},
+    SAMPLED: {},
 }
 
 
@@ -259,13 +247,13 @@ def sensitivity(options: Options, chosen: Sensitivity) -> Result:
     return Result(by_quantity(numbers), {"": figure})
 
 
-def learn(job: Job[Variant], *, chosen: Sensitivity) -> dict[str, Any]:
+def learn(job: Job[Mapping[str, Any]], *, chosen: Sensitivity) -> dict[str, Any]:
     """Train one variant; return what is measured, and its probes as training went on."""
-    variant, options = job.variant, job.options
+    options, sampled = job.options, job.name == SAMPLED
     data = load_dataset("mnist", root=options.data_root)
-    entry = begun("part-whole", data, options, **variant.sizes)
+    entry = begun("part-whole", data, options, **job.variant)
     steps = chosen.steps
-    if variant.sampled:
+    if sampled:
         entry = entry.use_guide("normal")
         steps += chosen.tightening
     curve = ProbesInTraining(data, chosen.probed, options.runs and options.runs / "curve.json")
@@ -273,7 +261,7 @@ def learn(job: Job[Variant], *, chosen: Sensitivity) -> dict[str, Any]:
     few_at_once: dict[str, Any] = dict(batch_size=chosen.batch_size)
     train(entry, data, options, steps=steps, checks=checks, **few_at_once)
     normal = entry
-    if not variant.sampled:
+    if not sampled:
         limit: dict[str, Any] = dict(name="tightened", steps=chosen.tightening)
         normal = tighten(entry, data, options, **limit, **few_at_once)
     numbers: Numbers = {

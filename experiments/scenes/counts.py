@@ -1,12 +1,17 @@
-"""How many digits a scene has: against training time, with more digits, and in several readings.
+"""How many digits a scene has: against training time, with more digits, read in ways, beside AIR.
 
 A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import pyro
+import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
@@ -17,14 +22,26 @@ from capsule_zoo.experiments.common.findings import (
     over_seeds,
     single,
 )
+from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.guides import Peeling
-from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
+from capsule_zoo.inference import (
+    Check,
+    Checks,
+    FoundObjects,
+    Pace,
+    evaluate,
+    find_objects,
+    summarize,
+)
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import counts_against_time, found_objects
 
 DATA = "multi-mnist:train=60000"
 OVERLAPPING = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
+BESIDE_AIR = "multi-mnist:train=30000"
+MARKS = (1, 2, 3, 5, 8, 12, 20, 30, 60)  # minutes
 WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
@@ -133,9 +150,9 @@ def with_digits(number: int, test: int, options: Options) -> Split:
     return load_dataset(name, options.data_root).test
 
 
-def on_large_canvas(entry: Entry, rate: float = 0.5) -> Entry:
+def on_large_canvas(entry: Entry) -> Entry:
     """Return the entry's pair for 80x80 pixels and 7 slots, of which each has the same odds."""
-    model = entry.model.on_canvas(80, 80, 7, rate)
+    model = entry.model.on_canvas(80, 80, 7, rate=0.5)
     return replace(entry, model=model, guide=entry.guide.on_model(model))
 
 
@@ -200,3 +217,75 @@ def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: An
         for suffix, chosen in sets.items():
             found[f"count_accuracy{suffix}"][name] = mean_and_error(right[chosen])
     return Result(found, {"": found_objects(entry, test.images)})
+
+
+class Curve(list[tuple[float, int, Number]]):
+    """Measurements (processor seconds, updates, share of right counts); measuring takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = time.process_time()
+
+    def note(self, updates: int, measure: Callable[[], Number]) -> float:
+        """Measure after a number of updates, and return the minutes that they took."""
+        seconds = time.process_time() - self.begun
+        self.append((seconds, updates, measure()))
+        self.begun = time.process_time() - seconds
+        return seconds / 60
+
+
+@experiment("scenes/beside-air", data="multi-mnist", minutes=17)
+def beside_air(
+    options: Options, *, ours: float = 5.0, air: float = 12.0, every: int = 200, tested: int = 1000
+) -> Result:
+    """Train scenes and AIR, as Pyro's tutorial has it, and count digits meanwhile (17 minutes).
+
+    Seconds are of the processor. One draw of each guide counts the digits of a scene.
+
+    Args:
+        ours, air: minutes of the processor for each.
+        every: updates between two measurements.
+        tested: test scenes whose digits are counted.
+    """
+    study = Study({"scenes": (ours, every, tested), "air": (air, every, tested)})
+    curves = {name: curve for name, (curve,) in study.run(curve_of, options).items()}
+    found: dict[str, Any] = {}
+    for name, curve in curves.items():
+        for mark in MARKS:
+            within = [row[2] for row in curve if row[0] <= 60 * mark]
+            if within and curve[-1][0] > 54 * mark:
+                found.setdefault(f"count_accuracy_{mark}_minutes", {})[name] = within[-1]
+        found.setdefault("updates", {})[name] = single(curve[-1][1])
+        found.setdefault("seconds", {})[name] = single(curve[-1][0])
+    lines = [[(seconds, number[0]) for seconds, _, number in c] for c in curves.values()]
+    return Result(found, {"": counts_against_time(lines, PUBLISHED, list(curves))})
+
+
+def curve_of(job: Job[tuple[float, int, int]]) -> Curve:
+    """Train one of the two, and return its measurements."""
+    (minutes, every, tested), options, curve = job.variant, job.options, Curve()
+    data = load_dataset(BESIDE_AIR, options.data_root)
+    test = data.test[:tested]
+    if job.name == "scenes":
+        entry = begun("scenes", data, options, counts="learned")
+        counts = partial(accuracy, entry, test, draws=1)
+        checks = Checks(every=every, callbacks=[lambda c: curve.note(c.step, counts) >= minutes])
+        how: dict[str, Any] = dict(steps=10**6, pace=Pace("constant"), checks=checks)
+        train(entry, data.train, replace(options, runs=None), **how)  # the curve would be lost
+        return curve
+    pyro.set_rng_seed(options.seed)
+    network, images = TutorialAir(data.image_shape[-1]), data.train.images
+
+    @torch.no_grad()
+    def counted() -> Number:
+        with seeded(0):
+            found = torch.cat([network.guide(some) for some in test.images.split(100)])
+        return mean_and_error((found == test.objects.counts).float())
+
+    svi, updates, passed = network.svi(), 0, 0.0
+    while passed < minutes:
+        for _ in range(every):
+            svi.step(images[torch.randint(len(images), (64,))])
+        updates += every
+        passed = curve.note(updates, counted)
+    return curve

@@ -13,6 +13,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error,
 from capsule_zoo.experiments.shape_codes.headline import (
     PROBED,
     ObjectSettings,
+    best_of,
     on_published_parts,
     read_objects,
     train_objects,
@@ -54,10 +55,12 @@ class Seen(NamedTuple):
     """What is read of digits (N,) that were moved before they were parsed.
 
     Attributes:
+        motions: how they were moved, (N, 4).
         explained: log density of the parts in the frame of the digits as given, (N,), in nats.
         answers: classes, (N,).
     """
 
+    motions: Tensor
     explained: Tensor
     answers: Tensor
 
@@ -104,20 +107,17 @@ def moved_digits(
         The accuracy before the search and after each of its steps, and the best motions found,
         (N, 4).
     """
-    motions = torch.zeros(len(test), 4)
-    best = see(entry, probe, test, motions, temperature)
+    best = see(entry, probe, test, torch.zeros(len(test), 4), temperature)
     found = {"as they are": accuracy(best, test)}
     for name, columns, amounts in SEARCH:
-        start = motions.clone()
+        seen = [best]
         for amount in amounts:
-            tried = start.clone()
+            tried = best.motions.clone()
             tried[:, list(columns)] += amount
-            seen = see(entry, probe, test, tried, temperature)
-            better = seen.explained > best.explained
-            best = Seen(*(torch.where(better, *both) for both in zip(seen, best, strict=True)))
-            motions = torch.where(better[:, None], tried, motions)
+            seen.append(see(entry, probe, test, tried, temperature))
+        best, _ = best_of(seen, lambda each: each.explained)
         found[name] = accuracy(best, test)
-    return found, motions
+    return found, best.motions
 
 
 def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: float) -> Seen:
@@ -132,7 +132,8 @@ def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: flo
     seen = read_objects(entry.guide, sets.images, temperature)
     present = from_part_sets(sets.images).presence.sum(-1)
     grown = 3 * present * torch.linalg.det(matrices[..., :2]).log()
-    return Seen(seen.explained + grown, torch.from_numpy(probe.predict(seen.features())))
+    answers = torch.from_numpy(probe.predict(seen.features()))
+    return Seen(motions, seen.explained + grown, answers)
 
 
 def matrices_of(motions: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Shape codes on published parts: prior samples, classes without labels, and turned digits."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyro
@@ -32,6 +32,7 @@ from capsule_zoo.zoo.shape_codes.entry import (
     start_objects,
 )
 
+T = TypeVar("T", bound=tuple[Tensor, ...])
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
 OBJECT = ["object_kind", "object_pose", "object_code"]
@@ -307,6 +308,28 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0)
     return read_kinds(guide, sets).weighed(temperature)
 
 
+def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Tensor]:
+    """Return, for every image (or image and kind), the reading with the highest score.
+
+    The first reading is changed in place.
+
+    Returns:
+        The chosen readings, and their numbers, in the shape of a score.
+    """
+    best: T | None = None
+    chosen = torch.zeros(())
+    for number, seen in enumerate(readings):
+        if best is None:
+            best, chosen = seen, torch.zeros_like(score(seen))
+        better = score(seen) > score(best)
+        chosen[better] = number
+        for kept, new in zip(best, seen, strict=True):
+            kept[better] = new[better]
+    if best is None:
+        raise ValueError("views is empty; give the part sets of at least one turn")
+    return best, chosen
+
+
 def read_at_own_turns(
     guide: ShapeCodesGuide, views: Iterable[Tensor], temperature: float = 1.0
 ) -> Object:
@@ -319,19 +342,8 @@ def read_at_own_turns(
         views: part sets (N, 1, P, 7) of the images, at each of their turns.
         temperature: T, of the belief in the features.
     """
-    read = (read_kinds(guide, sets) for sets in views)
-    best = next(read, None)
-    if best is None:
-        raise ValueError("views is empty; give the part sets of at least one turn")
-    for seen in read:
-        _exchange(best, seen, seen.logits > best.logits)
-    return best.weighed(temperature)
-
-
-def _exchange(kept: Sequence[Tensor], new: Sequence[Tensor], better: Tensor) -> None:
-    """Replace rows of tensors by new ones where these are better, in place."""
-    for old, other in zip(kept, new, strict=True):
-        old[better] = other[better]
+    kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda seen: seen.logits)
+    return kinds.weighed(temperature)
 
 
 def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:
@@ -351,13 +363,7 @@ def read_at_best_turn(
         The objects, and the number of the turn of every image, (N,).
     """
     views = (read_objects(guide, s, temperature) for s in sets_at_turns(guide, split, turns))
-    best = next(views)
-    chosen = torch.zeros(len(split))
-    for turn, seen in enumerate(views, start=1):
-        better = seen.explained > best.explained
-        chosen[better] = turn
-        _exchange(best, seen, better)
-    return best, chosen
+    return best_of(views, lambda seen: seen.explained)
 
 
 def counted(belief: Tensor, labels: Tensor) -> Tensor:
@@ -394,8 +400,8 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
     }
     share = belief.mean(0)
     entropy = torch.special.entr(share).sum()
-    found["kinds_in_use"] = (float((share > 0.1 / kinds).sum()), None, len(belief))
-    found["kinds_perplexity"] = (float(entropy.exp()), None, len(belief))
+    found["kinds_in_use"] = float((share > 0.1 / kinds).sum()), None, len(belief)
+    found["kinds_perplexity"] = float(entropy.exp()), None, len(belief)
     return found
 
 

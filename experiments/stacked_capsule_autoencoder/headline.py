@@ -266,8 +266,8 @@ def ablations(
     study = Study({**ABLATIONS, RANDOM_START: {}}, seeds)
     options.say(f"Training {len(study.variants) * seeds} variants on {data}, {steps} steps each")
     how: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
-    task = partial(ablate, source=data, **how)
-    return Result(by_quantity(means_of(study.run(task, replace(options, minutes=None)))))
+    found = study.run(ablate, replace(options, minutes=None), source=data, **how)
+    return Result(by_quantity(means_of(found)))
 
 
 def ablate(

@@ -62,16 +62,6 @@ class Square:
     sizes: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """The training with one routing, and all the readings of what was learned."""
-
-    entry: str
-    routings: Mapping[str, Routing]
-    first_seed: int
-    square: Square
-
-
 @experiment("capsule-network/routing-square", data="mnist")
 def of_vectors(options: Options, chosen: Square) -> Result:
     """Train the capsule network with each routing and read it with each (10 core-minutes).
@@ -101,10 +91,10 @@ def of_matrices(options: Options, given: Square) -> Result:
 def square(entry: str, known: Mapping[str, Routing], given: Square, options: Options) -> Result:
     """Run the square of one entry."""
     names = given.routings or tuple(known)
-    routings = choose("routing", names, known)
-    task = Task(entry, routings, options.seed, given)
+    study = Study(choose("routing", names, known), given.seeds)
     options.say(f"Training {len(names) * given.seeds} networks")
-    outcomes = Study(dict.fromkeys(names, task), given.seeds).run(learn, options)
+    how: dict[str, Any] = dict(name=entry, given=given, first_seed=options.seed)
+    outcomes = study.run(learn, options, readers=study.variants, **how)
     found: dict[str, dict[str, Numbers]] = {}
     for name in names:
         for quantity in outcomes[name][0]:
@@ -126,24 +116,26 @@ def frame(grid: Mapping[str, Numbers], names: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame(values).T.reindex(index=names, columns=names)
 
 
-def learn(job: Job[Task]) -> dict[str, Numbers]:
-    """Train with the routing of the job's name, and return all readings by quantity."""
-    task, options, given = job.variant, job.options, job.variant.square
+def learn(
+    job: Job[Routing], *, name: str, readers: Mapping[str, Routing], given: Square, first_seed: int
+) -> dict[str, Numbers]:
+    """Train an entry with the job's routing, and return the readings by all, by quantity."""
+    options = job.options
     data = load_dataset("mnist", root=options.data_root)
-    sizes = {"routing": task.routings[job.name], **(given.sizes or {})}
-    entry = begun(task.entry, data, options, **sizes)
+    sizes = {"routing": job.variant, **(given.sizes or {})}
+    entry = begun(name, data, options, **sizes)
     began = time.process_time()
     run = train(entry, data, options, inputs=Inputs(SHIFT), **options.limit(given.steps))
     seconds = (time.process_time() - began) / run.steps
     test = data.test[: given.images]
     found: dict[str, Numbers] = {"seconds": {"own": (seconds, None, run.steps)}}
-    for name, routing in task.routings.items():
+    for other, routing in readers.items():
         reader = reading(entry, routing)
         for quantity, number in measures(entry, reader, test, given.votes).items():
-            found.setdefault(quantity, {})[name] = number
-        if options.seed == task.first_seed and name != job.name:
-            error = tightened(entry, routing, data, test, options, given.tightened, name)
-            found.setdefault("tightened", {})[name] = error
+            found.setdefault(quantity, {})[other] = number
+        if options.seed == first_seed and other != job.name:
+            error = tightened(entry, routing, data, test, options, given.tightened, other)
+            found.setdefault("tightened", {})[other] = error
     return found
 
 

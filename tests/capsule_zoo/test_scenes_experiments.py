@@ -65,9 +65,9 @@ def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
 
 def test_counts_beside_air(mnist_root, monkeypatch):
     monkeypatch.setattr(
-        "capsule_zoo.experiments.scenes.beside_air.DATA", "multi-mnist:train=80,test=4"
+        "capsule_zoo.experiments.scenes.counts.BESIDE_AIR", "multi-mnist:train=80,test=4"
     )
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.beside_air.MARKS", (60,))
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MARKS", (60,))
     options = Options(data_root=mnist_root, progress=False)
     chosen = dict(ours=0.002, air=0.002, every=2, tested=4)
     result = find_experiment("scenes/beside-air")(options, **chosen)
