@@ -84,7 +84,10 @@ def mnist(options: Options, chosen: Bounds) -> Result:
     kept = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
     drawn = pictures(kept, data.test.images)
     drawn["dreams"] = dreams(kept, some_requests(data, EVERY_ANGLE), options.seed)
-    drawn["turned_back"] = turned_back(kept, data.test.images[:12], options.seed)
+    few = data.test.images[:12]
+    given, _, found = turned(kept, few, options.seed)
+    rows = {"test image": few, "as given": given, "turned back": Rotations().move(given, -found)}
+    drawn["turned_back"] = image_rows(rows, "Angles inferred from single images")
     return Result({**bounds, **by_quantity(measured)}, drawn, table, kept)
 
 
@@ -98,11 +101,3 @@ def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
         one = {name: code[[i] * len(requests)] for name, code in codes.items()}
         rows[f"draw {i + 1}"] = entry.model.mean_image(one, numbers)
     return image_rows(rows, "Draws from the prior, each requested at every 36 degrees")
-
-
-def turned_back(entry: Entry, images: Tensor, seed: int) -> Figure:
-    """Draw images, the turned images, and these turned back by the inferred angles."""
-    given, _, found = turned(entry, images, seed)
-    rows = {"test image": images, "as given": given}
-    rows["turned back"] = Rotations().move(given, -found)
-    return image_rows(rows, "Angles inferred from single images")

@@ -203,7 +203,7 @@ class Task:
     split: str = "test"
 
 
-Errors = dict[str, np.ndarray]  # by line: (rare classes, points)
+Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
 
 
 def on_request(name: str, settings: Trainings, options: Options) -> Result:
@@ -226,7 +226,13 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
         errors: dict[str, Errors] = {}
         for decoder, entry in drawn.items():
             runs = found[f"{own}-{decoder}"]
-            errors[decoder], training[f"{words}{decoder}"] = of_runs(runs, entry)
+            errors[decoder] = {
+                line: np.stack([run["errors"][line] for run in runs]) for line in protocol.lines
+            }
+            training[f"{words}{decoder}"] = {
+                "steps": mean_and_error([float(run["steps"]) for run in runs]),
+                "parameters": single(entry.model.num_parameters),
+            }
             if name == "rotate":
                 options.say(f"Inferring by {decoder} how images were turned")
                 angles = inferred_angles(entry, data, options, settings.inferred)
@@ -242,20 +248,6 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
     metrics["training"] = Table(by_quantity(training), names="{variant}_{quantity}")
     kept = entries.get(f"{name}-digit_capsules", next(iter(entries.values())))
     return Result(metrics, figures, None, kept)
-
-
-def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
-    """Return the errors (seeds, rare classes, points) by line, and the size of the training.
-
-    Args:
-        runs: what `learn` returned for one decoder, seed by seed.
-        entry: the decoder's entry.
-    """
-    errors = {line: np.stack([run["errors"][line] for run in runs]) for line in runs[0]["errors"]}
-    return errors, {
-        "steps": mean_and_error([float(run["steps"]) for run in runs]),
-        "parameters": single(entry.model.num_parameters),
-    }
 
 
 def study_of(

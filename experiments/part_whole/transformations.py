@@ -89,29 +89,20 @@ FEATURES: dict[str, Features] = {
 }
 
 
-def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
-    """Return the turn at which the model explains each image best, if objects had free angles."""
-    model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=turns))
-    return torch.cat([best_turn(guide, few, turns, model) for few in images.split(AT_ONCE)])
-
-
 def held_best(guide: PartWholeGuide, split: Split, turns: int) -> Split:
-    """Return each image with its ink in the middle, turned to where the model explains it best."""
-    angles = best_turns(guide, split.images, turns)
-    return replace(split, images=turned(centered(split.images)[0], angles))
+    """Return each image with its ink in the middle, turned to where the model explains it best.
+
+    Objects may have any of `turns` angles for this.
+    """
+    model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=turns))
+    angles = [best_turn(guide, few, turns, model) for few in split.images.split(AT_ONCE)]
+    return replace(split, images=turned(centered(split.images)[0], torch.cat(angles)))
 
 
 def rotated(split: Split, degrees: float) -> Split:
     """Return all images rotated by an angle, counterclockwise."""
     images = transforms.warp_images(split.images, transforms.motion(float(degrees)))
     return replace(split, images=images.clamp(0, 1))
-
-
-def merged(sizes: Sizes, other: Sizes | None) -> dict[str, Any]:
-    """Return sizes with others in their place; both may have `guide`, which are merged."""
-    other = other or {}
-    guide = {**sizes.get("guide", {}), **other.get("guide", {})}
-    return {**sizes, **other, **({"guide": guide} if guide else {})}
 
 
 def bordered(images: Tensor) -> Tensor:
@@ -163,7 +154,9 @@ def generalize(
     if options.run:
         entry = load(options.run)
     else:
-        entry = begun("part-whole", mnist, options, **merged(LARGE, sizes))
+        given = sizes or {}
+        guide = {**LARGE["guide"], **given.get("guide", {})}
+        entry = begun("part-whole", mnist, options, **{**LARGE, **given, "guide": guide})
         how: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         steps = train(entry, mnist, options, options.budget, **how).steps
         metrics["steps"] = single(steps)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset, transforms
@@ -85,12 +84,10 @@ def affnist(options: Options, chosen: Settings) -> Result:
     options.say(f"Moving {chosen.images:,} images")
     test = data.test[: chosen.images]
     accuracies, motions = moved_digits(entry, probe, test, chosen.temperature)
-    return Result(
-        by_quantity({snake_case(n): {"accuracy": found} for n, found in accuracies.items()}),
-        {"": draw(test.images[:12], motions[:12])},
-        None,
-        entry,
-    )
+    rows = {"given": test.images[:12], "as read": moved(test.images[:12], motions[:12])}
+    figure = image_rows(rows, "Digits under affine maps, and where their objects are likeliest")
+    found = {snake_case(name): {"accuracy": each} for name, each in accuracies.items()}
+    return Result(by_quantity(found), {"": figure}, None, entry)
 
 
 def in_the_middle(images: Tensor) -> Tensor:
@@ -126,12 +123,11 @@ def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: flo
     Poses of parts grow with the digit. Their density in the frame of the digit as given has a
     factor |det L|^3 for each present part, where L is the linear map of the motion.
     """
-    matrices = matrices_of(motions)
-    moved = in_the_middle(transforms.warp_images(test.images, matrices).clamp(0, 1))
-    sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=moved))
+    images = in_the_middle(moved(test.images, motions))
+    sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=images))
     seen = read_objects(entry.guide, sets.images, temperature)
     present = from_part_sets(sets.images).presence.sum(-1)
-    grown = 3 * present * torch.linalg.det(matrices[..., :2]).log()
+    grown = 3 * present * torch.linalg.det(matrices_of(motions)[..., :2]).log()
     answers = torch.from_numpy(probe.predict(seen.features()))
     return Seen(motions, seen.explained + grown, answers)
 
@@ -142,13 +138,11 @@ def matrices_of(motions: Tensor) -> Tensor:
     return transforms.motion(degrees, shear, (scale_x.exp(), scale_y.exp()))
 
 
+def moved(images: Tensor, motions: Tensor) -> Tensor:
+    """Return images (N, C, H, W) under motions (N, 4)."""
+    return transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
+
+
 def accuracy(seen: Seen, test: Split) -> Number:
     """Return the share of right answers."""
     return mean_and_error((seen.answers == test.labels).double())
-
-
-def draw(images: Tensor, motions: Tensor) -> Figure:
-    """Draw digits as they are given, and as they are read."""
-    moved = transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
-    rows = {"given": images, "as read": moved}
-    return image_rows(rows, "Digits under affine maps, and where their objects are likeliest")

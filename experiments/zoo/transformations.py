@@ -72,16 +72,12 @@ def transformations(
     for name, (rows,) in outcomes.items():
         for place, numbers in rows.items():
             found.setdefault(place, {})[name.replace("-", "_")] = over_seeds([numbers])
-    tables = {
-        place.replace("_", " "): Table(by_quantity(rows), f"{{quantity}}_{{variant}}_{slug(place)}")
-        for place, rows in found.items()
-    }
+    tables = {}
+    for place, rows in found.items():
+        motion, amount, unit = place.split("_")
+        names_of = f"{{quantity}}_{{variant}}_{motion}_{amount}".replace(".", "_")
+        tables[f"{motion} {amount} {unit}"] = Table(by_quantity(rows), names_of)
     return Result({**tables}, {"": changes(found, list(MOTIONS))})
-
-
-def slug(place: str) -> str:
-    """Return a motion and its amount as part of a metric's name."""
-    return "_".join(place.split("_")[:2]).replace(".", "_")
 
 
 def measure(job: Job, *, images: int, fitted: int, updates: int) -> dict[str, Numbers]:
