@@ -67,8 +67,7 @@ def update(
     modules: Iterable[nn.Module], loss: Callable[[], Tensor], lr: float = 1e-3, **how: bool
 ) -> Contestant:
     """Return a call that makes an update of modules: a loss, its gradient, and a step of Adam."""
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    adam = torch.optim.Adam(parameters, lr, **how)
+    adam = torch.optim.Adam([p for module in modules for p in module.parameters()], lr, **how)
 
     def step() -> None:
         adam.zero_grad()
@@ -90,10 +89,10 @@ def processor_time(call: Contestant) -> Contestant:
 
 
 def check_same_gradients(
-    losses: Iterable[Callable[[], Tensor]], parameters: list[Tensor], rtol: float, atol: float
+    losses: Iterable[Callable[[], Tensor]], modules: Iterable[nn.Module], rtol: float, atol: float
 ) -> None:
     """Raise AssertionError unless losses and their gradients agree, under the same draws."""
-    found = []
+    found, parameters = [], [p for module in modules for p in module.parameters()]
     for loss in losses:
         torch.manual_seed(1)
         value = loss()

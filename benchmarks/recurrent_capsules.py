@@ -110,9 +110,8 @@ def make() -> Contestants:
 def check() -> None:
     """Check in float64 that DRAW by hand has the loss and the gradients of the zoo's DRAW."""
     entry, images = prepare("draw", torch.float64)
-    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
     losses = zoo_loss(entry, images), lambda: PlainDraw(entry)(images)
-    check_same_gradients(losses, parameters, rtol=1e-7, atol=1e-7)
+    check_same_gradients(losses, (entry.model, entry.guide), rtol=1e-7, atol=1e-7)
 
 
 if __name__ == "__main__":

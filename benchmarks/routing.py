@@ -132,7 +132,7 @@ def check() -> None:
     model = network(features=8, capsules=(3, 4, 4)).double()
     batch = images_of_noise(2, torch.float64)
     losses = [partial(loss_of, model, scores, batch) for scores in (model.scores, Textbook(model))]
-    check_same_gradients(losses, list(model.parameters()), rtol=1e-6, atol=1e-9)
+    check_same_gradients(losses, [model], rtol=1e-6, atol=1e-9)
 
 
 if __name__ == "__main__":

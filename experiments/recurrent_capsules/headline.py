@@ -99,7 +99,7 @@ def mnist(options: Options, chosen: Bounded) -> Result:
     """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
     The class error is measured on the binarized test images of the bounds, and on gray ones, which
-    other papers classify. `neg_elbo` is of all test images.
+    other papers classify. `neg_elbo` is of all test images; its parts are of those of the bound.
     """
     data = binary_mnist(options)
     entry = trained(options, data)

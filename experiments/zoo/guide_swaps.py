@@ -49,6 +49,7 @@ LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton",
 NEWTON = LOSING[-2:]
 QUICK = SWAPPED[:4]  # models on which one Gauss-Newton law takes less than a second
 SHAPED = "shape-codes", "part-whole"
+ANNEALED = (*QUICK, "capsule-helmholtz", "recurrent-capsules", *SHAPED, "draw", "scenes")
 SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 16}
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -142,18 +143,7 @@ guide_experiments = {name: _register(name) for name in SWAPPED}
 def gaps(
     options: Options,
     *,
-    entries: tuple[str, ...] = (
-        "vae",
-        "conditional-autoencoder",
-        "generative-capsnet",
-        "generative-capsnet-continuous",
-        "capsule-helmholtz",
-        "recurrent-capsules",
-        "shape-codes",
-        "part-whole",
-        "draw",
-        "scenes",
-    ),
+    entries: tuple[str, ...] = ANNEALED,
     guides: tuple[str, ...] = LOSING,
     images: int = 100,
     images_of: Mapping[str, int] = SLOW,
