@@ -10,6 +10,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
+from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.common.modes import TURN
 
@@ -32,7 +33,7 @@ class FunctionModule(nn.Module):
         supports: dict[str, constraints.Constraint],
     ) -> None:
         super().__init__()
-        self.__name__ = _name_of(function)
+        self.__name__ = name_of(function)
         self.function = function
         self.unconstrained = nn.ParameterDict({_key(n): p for n, p in parameters.items()})
         self._supports = supports
@@ -94,7 +95,7 @@ def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -
         with TURN, torch.random.fork_rng(), torch.no_grad(), poutine.block():
             trace = poutine.trace(program, param_only=True).get_trace(*arguments)
     except Exception as error:
-        raise ValueError(f"{_name_of(program)} cannot run on these images: {error}") from error
+        raise ValueError(f"{name_of(program)} cannot run on these images: {error}") from error
     names = [name for name, site in trace.nodes.items() if site["type"] == "param"]
     return FunctionModule(program, *_owned(names))
 
@@ -133,7 +134,3 @@ def _owned(names: list[str]) -> tuple[dict[str, nn.Parameter], dict[str, constra
 
 def _key(name: str) -> str:
     return name.replace(".", "/")
-
-
-def _name_of(program: Callable) -> str:
-    return getattr(program, "__name__", type(program).__name__)

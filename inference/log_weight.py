@@ -4,7 +4,7 @@ A batch contains each image several times. Any model and guide that work on a ba
 draw many particles in one pass, without particle plates of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pyro import poutine
 from pyro.poutine import Trace
@@ -45,6 +45,14 @@ def log_weights(
         scored = poutine.trace(enumerated).get_trace(*arguments)
     log_weight = log_density(scored, images) - log_density(guide_trace, images)
     return log_weight, prune_subsample_sites(plain), prune_subsample_sites(guide_trace)
+
+
+def only(trace: Trace, sites: Iterable[str]) -> Trace:
+    """Return a trace of these sites alone."""
+    kept = Trace()
+    for name in sites:
+        kept.add_node(name, **trace.nodes[name])
+    return kept
 
 
 def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:

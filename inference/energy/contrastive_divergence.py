@@ -29,23 +29,16 @@ References:
 """
 
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.energy import ExactSwitches
+from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives.base import Objective, with_gradient
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.units.switched_units import CapsuleLaw, CapsuleState
-
-
-class _WithFreeEnergy(Protocol):
-    """A guide whose free energy is known in closed form."""
-
-    def free_energy(self, images: Tensor) -> Tensor: ...
 
 
 class ContrastiveDivergence(Objective):
@@ -106,7 +99,7 @@ class ContrastiveDivergence(Objective):
     def differentiable_loss(
         self,
         model: CapsuleRBM,
-        guide: _WithFreeEnergy,
+        guide: ExactSwitches | MeanFieldSwitches,
         images: Tensor,
         labels: Tensor | None = None,
     ) -> Tensor:

@@ -95,11 +95,13 @@ def log_partition(
         if method == "exact":
             return LogPartition(exact_log_partition(model).item(), 0.0, "exact")
         betas = annealing_schedule(temperatures).tolist()
+        offset = None if images is None else base_rates(model.visible, images) - model.visible.bias
+        machine = TemperedRBM(model, offset)
         if method == "ais":
-            return _ais(model, images, chains, betas)
+            return _ais(machine, chains, betas)
         if images is None:
             raise ValueError('method="raise" needs images to start from; give held-out images')
-        return _raise(model, images, chains, betas)
+        return _raise(machine, images, chains, betas)
 
 
 def annealing_schedule(temperatures: int) -> Tensor:
@@ -111,11 +113,7 @@ def annealing_schedule(temperatures: int) -> Tensor:
     return torch.from_numpy(np.interp(steps, [0, 500, 4_500, 14_500], [0, 0.5, 0.9, 1]))
 
 
-def _ais(model: CapsuleRBM, images: Tensor | None, chains: int, betas: list[float]) -> LogPartition:
-    offset = None
-    if images is not None:
-        offset = base_rates(model.visible, images) - model.visible.bias
-    machine = TemperedRBM(model, offset)
+def _ais(machine: TemperedRBM, chains: int, betas: list[float]) -> LogPartition:
     log_weight = _anneal(machine, machine.base_images(chains), betas)
     spread = (log_weight - log_weight.logsumexp(0)).exp()  # shares of the total weight
     error = spread.std().item() * math.sqrt(chains) if chains > 1 else math.inf
@@ -123,11 +121,9 @@ def _ais(model: CapsuleRBM, images: Tensor | None, chains: int, betas: list[floa
     return LogPartition(value.item(), error, "low")
 
 
-def _raise(model: CapsuleRBM, images: Tensor, chains: int, betas: list[float]) -> LogPartition:
+def _raise(machine: TemperedRBM, images: Tensor, chains: int, betas: list[float]) -> LogPartition:
     starts = images[:chains]
     repeats = max(1, chains // len(starts))
-    offset = base_rates(model.visible, images) - model.visible.bias
-    machine = TemperedRBM(model, offset)
     log_weight = _anneal(machine, tiled(starts, repeats), betas[::-1])
     per_image = log_weight.view(repeats, -1).logsumexp(0) - math.log(repeats)  # of Z_0 / Z
     value = machine.log_base_partition() - per_image.mean()

@@ -25,10 +25,10 @@ import math
 from collections.abc import Callable
 
 import torch
-from pyro.poutine import Trace
 from torch import Tensor
 
-from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.inference.check import latent_sites
+from capsule_zoo.inference.log_weight import log_density, log_weights, only
 from capsule_zoo.inference.objectives.base import Objective, repeated
 from capsule_zoo.models.checks import check_at_least
 
@@ -107,9 +107,6 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """Return log weights and log q of all draws that were not reparametrized, (B,) each."""
     log_weight, _, drawn = log_weights(model, guide, images, labels)
-    chosen = Trace()
-    for name, site in drawn.nodes.items():
-        if site["type"] == "sample" and not site["is_observed"] and not site["fn"].has_rsample:
-            chosen.add_node(name, **site)
-    score = log_density(chosen, images) if chosen.nodes else torch.zeros_like(log_weight)
+    sites = [n for n, site in latent_sites(drawn).items() if not site["fn"].has_rsample]
+    score = log_density(only(drawn, sites), images) if sites else torch.zeros_like(log_weight)
     return log_weight, score

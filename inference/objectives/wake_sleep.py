@@ -29,7 +29,7 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from capsule_zoo.inference.log_weight import call_arguments, log_density
+from capsule_zoo.inference.log_weight import call_arguments, log_density, only
 from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
 from capsule_zoo.models.checks import check_at_least
 
@@ -58,7 +58,7 @@ class WakeSleep(Objective):
         """Return the negated ELBO of one draw, in nats per image, with the wake-sleep gradient."""
         recognized, log_p, log_q = wake(model, guide, images, labels)
         value = (log_q - log_p).mean()
-        start = _only(recognized, top_sites(model)) if self.recycle_top else Trace()
+        start = only(recognized, top_sites(model)) if self.recycle_top else Trace()
         dreamt = sleep(model, guide, start, images, labels)
         return descending(value, {model: -log_p.mean(), guide: -dreamt})
 
@@ -140,14 +140,6 @@ def top_sites(model: nn.Module) -> Iterable[str]:
             "does not; use recycle_top=False"
         )
     return sites
-
-
-def _only(trace: Trace, sites: Iterable[str]) -> Trace:
-    """Return a trace of these sites alone."""
-    kept = Trace()
-    for name in sites:
-        kept.add_node(name, **trace.nodes[name])
-    return kept
 
 
 class _Constant(Messenger):

@@ -13,7 +13,7 @@ where the weights w_k are either all 1 / K or importance weights, proportional t
 q(z_k).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -121,14 +121,14 @@ def fill_in(
             most = max(1, batch_size // len(batch))  # particles in one pass
             passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
             parts.append(_predicted(model, answer, batch, mask, passes, weighted))
-    return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
+    return FilledIn(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def _predicted(
     model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int], weighted: bool
-) -> FilledIn:
-    """Return the mixture's answer for one batch; `passes` are the particle numbers of each pass."""
+) -> tuple[Tensor, ...]:
+    """Return the fields of `FilledIn` for a batch, from passes with these numbers of particles."""
     model, guide = model.discretized(), guide.discretized()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
@@ -137,7 +137,7 @@ def _predicted(
     chosen = torch.multinomial(share.T, 1).squeeze(1)
     mean = torch.einsum("kb,kb...->b...", share, means)
     single = means[chosen, torch.arange(len(images))]
-    return FilledIn(
+    return (
         torch.where(observed, images, mean),
         torch.where(observed, images, single),
         (log_share + log_hidden).logsumexp(0),

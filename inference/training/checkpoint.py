@@ -70,25 +70,20 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 def check_same_modules(modules: dict[str, nn.Module], tree: dict) -> None:
     """Raise CheckpointError, listing every difference, unless a checkpoint is of these modules."""
     for role, module in modules.items():
-        _check_same(role, module, tree["classes"][role], tree[role])
-
-
-def _check_same(role: str, module: nn.Module, saved_class: str, saved: dict) -> None:
-    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    other = {name: tuple(value.shape) for name, value in saved.items()}
-    problems = []
-    if type(module).__name__ != saved_class:
-        problems.append(f"it holds a {saved_class}, not a {type(module).__name__}")
-    problems += [f"it lacks {name} {own[name]}" for name in own if name not in other]
-    problems += [f"it has an extra {name} {other[name]}" for name in other if name not in own]
-    problems += [
-        f"{name} has shape {other[name]}, not {own[name]}"
-        for name in own
-        if name in other and own[name] != other[name]
-    ]
-    if problems:
-        listing = "\n".join(f"  - {problem}" for problem in problems)
-        raise CheckpointError(f"the checkpoint is of another {role}:\n{listing}")
+        own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        other = {name: tuple(value.shape) for name, value in tree[role].items()}
+        held, kind = tree["classes"][role], type(module).__name__
+        problems = [] if held == kind else [f"it holds a {held}, not a {kind}"]
+        problems += [f"it lacks {name} {own[name]}" for name in own if name not in other]
+        problems += [f"it has an extra {name} {other[name]}" for name in other if name not in own]
+        problems += [
+            f"{name} has shape {other[name]}, not {own[name]}"
+            for name in own
+            if name in other and own[name] != other[name]
+        ]
+        if problems:
+            listing = "\n".join(f"  - {problem}" for problem in problems)
+            raise CheckpointError(f"the checkpoint is of another {role}:\n{listing}")
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:

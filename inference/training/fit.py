@@ -38,8 +38,6 @@ from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole
 from capsule_zoo.models.common.modes import frozen
 
-PACE = Pace("constant", warmup=0)
-
 
 @with_groups
 def fit(
@@ -106,7 +104,7 @@ def fit(
     """
     own = paced(getattr(guide, "fit_settings", {}))
     rate = {} if lr is None else {"lr": lr}
-    chosen = combined({"lr": 1e-3, "pace": PACE}, own, {"pace": pace, **rate})
+    chosen = combined({"lr": 1e-3}, own, {"pace": pace, **rate})
     updates = Updates(optimizer_factory(optimizer), **chosen)
     _check_arguments(model, guide, freeze, updates)
     check_objective(objective)
@@ -176,7 +174,7 @@ def _check_arguments(
         raise ValueError(f"lr as a dict needs the keys 'model' and 'guide', not {sorted(lr)}")
     rates = {f"lr[{k!r}]": v for k, v in lr.items()} if isinstance(lr, dict) else {"lr": lr}
     check_positive(**rates)
-    check_one_of("schedule", pace.schedule, tuple(SCHEDULES))
+    check_one_of("schedule", pace.schedule or "constant", tuple(SCHEDULES))
     check_one_of("freeze", freeze, (None, "model", "guide"))
     check_at_least(0, warmup=pace.warmup or 0)
     if pace.clip is not None and not pace.clip > 0:

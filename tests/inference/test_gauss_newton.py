@@ -266,6 +266,6 @@ def test_a_factor_moves_as_the_mass_matrix_it_stands_for():
     factor = torch.tensor([[2.0, 0.0], [0.7, 0.5]]).double().expand(3, 2, 2)
     moves, rows = Moves(1, 0, factor), torch.randn(6, 2).double()
     assert torch.allclose(moves.scaled(rows), rows @ factor[0].mT)
-    assert torch.allclose(moves.scaled_back(rows), rows @ factor[0])
+    assert torch.allclose(moves.scaled(rows, back=True), rows @ factor[0])
     diagonal = Moves(1, 0, torch.rand(6, 2).double())
-    assert torch.equal(diagonal.scaled(rows), diagonal.scaled_back(rows))
+    assert torch.equal(diagonal.scaled(rows), diagonal.scaled(rows, back=True))

@@ -50,19 +50,13 @@ class Moves:
     flips: int
     scale: Tensor
 
-    def scaled(self, vector: Tensor) -> Tensor:
-        """Return S times vectors of the rows, (rows, D)."""
-        return self._times(self.scale, vector)
-
-    def scaled_back(self, vector: Tensor) -> Tensor:
-        """Return the transpose of S times vectors of the rows, (rows, D)."""
-        return self._times(self.scale.mT if self.scale.dim() == 3 else self.scale, vector)
-
-    def _times(self, scale: Tensor, vector: Tensor) -> Tensor:
-        if scale.dim() == 2:
-            return scale * vector
-        rows = vector.view(-1, len(scale), vector.shape[1])
-        return (scale @ rows.movedim(0, -1)).movedim(-1, 0).reshape(vector.shape)
+    def scaled(self, vector: Tensor, back: bool = False) -> Tensor:
+        """Return S, or its transpose if `back`, times vectors of the rows, (rows, D)."""
+        if self.scale.dim() == 2:
+            return self.scale * vector
+        factor = self.scale.mT if back else self.scale
+        rows = vector.view(-1, len(factor), vector.shape[1])
+        return (factor @ rows.movedim(0, -1)).movedim(-1, 0).reshape(vector.shape)
 
 
 def anneal(
@@ -136,10 +130,10 @@ def trajectory(
     energy = terms.at(beta) - momentum.square().sum(1) / 2
     position, end = state.position, terms
     for _ in range(moves.leapfrogs):
-        momentum = momentum + length * moves.scaled_back(end.slope(beta)) / 2
+        momentum = momentum + length * moves.scaled(end.slope(beta), back=True) / 2
         position = position + length * moves.scaled(momentum)
         end = path.terms(state._replace(position=position), slopes=True)
-        momentum = momentum + length * moves.scaled_back(end.slope(beta)) / 2
+        momentum = momentum + length * moves.scaled(end.slope(beta), back=True) / 2
     gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
     rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
     accepted = torch.rand_like(rate) < rate
