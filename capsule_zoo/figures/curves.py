@@ -12,25 +12,18 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from capsule_zoo.inference.evaluation.probe import Accuracy
     from capsule_zoo.records import Numbers
 
 
-def accuracy_curves(
-    curves: "Mapping[str, Mapping[float, Accuracy]]", axis_label: str, chance: float
-) -> "Figure":
-    """Draw one curve per name, with error bars of one standard error.
+def accuracy_curves(curves: "Mapping[str, Numbers]", axis_label: str, chance: float) -> "Figure":
+    """Draw one curve per name, with error bars of one standard error; see `number_curves`.
 
     Args:
         curves: by name, the accuracy at each place on the axis.
         axis_label: label of the axis of places.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
-    rows: dict[str, Numbers] = {
-        name: {f"{place:g}": (each.value, each.se, 0) for place, each in curve.items()}
-        for name, curve in curves.items()
-    }
-    figure = number_curves({"accuracy": rows}, axis_label)
+    figure = number_curves({"accuracy": curves}, axis_label)
     axis = figure.axes[0]
     axis.axhline(chance, color="gray", linestyle=":", label="chance")
     axis.set(ylim=(0, 1))

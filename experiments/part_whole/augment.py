@@ -14,7 +14,7 @@ this kind explains its parts best.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ def augment(options: Options, chosen: Settings) -> Result:
     name = str(max(chosen.degrees))
     widest = load(study.folders(timed)[name])
     shown = {
-        "": curves(found, chosen.degrees, 1 / data.num_classes),
+        "": curves(found, 1 / data.num_classes),
         f"parts_{name}": parts_of(widest, data),
         "templates": learned_templates(widest.model),
     }
@@ -216,20 +216,14 @@ def rotated(split: Split, degrees: float) -> Split:
     return replace(split, images=torch.cat(images))
 
 
-def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> Figure:
+def curves(found: Mapping[str, Numbers], chance: float) -> Figure:
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
     for kind, words in kinds.items():
         names[f"{kind}_turned"] = f"{words}, (kind, code), turn inferred"
-    drawn: dict[str, dict[float, Accuracy]] = {}
-    for name, label in names.items():
-        for each in degrees:
-            if number := found.get(name, {}).get(str(each)):
-                value, error, count = number
-                drawn.setdefault(label, {})[each] = Accuracy(value, error or 0.0, count)
-    axis = "rotation of the training images (degrees, up to)"
-    return accuracy_curves(drawn, axis, chance)
+    drawn = {label: found[name] for name, label in names.items() if name in found}
+    return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 
 
 @torch.no_grad()

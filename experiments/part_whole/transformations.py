@@ -188,9 +188,8 @@ def generalize(
                 found[name][kind.format(ending)] = read(seen)
     curves = rotation_curves(probe, mnist.test[:curve_images], degrees, turns)
     metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
-    rotations = {n: {str(angle): a for angle, a in c.items()} for n, c in curves.items()}
     names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
-    metrics["accuracy at degrees"] = Table(rotations, names)
+    metrics["accuracy at degrees"] = Table(curves, names)
     drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     shown = {"rotations": drawn, **pictures(entry, moved.test.images)}
     return Result(metrics, shown, None, entry)
@@ -198,11 +197,11 @@ def generalize(
 
 def rotation_curves(
     probe: ObjectProbe, split: Split, degrees: Sequence[int], turns: int
-) -> dict[str, dict[float, Accuracy]]:
+) -> dict[str, Numbers]:
     """Return the probe's accuracy on images rotated by each angle, as they are and turned best."""
-    curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
+    curves: dict[str, Numbers] = {"as they are": {}, "turned best": {}}
     for angle in degrees:
         seen = rotated(split, angle)
-        curves["as they are"][angle] = probe(seen)
-        curves["turned best"][angle] = probe(held_best(probe.guide, seen, turns))
+        curves["as they are"][str(angle)] = probe(seen)
+        curves["turned best"][str(angle)] = probe(held_best(probe.guide, seen, turns))
     return curves

@@ -33,7 +33,6 @@ from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
-from capsule_zoo.inference.evaluation.probe import Accuracy
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -104,11 +103,11 @@ def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
 
 def generalization(
     entry: Entry, data: Dataset, probed: int, curved: int
-) -> tuple[Numbers, dict[float, Accuracy]]:
+) -> tuple[Numbers, Numbers]:
     """Return the accuracy of an upright probe on moved test images, and on turned ones by angle."""
     probe = ObjectProbe(entry, data.train[:probed], FEATURES["presence_pose"])
     moved = MOVED(data.test.images, generator=torch.Generator().manual_seed(4)).clamp(0, 1)
-    turned = {float(a): probe(rotated(data.test[:curved], a)) for a in DEGREES}
+    turned: Numbers = {f"{a:g}": probe(rotated(data.test[:curved], a)) for a in DEGREES}
     return {"moved_presence_pose": probe(replace(data.test, images=moved))}, turned
 
 
@@ -147,13 +146,12 @@ def mnist(options: Options, chosen: Settings) -> Result:
     """
     found, curves, entry = trained_both("mnist", options, chosen)
     data = load_dataset("mnist", root=options.data_root)
-    turned = {n: {f"{angle:.0f}": a for angle, a in curve.items()} for n, curve in curves.items()}
     label = "rotation of the test images (degrees)"
     drawn = pictures(entry, data.test.images[:12])
     drawn["rotations"] = accuracy_curves(curves, label, 1 / data.num_classes)
     metrics: Metrics = {
         **by_quantity(found),
-        "accuracy at degrees": Table(turned, "rotation_{quantity}_{variant}"),
+        "accuracy at degrees": Table(curves, "rotation_{quantity}_{variant}"),
     }
     return Result(metrics, drawn, None, entry)
 
@@ -194,7 +192,7 @@ def read(name: str, options: Options) -> Dataset:
 
 def trained_both(
     data: str, options: Options, settings: Settings
-) -> tuple[dict[str, Numbers], dict[str, dict[float, Accuracy]], Entry]:
+) -> tuple[dict[str, Numbers], dict[str, Numbers], Entry]:
     """Train and measure both entries.
 
     Returns:
@@ -205,15 +203,15 @@ def trained_both(
     study = Study(dict.fromkeys(ENTRIES))
     outcomes = study.run(learn, timed, source=data, chosen=settings)
     found: dict[str, Numbers] = {}
-    curves: dict[str, dict[float, Accuracy]] = {}
+    curves: dict[str, Numbers] = {}
     for name in ENTRIES:
         numbers, curve = outcomes[name][0]
         found[snake_case(name)] = over_seeds([numbers])
-        curves[snake_case(name)] = {float(a): Accuracy(*value) for a, value in curve.items()}
+        curves[snake_case(name)] = over_seeds([curve])
     return found, curves, load(study.folders(timed)[ENTRIES[0]])
 
 
-def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, dict[str, Accuracy]]:
+def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, Numbers]:
     """Train the entry of the job's name and measure it, also on turned digits."""
     name, options = job.name, job.options
     data = read(source, options)
@@ -229,11 +227,11 @@ def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, dict[str
         "steps": single(run.steps),
         "core_minutes": single(spent),
     }
-    curve: dict[float, Accuracy] = {}
+    curve: Numbers = {}
     if source == "mnist":
         moved, curve = generalization(entry, data, chosen.probed, chosen.curved)
         numbers |= moved
-    return numbers, {f"{angle:g}": value for angle, value in curve.items()}
+    return numbers, curve
 
 
 @experiment("stacked-capsule-autoencoder/ablations", data="mnist", minutes=60)

@@ -158,4 +158,4 @@ def test_the_generalization_of_a_probe_has_a_curve_of_rotations(entry, monkeypat
     data = Dataset("noise", split[:40], split[:0], split[40:], ("a", "b"))
     moved, turned = experiments.generalization(entry, data, probed=30, curved=10)
     assert moved["moved_presence_pose"].n == 20
-    assert {angle: value.n for angle, value in turned.items()} == {0.0: 10, 90.0: 10}
+    assert {angle: value.n for angle, value in turned.items()} == {"0": 10, "90": 10}
