@@ -54,6 +54,7 @@ from capsule_zoo.models.constellations.similarities import (
     MANY_STEPS,
     Template,
     as_complex,
+    first_alike,
     log_evidence,
     subsets,
 )
@@ -215,12 +216,7 @@ def exchanges(law: SceneLaw) -> Tensor:
     The corners of the templates may be in different orders. Only the identity is returned where
     there are more than 1,000 exchanges.
     """
-    kinds: list[int] = []
-    for template in law.templates:
-        alike = (
-            k for k, other in enumerate(law.templates[: len(kinds)]) if _alike(template, other)
-        )
-        kinds.append(next(alike, len(kinds)))
+    kinds = first_alike(law.templates, _alike)
     number = math.prod(math.factorial(kinds.count(kind)) for kind in set(kinds))
     identity = torch.arange(len(kinds))[None]
     if number > MOST_EXCHANGES:

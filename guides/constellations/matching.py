@@ -29,6 +29,7 @@ from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, Simila
 from capsule_zoo.guides.constellations.ransac import explain_by_ransac
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
+from capsule_zoo.models.constellations.exact_cover import sums_of
 from capsule_zoo.models.constellations.matching_laws import (
     FunctionMatchings,
     codes_of,
@@ -100,10 +101,7 @@ class MatchingGuide(Guide):
         """Raise ValueError for a number of points that no set of objects and clutter has."""
         numbers = (~points[..., 0].isnan()).sum(1).unique().tolist()
         sizes, clutter = self.model.sizes, self.model.clutter
-        sums = {0}
-        for size in sizes:
-            sums |= {size + other for other in sums}
-        wrong = [n for n in numbers if not any(0 <= n - s <= clutter for s in sums)]
+        wrong = [n for n in numbers if not any(0 <= n - s <= clutter for s in sums_of(sizes))]
         if wrong:
             raise ValueError(
                 f"points holds scenes of {', '.join(map(str, wrong))} points, which no set of "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.guides.constellations.exact import Matchings
+from capsule_zoo.models.constellations.exact_cover import sums_of
 from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
 from capsule_zoo.models.constellations.similarities import Template, fit_of, log_evidence
 
@@ -181,7 +182,6 @@ def _completes(law: SceneLaw, index: int, members: Tensor, used: Tensor, number:
     left = number - bits.sum(0)  # (b, choices)
     sizes = used.new_tensor([len(law.templates[index])] * members.shape[1] + [0])
     left = left[..., None] - sizes
-    later = law.sizes[index + 1 :]
-    sums = {sum(c) for r in range(len(later) + 1) for c in itertools.combinations(later, r)}
+    sums = sums_of(law.sizes[index + 1 :])
     possible = [(left >= s) & (left - s <= law.clutter) for s in sums]
     return torch.stack(possible).any(0)

@@ -62,10 +62,7 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
         TooManyCovers: an object has more than `LARGEST` pairs of a state and a subset to try.
     """
     full = (1 << number) - 1
-    later = [
-        {sum(c) for r in range(len(rest) + 1) for c in itertools.combinations(rest, r)}
-        for rest in (sizes[k + 1 :] for k in range(len(sizes)))
-    ]
+    later = [sums_of(sizes[k + 1 :]) for k in range(len(sizes))]
     masks = [
         [sum(1 << i for i in c) for c in itertools.combinations(range(number), size)]
         for size in sizes
@@ -93,6 +90,11 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
         layers.append(Layer(table[..., 0].contiguous(), table[..., 1].contiguous()))
     left = torch.tensor([(full & ~union).bit_count() for union in states], dtype=torch.int64)
     return Plan(tuple(layers), left)
+
+
+def sums_of(sizes: tuple[int, ...]) -> set[int]:
+    """Return the numbers of points that some of the objects of these sizes take together."""
+    return {sum(c) for r in range(len(sizes) + 1) for c in itertools.combinations(sizes, r)}
 
 
 def _completes(left: int, sizes: set[int], most_left: int) -> bool:

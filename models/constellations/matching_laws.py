@@ -15,7 +15,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from capsule_zoo.models.constellations.scene_law import LOG_AREA, SceneLaw
-from capsule_zoo.models.constellations.similarities import NEARLY
+from capsule_zoo.models.constellations.similarities import nearly_equal
 
 MOST_SYMMETRIES = 1000
 NO_SHAPE = torch.Size()  # of samples: one sample
@@ -204,15 +204,6 @@ class FunctionMatchings(dist.TorchDistribution):
         return self._log_probability(value)
 
 
-def nearly_equal(law: SceneLaw, one: int, other: int) -> bool:
-    """Return True if two objects have nearly the same template, corner by corner."""
-    first, second = law.templates[one], law.templates[other]
-    if len(first) != len(second):
-        return False
-    away = (first.corners * first.radius - second.corners * second.radius).abs().max()
-    return bool(away < NEARLY * first.radius)
-
-
 def symmetries(law: SceneLaw) -> Tensor:
     """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
 
@@ -223,7 +214,7 @@ def symmetries(law: SceneLaw) -> Tensor:
     exchanges = [
         order
         for order in itertools.permutations(range(len(law.templates)))
-        if all(nearly_equal(law, k, other) for k, other in enumerate(order))
+        if all(map(nearly_equal, law.templates, (law.templates[k] for k in order)))
     ]
     rotations = [template.near_rotations.tolist() for template in law.templates]
     number = len(exchanges) * math.prod(map(len, rotations))

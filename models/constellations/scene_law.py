@@ -27,9 +27,10 @@ from capsule_zoo.models.constellations.similarities import (
     Noise,
     Template,
     as_complex,
+    equal,
+    first_alike,
     fit_of,
     log_evidence,
-    same_templates,
 )
 
 LOG_AREA = math.log(4.0)  # of the square [-1, 1]^2, where clutter lies
@@ -61,7 +62,7 @@ class SceneLaw:
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """The number of the first object with the same template, for every object."""
-        return tuple(same_templates(self.templates))
+        return first_alike(self.templates, equal)
 
     @property
     def most(self) -> int:

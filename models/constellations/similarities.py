@@ -21,7 +21,7 @@ integral. In general t and the angle of u have closed forms, and log |u| is left
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -236,9 +236,7 @@ def _mode(fit: Fit, noise: Noise, tau: float, steps: int) -> tuple[Tensor, Tenso
 
 def subsets(number: int, size: int) -> Tensor:
     """Return all subsets of `size` out of `number` points, (C(number, size), size)."""
-    if size > number:
-        return torch.zeros(0, size, dtype=torch.int64)
-    return torch.tensor(list(itertools.combinations(range(number), size)))
+    return torch.combinations(torch.arange(number), size)
 
 
 def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float) -> Tensor:
@@ -275,16 +273,28 @@ def as_complex(points: Tensor) -> Tensor:
     return torch.view_as_complex(points.contiguous())
 
 
-def same_templates(templates: Sequence[Template]) -> list[int]:
-    """Return, for each template, the number of the first one with the same corners."""
-    first: list[int] = []
-    for index, template in enumerate(templates):
-        same = (
-            other
-            for other in range(index)
-            if len(templates[other]) == len(template)
-            and torch.allclose(templates[other].corners, template.corners)
-            and abs(templates[other].radius - template.radius) < 1e-9
-        )
-        first.append(next(same, index))
-    return first
+def first_alike(
+    templates: Sequence[Template], alike: Callable[[Template, Template], bool]
+) -> tuple[int, ...]:
+    """Return, for each template, the number of the first one that is alike."""
+    return tuple(
+        next(k for k, first in enumerate(templates) if first is template or alike(template, first))
+        for template in templates
+    )
+
+
+def equal(one: Template, other: Template) -> bool:
+    """Return True if two templates have the same corners, in the same order."""
+    return (
+        len(one) == len(other)
+        and torch.allclose(other.corners, one.corners)
+        and abs(other.radius - one.radius) < 1e-9
+    )
+
+
+def nearly_equal(one: Template, other: Template) -> bool:
+    """Return True if two objects have nearly the same template, corner by corner."""
+    if len(one) != len(other):
+        return False
+    away = (one.corners * one.radius - other.corners * other.radius).abs().max()
+    return bool(away < NEARLY * one.radius)
