@@ -111,7 +111,6 @@ class PartsGuide(Guide[P]):
     def __init__(self, model: P, pose: str, reader: PartReader, above: Above) -> None:
         super().__init__(model)
         check_one_of("pose", pose, self.poses)
-        self._check_reader(reader)
         self.pose = pose
         self.reader = reader
         self.above = above
@@ -147,10 +146,6 @@ class PartsGuide(Guide[P]):
     def with_scope(self, scope: str) -> Self:
         """Return a guide with the same parameters for the model's `with_scope`."""
         return self.sharing_parameters(_model=(self.model.with_scope(scope),))
-
-    def _check_reader(self, reader: PartReader) -> None:
-        """Raise ValueError if the guide cannot use these settings of a reader."""
-        reader.check_images_turn(self.model.painted.shape)
 
     def _varied(self, **changes: Any) -> Self:
         """Return a guide with other arguments, and copies of the weights that fit."""

@@ -101,16 +101,12 @@ class PartReader:
             ValueError: images that are to be turned are not square, or a size is below 1.
         """
         check_at_least(1, image_shape=image_shape, parts=parts)
-        self.check_images_turn(image_shape)
-        return PartNetwork(self, image_shape[0], parts, outputs)
-
-    def check_images_turn(self, image_shape: tuple[int, int, int]) -> None:
-        """Raise ValueError if images (C, H, W) that are to be turned are not square."""
-        _, height, width = image_shape
+        colors, height, width = image_shape
         if self.turns > 1 and height != width:
             raise ValueError(
                 f"turns above 1 need square images, not {height}x{width}; give turns=1"
             )
+        return PartNetwork(self, colors, parts, outputs)
 
     def view(self, images: Tensor, angle: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return what the networks see of images (B, C, H, W), and the way back.

@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.guide import FIT_SETTINGS, Above, PartsGuide, PoseHead
-from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
+from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, moved
 from capsule_zoo.guides.parts.set_transformers import SetTransformers
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -65,10 +65,6 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
             for read, level in zip(features, model.levels, strict=True)
         )
 
-    def parents(self, index: int, children: Capsules) -> Proposal:
-        """Return the proposal for level `index`, given the capsules drawn one level down."""
-        return self.infer_objects(self.model, index, children)
-
     def forward(
         self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
     ) -> Capsules:
@@ -84,6 +80,6 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
             capsules = self._draw(levels[-1], heads[-1], self.read_parts(seen), frame)
             for index in reversed(range(len(levels) - 1)):
                 below = capsules if frame is None else moved(capsules, poses.inverse(frame))
-                above = self.parents(index, below)
+                above = self.infer_objects(self.model, index, below)
                 capsules = self._draw(levels[index], heads[index], above, frame)
         return capsules

@@ -114,6 +114,11 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         stop_inputs: bool = True,
     ) -> None:
         _check_noise(noise, noise_width)
+        if reader.turns > 1 or reader.centered:
+            raise ValueError(
+                f"reader must see each image as it is, not with turns={reader.turns} and "
+                f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
+            )
         super().__init__(model, pose, reader, above)
         self.noise = noise
         self.noise_width = noise_width
@@ -130,13 +135,6 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     @property
     def outputs(self) -> int:
         return 7 + self.model.part_features
-
-    def _check_reader(self, reader: PartReader) -> None:
-        if reader.turns > 1 or reader.centered:
-            raise ValueError(
-                f"reader must see each image as it is, not with turns={reader.turns} and "
-                f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
-            )
 
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:

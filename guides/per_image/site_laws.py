@@ -17,33 +17,24 @@ from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
-from torch.distributions import (
-    Bernoulli,
-    Categorical,
-    MixtureSameFamily,
-    OneHotCategorical,
-    OneHotCategoricalStraightThrough,
-    RelaxedBernoulli,
-    RelaxedOneHotCategorical,
-    biject_to,
-    constraints,
-)
+from torch import distributions as laws
+from torch.distributions import biject_to, constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.distributions.transforms import Transform
 
 _RELAXED = (
     LogitRelaxedBernoulli,
-    RelaxedBernoulli,
+    laws.RelaxedBernoulli,
     ExpRelaxedCategorical,
-    RelaxedOneHotCategorical,
+    laws.RelaxedOneHotCategorical,
 )
 # A subclass, such as a faster Bernoulli or a law of labels, is served by the first of its bases
 _DISCRETE = {
-    OneHotCategoricalStraightThrough: dist.OneHotCategoricalStraightThrough,
-    OneHotCategorical: dist.OneHotCategorical,
-    Categorical: dist.Categorical,
-    Bernoulli: dist.Bernoulli,
+    laws.OneHotCategoricalStraightThrough: dist.OneHotCategoricalStraightThrough,
+    laws.OneHotCategorical: dist.OneHotCategorical,
+    laws.Categorical: dist.Categorical,
+    laws.Bernoulli: dist.Bernoulli,
 }
 _SURE = 3.0  # logit of a value that another guide holds for certain
 
@@ -62,7 +53,7 @@ def base_distribution(law: Any) -> Any:
 def innermost(law: Any) -> Any:
     """Return the family inside wrappers (see `base_distribution`) and mixtures of one family."""
     law = base_distribution(law)
-    mixed = isinstance(law, MixtureSameFamily)
+    mixed = isinstance(law, laws.MixtureSameFamily)
     return innermost(law.component_distribution) if mixed else law
 
 

@@ -53,22 +53,19 @@ class Windows(NamedTuple):
         grid = torch.arange(height * width).view(height, width)
         cells = grid.unfold(0, kernel, stride).unfold(1, kernel, stride)
         shape = cells.shape[0], cells.shape[1]
-        return cls._of(cells.reshape(shape[0] * shape[1], -1), height * width, shape)
+        cells = cells.reshape(shape[0] * shape[1], -1)
+        found: list[list[int]] = [[] for _ in range(height * width)]
+        for entry, cell in enumerate(cells.flatten().tolist()):
+            found[cell].append(entry)
+        most = max(map(len, found))
+        claims = [entries + [cells.numel()] * (most - len(entries)) for entries in found]
+        return cls(cells, torch.tensor(claims, device=cells.device), shape)
 
     @classmethod
     def whole(cls, cells: int) -> "Windows":
         """Return the windows of a single position that sees every cell."""
         every = torch.arange(cells, device="cpu")
         return cls(every[None], every[:, None], (1, 1))
-
-    @classmethod
-    def _of(cls, cells: Tensor, number: int, shape: tuple[int, int]) -> "Windows":
-        found: list[list[int]] = [[] for _ in range(number)]
-        for entry, cell in enumerate(cells.flatten().tolist()):
-            found[cell].append(entry)
-        most = max(map(len, found))
-        claims = [entries + [cells.numel()] * (most - len(entries)) for entries in found]
-        return cls(cells, torch.tensor(claims, device=cells.device), shape)
 
     def to(self, device: torch.device) -> "Windows":
         return Windows(self.cells.to(device), self.claims.to(device), self.shape)

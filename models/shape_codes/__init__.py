@@ -210,9 +210,9 @@ class ShapeCodes(PaintedParts):
             parts: values of the parts' sites.
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
         """
-        top = self.pose.law(pose).log_prob(pose) + self.object_code_law().log_prob(code)
-        top = top + self.kind_logits.log_softmax(-1)[kind]
-        return top.sum(-1) + self._log_density_of_parts(parts, kind, pose, code)
+        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
+        below = self._log_density_of_parts(parts, kind, pose, code)
+        return top.sum(-1) + below + self.kind_logits.log_softmax(-1)[kind].sum(-1)
 
     def log_joint_of_kinds(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
         """Compute log p(k, A, c, parts) for every kind, (B, K), in nats, in closed form.
@@ -230,10 +230,7 @@ class ShapeCodes(PaintedParts):
         kinds = torch.arange(self.kinds, device=pose.device)
         kind = kinds.view(-1, *[1] * (pose.dim() - 1))  # (K, 1, ..., 1)
         pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))  # (K, B, 1, ...)
-        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
-        below = self._log_density_of_parts(parts, kind, pose, code)
-        joint = (top.squeeze(-1) + below).movedim(0, -1)
-        return joint + self.kind_logits.log_softmax(-1)
+        return self.log_joint_of_slots(parts, kind, pose, code).movedim(0, -1)
 
     def _log_density_of_parts(
         self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
