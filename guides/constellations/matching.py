@@ -26,7 +26,7 @@ from capsule_zoo.guides.constellations.exact import (
     shared_out,
 )
 from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, SimilarityPosterior
-from capsule_zoo.guides.constellations.ransac import explain_by_ransac
+from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_ransac
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.exact_cover import sums_of
@@ -144,10 +144,24 @@ class ExactMatching(MatchingGuide):
 
 
 class RansacMatching(MatchingGuide):
-    """RANSAC: two points fix a similarity, and objects choose among their best fits."""
+    """RANSAC: two points fix a similarity, and objects choose among their best fits.
+
+    Args:
+        model: the model.
+        sets: number of sets of points that an object chooses among.
+        choices: number of joint choices that survive each object.
+
+    Raises:
+        ValueError: `sets` or `choices` below 1.
+    """
+
+    def __init__(self, model: Constellations, sets: int = SETS, choices: int = CHOICES) -> None:
+        super().__init__(model)
+        check_at_least(1, sets=sets, choices=choices)
+        self.sets, self.choices = sets, choices
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_by_ransac(law, points)
+        return explain_by_ransac(law, points, self.sets, self.choices)
 
 
 class SinkhornMatching(MatchingGuide):

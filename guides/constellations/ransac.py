@@ -27,11 +27,15 @@ MOST_POINTS = 62  # of a scene: sets of points are the bits of an int64
 
 
 @torch.no_grad()
-def explain_by_ransac(law: SceneLaw, points: Tensor) -> Matchings:
+def explain_by_ransac(
+    law: SceneLaw, points: Tensor, sets: int = SETS, choices: int = CHOICES
+) -> Matchings:
     """Return the best choice of fits for every scene, and a lower bound on its log evidence.
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
+        sets: number of sets of points that an object chooses among.
+        choices: number of joint choices that survive each object.
 
     Returns:
         Matchings; where no choice covers the points, all of them are clutter, with evidence zero.
@@ -46,7 +50,7 @@ def explain_by_ransac(law: SceneLaw, points: Tensor) -> Matchings:
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
         for more in MULTIPLES:  # where no joint choice covers the points, more are looked at
-            _explain(law, found, rows, slots, places, (more * SETS, more * CHOICES))
+            _explain(law, found, rows, slots, places, (more * sets, more * choices))
             again = found.log_evidence[rows].isinf()
             rows, slots, places = rows[again], slots[again], places[again]
             if not len(rows):
