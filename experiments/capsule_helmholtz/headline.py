@@ -31,7 +31,7 @@ from capsule_zoo.experiments.common.findings import (
     by_quantity,
     mean_and_error,
 )
-from capsule_zoo.experiments.part_whole.prior import accuracy, looks
+from capsule_zoo.experiments.part_whole.prior import judged
 from capsule_zoo.figures.curves import losses_in_time
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import (
@@ -41,7 +41,6 @@ from capsule_zoo.inference import (
     ScoreFunctionELBO,
     WakeSleep,
     pretrain,
-    train_classifier,
 )
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, mean_images
 from capsule_zoo.models.common.modes import seeded
@@ -237,16 +236,10 @@ def samples(
         found = chains(entry, start, sweeps, seed)
         rows |= {f"{name}_{count}": drawn for count, drawn in found.items()}
     options.say("Training a classifier on the digits, for its features")
-    classifier = train_classifier(data.train, data.num_classes, epochs=epochs, seed=seed)
-    real = classifier.read(data.test.images[:number])
-    seen = {
-        name: {**looks(classifier.read(drawn), real), **extremes(drawn, data.train.images)}
-        for name, drawn in rows.items()
-    }
-    metrics: Metrics = {
-        "classifier_accuracy": accuracy(classifier, data),
-        "draws": Table(by_quantity(seen)),
-    }
+    accuracy, seen = judged(rows, data, number, epochs, seed)
+    for name, drawn in rows.items():
+        seen[name] |= extremes(drawn, data.train.images)
+    metrics: Metrics = {"classifier_accuracy": accuracy, "draws": Table(by_quantity(seen))}
     shown = {name: drawn[:12] for name, drawn in rows.items()}
     figure = image_rows(shown, "Digits, ancestral draws, and Gibbs chains by their sweeps")
     return Result(metrics, {"": figure}, None, entry)

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -90,7 +89,6 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     """
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
-    curves = pd.DataFrame(index=pd.Index(updates, name="updates"))
     errors: dict[str, Numbers] = {}
     for name in ("capsules", "rbm"):
         options.say(f"Training {ENTRIES[name]!r}")
@@ -100,13 +98,12 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
             earlier = f"{name}-{begin}" if begin else None
             train(entry, data, options, name=f"{name}-{end}", after=earlier, **how)
             for part, images in parts.items():
-                found = reconstruction_error(entry, images)
-                curves.loc[end, f"{name}, {part}"] = found[0]
-                errors.setdefault(f"{part}_{name}", {})[str(end)] = found
-    lines = {str(name): (curves.index, values) for name, values in curves.items()}
+                error = reconstruction_error(entry, images)
+                errors.setdefault(f"{part}_{name}", {})[str(end)] = error
+    lines = {n: (updates, [value for value, *_ in row.values()]) for n, row in errors.items()}
     figure = curves_on_log_scale(lines, "updates", "mean absolute error of a pixel", PAPER)
     table = Table(errors, names="reconstruction_error_{quantity}_{variant}")
-    return Result({"error after updates": table}, {"": figure}, curves)
+    return Result({"error after updates": table}, {"": figure})
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Samples of the prior of part-whole capsules, and how much of a parse its objects predict."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
-from matplotlib.figure import Figure
 from pyro import poutine
 from pyro.distributions import Categorical
 from torch import Tensor
@@ -29,12 +29,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
     log_prior,
     mean_images,
 )
-from capsule_zoo.inference.evaluation.sample_quality import (
-    FeatureClassifier,
-    Reading,
-    frechet,
-    train_classifier,
-)
+from capsule_zoo.inference.evaluation.sample_quality import Reading, frechet, train_classifier
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.common.modes import seeded
@@ -44,6 +39,16 @@ from capsule_zoo.registry import Entry, create
 MINUTES = 40
 VAE_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
 PARTS = ["part_presence", "part_pose"]
+LABELS = {
+    "train": "digits",
+    "parts_kept": "their parts",
+    "parents_kept": "their parents",
+    "objects_kept": "their objects",
+    "part_whole": "capsules",
+    "part_whole_fitted": "fitted top",
+    "vae": "VAE",
+    "vae_fitted": "VAE, fitted",
+}
 
 
 @experiment("part-whole/prior", data="mnist", minutes=MINUTES, of_runs=True)
@@ -97,16 +102,16 @@ def prior(
         bounds[name] = nats(entry, data, top, sites, options.seed)
 
     options.say("Training a classifier on the digits, for its features")
-    classifier = train_classifier(data.train, data.num_classes, epochs=epochs, seed=options.seed)
-    real = classifier.read(data.test.images[:number])
-    seen = {name: looks(classifier.read(drawn), real) for name, drawn in rows.items()}
+    accuracy, seen = judged(rows, data, number, epochs, options.seed)
     metrics: Metrics = {
         **lost,
-        "classifier_accuracy": accuracy(classifier, data),
+        "classifier_accuracy": accuracy,
         **by_quantity(bounds),
         "draws": Table(by_quantity(seen)),
     }
-    return Result(metrics, {"": draw(rows)}, None, ours)
+    shown = {label: rows[name][:12] for name, label in LABELS.items()}
+    figure = image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")
+    return Result(metrics, {"": figure}, None, ours)
 
 
 def draws_of_parse(ours: Entry, data: Dataset, number: int, seed: int) -> dict[str, Tensor]:
@@ -189,10 +194,19 @@ def nats(entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int
     }
 
 
-def accuracy(classifier: FeatureClassifier, data: Dataset) -> Number:
-    """Return the accuracy on the test images."""
+def judged(
+    rows: Mapping[str, Tensor], data: Dataset, number: int, epochs: int, seed: int
+) -> tuple[Number, dict[str, Numbers]]:
+    """Train a classifier on the digits; return its test accuracy, and the looks of images by row.
+
+    Args:
+        rows: images (N, C, H, W) of each kind, compared with the first `number` test images.
+    """
+    classifier = train_classifier(data.train, data.num_classes, epochs=epochs, seed=seed)
     right = classifier.read(data.test.images).classes == data.test.labels.numpy()
-    return mean_and_error(right.astype(float))
+    real = classifier.read(data.test.images[:number])
+    seen = {name: looks(classifier.read(drawn), real) for name, drawn in rows.items()}
+    return mean_and_error(right.astype(float)), seen
 
 
 def looks(seen: Reading, real: Reading) -> Numbers:
@@ -208,21 +222,3 @@ def looks(seen: Reading, real: Reading) -> Numbers:
         "confidence": mean_and_error(seen.confidence),
         "classes": single(np.exp(-(used * np.log(used)).sum()), len(seen.classes)),
     }
-
-
-LABELS = {
-    "train": "digits",
-    "parts_kept": "their parts",
-    "parents_kept": "their parents",
-    "objects_kept": "their objects",
-    "part_whole": "capsules",
-    "part_whole_fitted": "fitted top",
-    "vae": "VAE",
-    "vae_fitted": "VAE, fitted",
-}
-
-
-def draw(rows: dict[str, Tensor]) -> Figure:
-    """Draw twelve of each kind next to real digits."""
-    shown = {label: rows[name][:12] for name, label in LABELS.items()}
-    return image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")
