@@ -27,6 +27,14 @@ INSTANCES = 10
 _VERSION = 1  # version of the pictures, part of the cache's name
 _FAR = 1e6
 _BACKGROUND = 0.78
+_LIGHTINGS = (  # direction of the lamp (right, up, towards the camera), its strength, and the sky's
+    ((-1.0, 1.0, 1.0), 0.9, 0.15),
+    ((1.0, 1.0, 1.0), 0.75, 0.3),
+    ((0.0, 1.5, 0.4), 0.8, 0.25),
+    ((-1.5, 0.3, 0.6), 0.85, 0.15),
+    ((1.5, 0.3, 0.6), 0.7, 0.3),
+    ((0.0, 0.2, 1.0), 0.6, 0.25),
+)
 
 
 class Solid(NamedTuple):
@@ -256,24 +264,6 @@ def _hit_cylinder(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Ten
 _HITS = {"ellipsoid": _hit_ball, "box": _hit_box, "cylinder": _hit_cylinder}
 
 
-def _lamps() -> tuple[Tensor, Tensor, Tensor]:
-    """Return directions from the toy (right, up, towards the camera), strength and sky, (6,)."""
-    directions = [
-        (-1, 1, 1),
-        (1, 1, 1),
-        (0, 1.5, 0.4),
-        (-1.5, 0.3, 0.6),
-        (1.5, 0.3, 0.6),
-        (0, 0.2, 1),
-    ]
-    lamps = F.normalize(torch.tensor(directions), dim=-1)
-    return (
-        lamps,
-        torch.tensor([0.9, 0.75, 0.8, 0.85, 0.7, 0.6]),
-        torch.tensor([0.15, 0.3, 0.25] * 2),
-    )
-
-
 def render(
     solids: list[Solid], azimuth: Tensor, elevation: Tensor, size: int = 96, samples: int = 2
 ) -> Tensor:
@@ -292,8 +282,9 @@ def render(
     origin = across * frame[0] + down * frame[1] + 4 * frame[2]
     distance, normal, shade = cast(solids, origin, (-frame[2]).expand_as(origin))
     facing = torch.stack([(normal * vector).sum(-1) for vector in frame], -1)
-    lamps, strength, sky = _lamps()
-    light = strength * (facing @ lamps.T).clamp_min(0) + sky * (1 + normal[..., 2:]) / 2
+    lamps, strength, sky = map(torch.tensor, zip(*_LIGHTINGS, strict=True))
+    direct = (facing @ F.normalize(lamps, dim=-1).T).clamp_min(0)
+    light = strength * direct + sky * (1 + normal[..., 2:]) / 2
     gray = shade[..., None] * light  # (views, fine, fine, 6)
     backdrop = _BACKGROUND * (0.7 + 0.3 * strength / 0.9)
     gray = torch.where((distance < _FAR)[..., None], gray, backdrop).clamp(0, 1)

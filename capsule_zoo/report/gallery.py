@@ -161,13 +161,12 @@ def gather(folder: Path) -> Gallery:
     ]
     goals = goals_of(records) if (RESULTS / TABLE).is_file() else []  # a wheel has no table
     families = [fill(family, findings, races, goals) for family in find_families()]
-    own = {id(f) for family in families for f in family.all_findings}
-    raced = {id(r) for family in families for r in family.races}
+    entries = {entry.name for family in families for entry in family.entries}
     return Gallery(
         sorted((f for f in families if not f.is_baseline), key=lambda f: (-f.measured, f.anchor)),
         [family for family in families if family.is_baseline],
-        [finding for finding in findings.values() if id(finding) not in own],
-        [race for race in races if id(race) not in raced],
+        [finding for finding in findings.values() if finding.about not in entries],
+        [race for race in races if race.about not in entries],
     )
 
 
