@@ -233,13 +233,9 @@ def guide_words(entry: Entry) -> Iterator[GuideWords]:
 
 def _with_value(size: Size, value: object) -> Size:
     """Return the size with a value instead of its default, including inner sizes."""
-    inner = {
-        name: Size(name, value[name], each.hint, each.what)
-        if isinstance(value, dict) and name in value
-        else each
-        for name, each in size.inner.items()
-    }
-    return Size(size.name, value, size.hint, size.what, inner)
+    given = value if isinstance(value, dict) else {}
+    inner = {n: replace(s, default=given.get(n, s.default)) for n, s in size.inner.items()}
+    return replace(size, default=value, inner=inner)
 
 
 def _plain_size(size: Size) -> dict[str, Any]:
