@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
@@ -78,7 +77,7 @@ class _Registered:
     guides: "dict[str, GuideMaker]" = field(default_factory=dict)
 
 
-GuideMaker = Callable[["Entry"], Guide]
+GuideMaker = Callable[["Entry"], Guide] | type[Guide]
 _MADE_BELOW: Any = None  # the default of `Entry.guide`
 _registered: dict[str, _Registered] = {}
 
@@ -89,8 +88,8 @@ class Entry(Generic[M, G]):
 
     Attributes:
         model: the joint distribution.
-        guides: makers of every guide that fits, by name; each takes this entry. The first one makes
-            the default guide.
+        guides: what makes every guide that fits, by name: a class, which takes the model, or a
+            function of this entry. The first one makes the default guide.
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
@@ -128,7 +127,8 @@ class Entry(Generic[M, G]):
             ValueError: no guide of that name fits; the message names the fitting guides.
         """
         check_known("guide", name, self.guides)
-        return self.guides[name](self)
+        maker = self.guides[name]
+        return maker(self.model) if isinstance(maker, type) else maker(self)
 
     def guide_of(self, kind: type[K]) -> K:
         """Return this entry's guide, from which variants are made.
@@ -199,8 +199,8 @@ def register(
         takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
             takes them; `create` then knows their names and types.
         data: the data set that the entry is trained on if no other is named.
-        parts: of a class: `guides` by name, each a class or a function of the entry, and fields of
-            `Entry` (`objective`, `training`, `figures`, `stages`).
+        parts: of a class: fields of `Entry` (`guides`, `objective`, `training`, `figures`,
+            `stages`).
 
     Raises:
         ValueError: the name is taken, or not of that form.
@@ -227,15 +227,11 @@ def _by_class(
     kind: type[Model], guides: Mapping[str, Any], objective: ELBO, **parts: Any
 ) -> tuple[Callable[..., Entry], dict[str, Takes]]:
     """Return a factory of entries of a class, with its signature, and what it passes on."""
-    first = next(iter(guides.values()))
+    default, first = next(iter(guides.items()))
 
     def factory(*, guide: Mapping[str, Any] = {}, **sizes: Any) -> Entry:
-        def make(entry: Entry, maker: Any) -> Guide:
-            own = guide if maker is first else {}
-            return maker(entry.model, **own) if isinstance(maker, type) else maker(entry)
-
-        makers = {name: partial(make, maker=maker) for name, maker in guides.items()}
-        return Entry(kind(**sizes), makers, deepcopy(objective), **parts)
+        own = {default: lambda entry: first(entry.model, **guide)} if guide else {}
+        return Entry(kind(**sizes), {**guides, **own}, deepcopy(objective), **parts)
 
     sizes = [p for p in signature(kind).parameters.values() if p.default is not p.empty]
     words, takes = cleandoc(kind.__doc__ or ""), {}

@@ -290,7 +290,7 @@ def test_autocast_to_half_the_digits_changes_little(name, sizes, guide, labeled)
 def test_every_guide_says_that_it_needs_images():
     for name in list_models():
         entry = create(name, **small_sizes(name))
-        for guide in (make_guide(entry) for make_guide in entry.guides.values()):
+        for guide in map(entry.make_guide, entry.guides):
             needed = guide.observes
             message = f"needs {needed}; for draws from the prior"
             for arguments, keywords in (((None,), {}), ((), {}), ((), {needed: None})):

@@ -14,10 +14,7 @@ from capsule_zoo.sizes import Takes
 
 DESCENT = partial(torch.optim.SGD, weight_decay=1e-4)  # small weights let chains mix
 SMALL = dict(image_shape=(1, 4, 4), chains=0, sweeps=3)
-GUIDES = {
-    "exact": lambda entry: ExactSwitches(entry.model),
-    "mean_field": lambda entry: MeanFieldSwitches(entry.model),
-}
+GUIDES: dict[str, type[Guide]] = {"exact": ExactSwitches, "mean_field": MeanFieldSwitches}
 PICTURES = {"samples": samples, "reconstructions": reconstructions, "sums": sums, "fields": fields}
 
 NEED_SWITCHES = {"mean_field", "sums", "fields"}

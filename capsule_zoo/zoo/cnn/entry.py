@@ -49,7 +49,7 @@ def cnn(
     if (like and sizes) or (capsules and not like):
         given = [*sizes] if like else ["capsules"]
         raise ValueError(f"{given[0]} must be left out {'with' if like else 'without'} like")
-    guides = {"exact": lambda entry: ExactLabel(entry.model)}
+    guides = {"exact": ExactLabel}
     if like is None:
         model = ConvolutionalClassifier(image_shape, classes, **sizes)
         return Entry(model, guides, Trace_ELBO(), TRAINING)

@@ -110,8 +110,8 @@ def constellations(
     return Entry(
         model=model,
         guides={
-            "exact": lambda entry: ExactMatching(entry.model),
-            "ransac": lambda entry: RansacMatching(entry.model),
+            "exact": ExactMatching,
+            "ransac": RansacMatching,
             "sinkhorn": lambda entry: SinkhornMatching(entry.model, starts, steps),
             "amortized": lambda entry: AmortizedMatching(entry.model, TransformerSizes(width)),
         },

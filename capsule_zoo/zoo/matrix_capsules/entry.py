@@ -49,7 +49,7 @@ def matrix_capsules(
     model = MatrixCapsules(image_shape, routing=how, **{**PRESETS[preset], **sizes})
     return Entry(
         model=model,
-        guides={"exact": lambda entry: ExactLabel(entry.model)},
+        guides={"exact": ExactLabel},
         objective=SpreadLoss() if model.likelihood == "spread" else Trace_ELBO(),
         figures={"votes": votes},
         training=dict(lr=3e-3, pace=Pace("linear"), batch_size=32, inputs=Inputs(labels=True)),

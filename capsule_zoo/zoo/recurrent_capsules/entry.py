@@ -84,7 +84,7 @@ def _entry(
     routing = DynamicRouting(iterations, fair=False) if iterations else None
     return Entry(
         model=sized(kind, image_shape, routing=routing, **sizes),
-        guides={"recurrent": lambda entry: guide(entry.model)},
+        guides={"recurrent": guide},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, pace=Pace("linear", clip=100.0), batch_size=64),
         figures=PICTURES,
