@@ -11,11 +11,11 @@ Each refuses an entry for which its number is meaningless, and names the right c
 import time
 from dataclasses import replace
 from math import hypot
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pyro import poutine
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
 from capsule_zoo.data import Dataset, Split
@@ -42,9 +42,6 @@ from capsule_zoo.models.units.exponential_family import BernoulliUnits
 from capsule_zoo.registry import Entry, check_known, takes_images
 from capsule_zoo.runs.folder import check_classes
 from capsule_zoo.runs.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import nn
 
 IMAGES = 1000  # in an evaluation, unless the user gives another number
 WIDEN_IMAGES = 2000
@@ -221,7 +218,7 @@ def guides_of(entry: Entry) -> list[str]:
 
 def _tuned(
     entry: Entry, name: str, data: Dataset, images: Tensor, settings: dict[str, Any]
-) -> "nn.Module":
+) -> nn.Module:
     """Return the entry's guide, or another one, tuned on training images or fitted to `images`."""
     if name == entry.default_guide:
         return entry.guide
@@ -234,8 +231,8 @@ def _tuned(
 
 
 def widened(
-    entry: Entry, guide: "nn.Module", data: Dataset, steps: int, seed: int
-) -> "nn.Module | None":
+    entry: Entry, guide: nn.Module, data: Dataset, steps: int, seed: int
+) -> nn.Module | None:
     """Return a guide of points, widened on training images; None if the guide has a density."""
     glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
     if not glance.attrs["point_sites"]:
