@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import Delta
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
 from capsule_zoo import guides
@@ -171,7 +171,7 @@ def latent_sites(trace: Trace) -> dict[str, dict]:
     return {
         name: site
         for name, site in trace.nodes.items()
-        if site["type"] == "sample" and not site["is_observed"]
+        if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
     }
 
 

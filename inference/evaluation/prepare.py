@@ -106,13 +106,12 @@ def prepare(
     shown = pixels[few], None if classes is None else classes[few]
     mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
-        relaxed = relaxed_sites(model)
         if discrete:
             refuse_relaxed_draws(model, discrete_form(guide), *shown)
-            model, guide, relaxed = discrete_form(model), discrete_form(guide), ()
+            model, guide = discrete_form(model), discrete_form(guide)
         if not prior:
             check_pair(model, guide, *shown)
-    return Prepared(model, guide, pixels, classes, presence_of(model, relaxed), name)
+    return Prepared(model, guide, pixels, classes, presence_of(model), name)
 
 
 def discrete_form(program: P) -> P:
@@ -128,20 +127,19 @@ def relaxed_sites(model: Callable) -> tuple[str, ...]:
     return tuple(site.name for site in own if site.name in discrete and not site.discrete)
 
 
-def presence_of(model: Callable, relaxed: tuple[str, ...]) -> str:
-    """Return "relaxed", "discrete", or "none" for a model that has nothing to relax.
-
-    Args:
-        model: the model in the form that is evaluated.
-        relaxed: its `relaxed_sites`.
-    """
-    if relaxed:
+def presence_of(model: Callable) -> str:
+    """Return "relaxed" or "discrete", as this form is, or "none" if there is nothing to relax."""
+    if relaxed_sites(model):
         return "relaxed"
     return "none" if discrete_form(model) is model else "discrete"
 
 
 def refuse_relaxed_draws(
-    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
+    model: Callable,
+    guide: Callable,
+    images: Tensor,
+    labels: Tensor | None = None,
+    remedy: str = "pass discrete=False, and never rank the result beside discrete numbers",
 ) -> None:
     """Raise IncompatibleGuide if a guide without a discrete form draws relaxed presences.
 
@@ -161,10 +159,7 @@ def refuse_relaxed_draws(
     drawn = latent_sites(trace)
     relaxed = sorted(name for name in sites if name in drawn and draws_between(drawn[name]))
     if relaxed:
-        problem = (
-            f"it draws relaxed presences only ({', '.join(relaxed)}); pass discrete=False, and "
-            "never rank the result beside discrete numbers"
-        )
+        problem = f"it draws relaxed presences only ({', '.join(relaxed)}); {remedy}"
         raise IncompatibleGuide.of(model, guide, [problem], suggest=False)
 
 

@@ -35,7 +35,6 @@ from typing import NamedTuple
 
 import torch
 from pyro import poutine, validation_enabled
-from pyro.poutine.util import prune_subsample_sites
 from scipy.special import chdtrc
 from torch import Tensor
 
@@ -250,7 +249,7 @@ def _names(values: Values) -> tuple[str, ...]:
 def _simulated(model: Callable, number: int) -> tuple[Values, Tensor]:
     """Draw latents, by site, and images from a model; sites that it sums out are left out."""
     images, values = simulate(model, number)
-    trace = prune_subsample_sites(poutine.trace(model).get_trace(images[:1]))
+    trace = poutine.trace(model).get_trace(images[:1])
     summed = enumerated_sites(trace)
     return {name: values[name] for name in latent_sites(trace) if name not in summed}, images
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.check import IncompatibleGuide
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
 from capsule_zoo.inference.evaluation.prepare import (
     as_wanted,
@@ -38,6 +37,7 @@ from capsule_zoo.models.common.spaces import tiled
 Images = Tensor | Split | np.ndarray
 Taken = ParamSpec("Taken")
 Found = TypeVar("Found")
+_REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
 
 
 class _Pass(NamedTuple):
@@ -207,19 +207,9 @@ def _ready(
         )
     wanted = as_wanted(model, images)
     with isolated_parameters(model, guide):
-        _check_presences(model, guide, wanted if is_per_image(guide) else wanted[:2])
+        few = wanted if is_per_image(guide) else wanted[:2]
+        refuse_relaxed_draws(model, guide, few, remedy=_REMEDY)
         yield _passes(guide, wanted, num_samples, seed, batch_size)
-
-
-def _check_presences(model: Model, guide: nn.Module, images: Tensor) -> None:
-    """Raise ValueError if the discrete model does not accept the guide's presences."""
-    try:
-        refuse_relaxed_draws(model, guide, images)
-    except IncompatibleGuide as error:
-        raise ValueError(
-            f"{type(guide).__name__} draws relaxed presences only, which the discrete model does "
-            "not take; use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
-        ) from error
 
 
 def _passes(

@@ -31,7 +31,6 @@ from pyro.distributions import Distribution
 from pyro.infer import infer_discrete
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
@@ -139,8 +138,8 @@ def _at(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 def _inferred(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
     """Draw every latent site (B, ...): from the guide, or its posterior if it is summed out."""
-    drawn = latent_sites(prune_subsample_sites(poutine.trace(guide).get_trace(images)))
-    known = latent_sites(prune_subsample_sites(poutine.trace(model).get_trace(images)))
+    drawn = latent_sites(poutine.trace(guide).get_trace(images))
+    known = latent_sites(poutine.trace(model).get_trace(images))
     values = {name: drawn[name]["value"] for name in known if name in drawn}
     given = poutine.condition(model, values)
     trace = poutine.trace(given).get_trace(images)

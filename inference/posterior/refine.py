@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -194,7 +193,7 @@ def _log_q_at(drawn: Trace, guide: Guide, images: Tensor) -> Tensor:
         if site["type"] == "sample":
             site["value"] = site["value"].detach()
     again = poutine.trace(poutine.replay(guide, trace=fixed)).get_trace(images)
-    return log_density(prune_subsample_sites(again), images)
+    return log_density(again, images)
 
 
 def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:

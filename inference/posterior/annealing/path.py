@@ -33,7 +33,6 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.escape_messenger import EscapeMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import NonlocalExit
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.distributions.transforms import Transform
 
@@ -331,16 +330,15 @@ def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Tra
     with Given(values):
         trace = poutine.trace(model).get_trace(images)
         if not enumerated_sites(trace):
-            return prune_subsample_sites(trace)
+            return trace
         first = -1 - plate_nesting(trace)
-        enumerated = poutine.trace(EnumMessenger(first)(model)).get_trace(images)
-    return prune_subsample_sites(enumerated)
+        return poutine.trace(EnumMessenger(first)(model)).get_trace(images)
 
 
 def _prior_sites(model: Callable, images: Tensor) -> dict[str, dict]:
     """Return the latent sites of one run that are not summed out, by name."""
     with torch.no_grad(), poutine.block(), torch.random.fork_rng():
-        trace = prune_subsample_sites(poutine.trace(model).get_trace(images))
+        trace = poutine.trace(model).get_trace(images)
     summed = enumerated_sites(trace)
     found = {name: site for name, site in latent_sites(trace).items() if name not in summed}
     for name, site in found.items():
