@@ -14,15 +14,14 @@ from torch import Tensor
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows, in_rows, panels, signed_colors
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsule_zoo.registry import Entry
-
 
 @torch.no_grad()
-def fields(entry: "Entry", images: Tensor, seed: int = 0) -> "Figure":
+def fields(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
     """Draw the effect of each capsule of an RBM on the mean image when only this capsule is on.
 
     Red means more ink than with all capsules off, blue means less. Each capsule has its own scale.
@@ -36,7 +35,7 @@ def fields(entry: "Entry", images: Tensor, seed: int = 0) -> "Figure":
 
 
 @torch.no_grad()
-def sums(entry: "Entry", images: Tensor, digits: int = 4, terms: int = 9) -> "Figure":
+def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> "Figure":
     """Draw images as sums of capsules: the strongest capsules' fields and the mean image so far.
 
     Each capsule adds its field to the visible biases (red for more ink, blue for less). Capsules
@@ -59,7 +58,7 @@ def sums(entry: "Entry", images: Tensor, digits: int = 4, terms: int = 9) -> "Fi
 
 
 @torch.no_grad()
-def gibbs(entry: "Entry", images: Tensor, steps: int = 50, seed: int = 0) -> "Figure":
+def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figure":
     """Draw ancestral samples of a Helmholtz machine above the results of its own Gibbs chain."""
     with seeded(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows, in_rows
 from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from capsule_zoo.registry import Entry
 
 
 def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
@@ -21,14 +20,14 @@ def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda shown: ((shown - low) / (high - low)).clamp(0, 1)
 
 
-def samples(entry: "Entry", images: Tensor, seed: int = 0) -> "Figure":
+def samples(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
     """Draw the mean images of 36 samples, from Gibbs chains or by ancestral sampling."""
     drawn = on_scale_of(images)(mean_images(entry.model, 36, seed=seed))
     return image_rows(in_rows("draws", drawn), "Draws from the model")
 
 
 @torch.no_grad()
-def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
+def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 12 images above their reconstructions from the guide's means."""
     scale, images = on_scale_of(images), images[:12]
     reconstructed = entry.model.mean_image(entry.guide.expectations(images))

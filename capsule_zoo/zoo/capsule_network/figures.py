@@ -8,17 +8,16 @@ from torch import Tensor
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from capsule_zoo.registry import Entry
 
 STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
 
 
 @torch.no_grad()
-def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
+def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 12 images above what the capsule of the predicted class draws of them."""
     shown = images[:12]
     with in_eval_mode(entry.guide):
@@ -28,7 +27,7 @@ def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
 
 
 @torch.no_grad()
-def dimensions(entry: "Entry", images: Tensor, rows: int = 8) -> "Figure":
+def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
     """Draw the first image with one number of its longest capsule changed by -.25 to .25.
 
     Shown are the numbers that change the drawing most; each row is one number.

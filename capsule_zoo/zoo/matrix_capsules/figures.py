@@ -11,14 +11,13 @@ from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsule_zoo.registry import Entry
 
-
-def votes(entry: "Entry", images: Tensor) -> "Figure":
+def votes(entry: Entry, images: Tensor) -> "Figure":
     """Draw the distances of votes to class capsules after each iteration, weighted by assignment.
 
     The votes for the winning class move together; the other classes lose their children.

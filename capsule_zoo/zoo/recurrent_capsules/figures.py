@@ -11,23 +11,22 @@ from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from capsule_zoo.registry import Entry
-
 
 @torch.no_grad()
-def drawings_of(entry: "Entry", images: Tensor, seed: int = 0) -> list[Drawing]:
+def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
     """Return the guide's drawing of images (B, C, H, W), before the first and after each step."""
     with seeded(seed), in_eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
 
-def strokes(entry: "Entry", images: Tensor) -> "Figure":
+def strokes(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 6 images, the mean image after each step, and the window of each step."""
     images = images[:6]
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
@@ -58,7 +57,7 @@ def add_frames(pictures: "Iterable[AxesImage]", model: RecurrentCapsules, drawin
         picture.axes.add_patch(Rectangle(place, *sides, fill=False, edgecolor="tab:red"))
 
 
-def animation(entry: "Entry", images: Tensor) -> "FuncAnimation":
+def animation(entry: Entry, images: Tensor) -> "FuncAnimation":
     """Draw an animation of the steps, one frame each; `.to_jshtml()` plays it in a notebook."""
     from matplotlib import pyplot as plt
     from matplotlib.animation import FuncAnimation

@@ -9,12 +9,10 @@ from torch import Tensor
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.figures.grids import image_rows, panels, part_colors
 from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from capsule_zoo.registry import Entry
-
 
 ZOOM = 4  # pixels of a picture for each pixel of an image
 
@@ -46,7 +44,7 @@ def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
         image[:, [top, bottom], left : right + 1] = color[:, None, None]
 
 
-def found_objects(entry: "Entry", images: Tensor) -> "Figure":
+def found_objects(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 12 images above their objects, each in its color and box."""
     images = images[:12]
     found = find_objects(entry.model, entry.guide, images)

@@ -9,11 +9,10 @@ from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
 from capsule_zoo.inference import infer
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
+from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from capsule_zoo.registry import Entry
 
 
 def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Ten
 
 
 @torch.no_grad()
-def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
+def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 12 images, what parts and objects draw of them, and parts by their objects.
 
     In the row "from objects" each part has the pose that its object votes for. In the last row
@@ -52,7 +51,7 @@ def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
 
 
 @torch.no_grad()
-def learned_templates(entry: "Entry", images: Tensor | None = None) -> "Figure":
+def learned_templates(entry: Entry, images: Tensor | None = None) -> "Figure":
     """Draw every part's template, above the alpha that claims its pixels."""
     color, alpha = entry.model.templates()
     rows = {**in_rows("template", color), **in_rows("alpha", alpha)}
