@@ -15,7 +15,6 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
-from capsule_zoo.models.constellations.matching_laws import NO_SHAPE
 from capsule_zoo.models.constellations.similarities import (
     MANY_STEPS,
     Fit,
@@ -66,7 +65,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         super().__init__(there.shape, torch.Size([4]), validate_args=False)
 
     @torch.no_grad()
-    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw poses, without gradients."""
         shape = torch.Size([*sample_shape, *self.there.shape])
         log_scale = self._draw_log_scale(shape)
@@ -156,7 +155,7 @@ class ObjectPoses(dist.TorchDistribution):
         self.dtype = dtype
         super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
 
-    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw poses, without gradients."""
         drawn = [law.rsample(sample_shape) for law in self.laws]
         return torch.stack(drawn, -2).to(self.dtype)

@@ -160,7 +160,7 @@ class ChainedNormal(dist.TorchDistribution):
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
         noise = self._split(torch.randn_like(self.loc))
         return self.loc + self._joined(self.factor @ noise)
@@ -206,7 +206,7 @@ class ModeMixture(dist.TorchDistribution):
     def support(self) -> Any:
         return self.law.support
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, each from one mode."""
         values = self.law.sample()
         mode = dist.Categorical(logits=self.log_weight.T).sample()

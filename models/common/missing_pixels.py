@@ -80,7 +80,7 @@ class ObservedPixels(dist.TorchDistribution):
         """Compute the log density of the observed pixels, in nats."""
         return log_prob_of_pixels(self.law, value, self.observed)
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw whole images."""
         return self.law.sample(sample_shape)
 

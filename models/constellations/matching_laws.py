@@ -18,7 +18,6 @@ from capsule_zoo.models.constellations.scene_law import LOG_AREA, SceneLaw
 from capsule_zoo.models.constellations.similarities import nearly_equal
 
 MOST_SYMMETRIES = 1000
-NO_SHAPE = torch.Size()  # of samples: one sample
 
 
 class _Scene(constraints.Constraint):
@@ -87,7 +86,7 @@ class RandomMatching(dist.TorchDistribution):
         return RandomMatching(self.law, presence, self.slots)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw matchings; points fill the first slots."""
         presence = self.presence.expand(*sample_shape, *self.presence.shape)
         owner, clutter = corner_table(self.law, presence.device)[0][1:], self.law.clutter
@@ -151,7 +150,7 @@ class MatchedPoints(dist.TorchDistribution):
         return mean.masked_fill((self.code < 0)[..., None], torch.nan)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw points; slots without a point are NaN."""
         mean, scale = self._at
         mean = mean.expand(*sample_shape, *mean.shape)
@@ -194,7 +193,7 @@ class FunctionMatchings(dist.TorchDistribution):
         super().__init__(points.shape[:-2], points.shape[-2:-1], validate_args=False)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw matchings."""
         shape = self.shape(sample_shape)
         return self._draw(math.prod(shape[:-2])).reshape(shape)

@@ -13,18 +13,13 @@ from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.convolutional import Upsampler
 
 Latents = Mapping[str, Tensor]
-
-
 U = TypeVar("U", bound=Upsampler)
-
 
 # On a large canvas most pixels are black for every request. The first updates lower all activities
 # so far that a sigmoid has no gradient left: at 68 x 68 the autoencoder, the broadcast decoder and
 # digit capsules stayed black. All of them learn with a sigmoid that leaks and starts dark. If they
 # start at an activity of zero they must first turn black, and learn slowly.
 LEAK = 0.1
-
-
 DARK = -2.0
 
 

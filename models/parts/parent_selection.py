@@ -201,9 +201,6 @@ class ParentSelection(Relation):
         )
 
 
-_NO_SHAPE = torch.Size()
-
-
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
     """The law of the logit of a Concrete variable (a relaxed Bernoulli).
 
@@ -215,7 +212,7 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
 
     has_rsample = True  # torch does not declare it, and Pyro would use the score function
 
-    def rsample(self, sample_shape: torch.Size = _NO_SHAPE) -> Tensor:
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw a logit directly, because torch's probabilities saturate at 16 in float32."""
         logits = self.logits.expand(self._extended_shape(sample_shape))
         uniform = clamp_probs(torch.rand_like(logits))

@@ -96,7 +96,7 @@ class PixelMixture(dist.TorchDistribution):
             density = torch.where(seen.any(0), density, 0.0)  # no rounding error of the shares' sum
         return density.sum((-1, -2)).unsqueeze(-1)
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         share = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
@@ -200,7 +200,7 @@ class TintedMixture(dist.TorchDistribution):
         """The variance of every pixel, (*batch, 1, C, H, W)."""
         return self.stacked.variance
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         return self.stacked.sample(sample_shape)
 

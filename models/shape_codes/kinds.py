@@ -187,7 +187,7 @@ class PartLaw(dist.TorchDistribution):
         total = F.pad(self.log_odds, (1, 0)).logsumexp(-1)
         return torch.logaddexp(own.logsumexp(-1), clutter.squeeze(-1)) - total
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw parts (*sample_shape, *batch, 7)."""
         chosen = self.choice.sample(sample_shape)[..., None]
         clutter, parent = chosen == 0, (chosen - 1).clamp(min=0)

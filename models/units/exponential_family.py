@@ -54,7 +54,7 @@ def draw_bernoulli(probability: Tensor) -> Tensor:
 class FastBernoulli(dist.Bernoulli):
     """The Bernoulli law by `logits`, with draws and densities faster on CPUs than torch's."""
 
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         with torch.no_grad():
             return draw_bernoulli(self.probs.expand(self._extended_shape(sample_shape)))
 

@@ -83,6 +83,13 @@ def test_where_the_share_is_certain_the_guide_is_exact():
     torch.testing.assert_close(weights, exact.expand(4, -1), rtol=0, atol=2e-3)
 
 
+def test_scenes_of_fewer_points_than_an_object_has_corners_are_parsed():
+    _, guide = pair(("square", "triangle"), clutter=0)
+    points = scenes_of(("triangle",), 4, clutter=0).points
+    assert (guide.parse(points).objects == 1).all()
+    assert guide(points).shape == (len(points), 2, 4)
+
+
 def test_more_proposals_give_no_smaller_evidence():
     names = ("square", "square", "triangle")
     _, guide = pair()
