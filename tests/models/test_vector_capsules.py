@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
-from capsule_zoo.models.routing import chunks
+from capsule_zoo.models.common import chunks
 from capsule_zoo.models.routing.vector_capsules import (
     ClassVectors,
     VectorCapsules,
