@@ -31,6 +31,7 @@ NOT_KEPT = {
     "zoo/gaps",  # a VAE that the experiment trains, as README says
     "capsule-network/equal-network",  # trained for equal minutes, as README says
     "capsule-network/equal-network-cifar10",
+    "capsule-network/overlap",
     "matrix-capsules/equal-network",
     "matrix-capsules/viewpoints",
 }
