@@ -68,7 +68,7 @@ def test_counts_beside_air(mnist_root, monkeypatch):
         "capsule_zoo.experiments.scenes.counts.BESIDE_AIR", "multi-mnist:train=80,test=4"
     )
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MARKS", (60,))
-    options = Options(data_root=mnist_root, progress=False)
+    options = Options(data_root=mnist_root, progress=False, processes=1)
     chosen = dict(ours=0.002, air=0.002, every=2, tested=4)
     result = find_experiment("scenes/beside-air")(options, **chosen)
     assert "count_accuracy_60_minutes" not in result.metrics
