@@ -10,6 +10,7 @@ two are checked to be equal before they are timed.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pyro
 import torch
@@ -50,9 +51,8 @@ def step(name: str) -> Contestant:
     border = (CANVAS - DIGIT) // 2
     images = torch.nn.functional.pad(torch.rand(BATCH, 1, DIGIT, DIGIT), (border,) * 4)
     labels = torch.zeros(BATCH, dtype=torch.int64)
-    objective = Trace_ELBO()
-    loss = lambda: loss_per_image(objective, model, entry.guide, images, labels)  # noqa: E731
-    return update((model, entry.guide), loss)
+    pair = model, entry.guide
+    return update(pair, partial(loss_per_image, Trace_ELBO(), *pair, images, labels))
 
 
 def parts(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -46,11 +46,13 @@ class Settings(NamedTuple):
         permutations: True to normalize over points as well, by Sinkhorn's algorithm.
         starts: number of runs for each set of objects.
         steps: of EM.
+        seed: of the poses that EM starts from.
     """
 
     permutations: bool
     starts: int
     steps: int
+    seed: int
 
     def extra(self, step: int) -> float:
         """The variance that is added to the noise in a step; it falls to 0 in 3/4 of the steps."""
@@ -137,7 +139,7 @@ def explain_by_em(
         rounded: round free assignments to the nearest permutation at the end.
     """
     found = Matchings.empty(points)
-    generator = torch.Generator().manual_seed(0)  # of the poses that EM starts from
+    generator = torch.Generator().manual_seed(settings.seed)
     for rows, slots, places in by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
         for objects, clutter in patterns(law, places.shape[1]):

@@ -171,17 +171,21 @@ class SinkhornMatching(MatchingGuide):
         model: the model.
         starts: number of runs for each set of objects.
         steps: of EM.
+        seed: of the poses that EM starts from.
 
     Raises:
-        ValueError: `starts` or `steps` below 1.
+        ValueError: `starts` or `steps` below 1, or a negative seed.
     """
 
     permutations = True
 
-    def __init__(self, model: Constellations, starts: int = 10, steps: int = 40) -> None:
+    def __init__(
+        self, model: Constellations, starts: int = 10, steps: int = 40, seed: int = 0
+    ) -> None:
         super().__init__(model)
         check_at_least(1, starts=starts, steps=steps)
-        self.settings = Settings(self.permutations, starts, steps)
+        check_at_least(0, seed=seed)
+        self.settings = Settings(self.permutations, starts, steps, seed)
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
         return explain_by_em(law, points, self.settings)
@@ -194,7 +198,7 @@ class MixtureMatching(SinkhornMatching):
     one to one, as the model's are. As a guide it draws the nearest permutation.
 
     Args:
-        model, starts, steps: as for `SinkhornMatching`.
+        model, starts, steps, seed: as for `SinkhornMatching`.
     """
 
     permutations = False

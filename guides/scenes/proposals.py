@@ -315,9 +315,9 @@ class SceneGuide(Guide[Scenes]):
         model, ground = self.model, found.ground
         each = rows.expand(len(images), *rows.shape[-2:])
 
-        def likelihood(images: Tensor, rows: Tensor, ground: Tensor, *found: Tensor) -> tuple:
-            means = model.blend(rows, Pictures(*found), ground)
-            return (model.log_likelihood(images, means),)
+        def likelihood(few: Tensor, each: Tensor, ground: Tensor, *pictures: Tensor) -> tuple:
+            means = model.blend(each, Pictures(*pictures), ground)
+            return (model.log_likelihood(few, means),)
 
         grounds = ground.expand(len(images), *ground.shape[-3:])
         pictures = [x for x in found.pictures if x is not None]

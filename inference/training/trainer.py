@@ -211,7 +211,10 @@ class Trainer:
         """Update held-out value, best state and checkpoint; return a reason to stop, or None."""
         improved = self.progress.check(self._held_out())
         if improved and self.checks.patience is not None:
-            self.best = {role: copy.deepcopy(m.state_dict()) for role, m in self.modules.items()}
+            self.best = {
+                role: {name: value.to("cpu", copy=True) for name, value in m.state_dict().items()}
+                for role, m in self.modules.items()
+            }
         self._save()
         stopping = self._call_back()
         if self.checks.patience is None or self.progress.checks_since_best < self.checks.patience:
