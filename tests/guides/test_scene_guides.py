@@ -149,6 +149,8 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
         with Given({n: value.clone() for n, value in values.items()}):
             again = poutine.trace(guide).get_trace(images)
     by_hand = each.logsumexp(-1) + found.log_ratio.sum(-1) + found.ground_ratio
+    of_each = each + found.log_ratio @ rows.T + found.ground_ratio[:, None]
+    torch.testing.assert_close(guide.log_weights(images, found, rows), of_each)
     torch.testing.assert_close(weight, by_hand)
     torch.testing.assert_close(log_density(again, images), log_density(drawn, images))
     assert {f"slot_{slot}/scene_pose" for slot in range(model.slots)} < values.keys()
