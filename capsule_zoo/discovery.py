@@ -7,7 +7,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -23,11 +23,10 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
-from capsule_zoo.report.stories import first_line, read_story
+from capsule_zoo.report.markdown import duration, in_words, with_error
+from capsule_zoo.report.stories import first_line, read_story, remainder
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, words_of
-
-_METRICS = {"squared_error": "squared error", "error_rate": "error rate"}
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,11 @@ class Weights:
         return read_recipe(self.name)
 
     def __str__(self) -> str:
-        found = self.headline
-        metric = _METRICS.get(found["metric"], found["metric"])
-        error = "" if found.get("se") is None else f" (s.e. {found['se']:.2g})"
+        found: Any = self.headline
         return (
-            f"{self.entry}, {self.guide} guide, trained on {self.data}: {metric} "
-            f"{found['value']:.4g}{error} on {found['on']}; {self.bytes / 1e6:.1f} MB"
+            f"{self.entry}, {self.guide} guide, trained on {self.data}: "
+            f"{in_words(found['metric'])} {with_error(found)} on {found['on']}; "
+            f"{self.bytes / 1e6:.1f} MB"
         )
 
 
@@ -79,12 +77,13 @@ class GuideWords:
 class Description:
     """The components of an entry, for whatever shows it: `capsule-zoo show`, the report, the site.
 
-    `print` and `to_markdown` show the same tables, and `as_dict` returns them in plain types.
+    All three print `to_markdown`, and `as_dict` returns the components in plain types.
 
     Attributes:
         name: name of the entry.
         source: the described object: the entry, trained weights or a run folder.
         summary: a one-line summary of the entry.
+        text: what else its registration says of it.
         sizes: the arguments of `create`, by name; for trained weights, with their values.
         guides: the guides that fit.
         sites: the latent sites of the model at these sizes.
@@ -94,6 +93,7 @@ class Description:
         figures: names of the pictures that `capsule-zoo figure` draws.
         parameters: number of learned parameters, in the `model` and in the `guide`.
         weights: trained weights of the entry.
+        home: the module of the model, which tells its story.
         references: publications of the model.
         card: how described weights were made, checked and measured; empty for what has no card.
     """
@@ -101,6 +101,7 @@ class Description:
     name: str
     source: str
     summary: str
+    text: str
     sizes: dict[str, Size]
     guides: tuple[GuideWords, ...]
     sites: tuple[Site, ...]
@@ -110,6 +111,7 @@ class Description:
     figures: tuple[str, ...]
     parameters: dict[str, int]
     weights: tuple[Weights, ...]
+    home: str
     references: str
     card: dict[str, Any] = field(default_factory=dict)
 
@@ -118,37 +120,44 @@ class Description:
         sizes = {name: _plain_size(size) for name, size in self.sizes.items()}
         return plain({**vars(self), "sizes": sizes})
 
-    def tables(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return guides, latent sites and trained weights, each as rows of words by name."""
-        guides = {g.name + " (default)" * g.default: (g.kind, g.what) for g in self.guides}
-        sites = {s.name: (" x ".join(s.plates), _kind(s, self.relaxed)) for s in self.sites}
-        weights = {w.name: (str(w),) for w in self.weights}
-        found: dict[str, Any] = {"guides": guides, "latent sites": sites}
-        return {**found, "trained weights": weights}
-
     def to_markdown(self, link: Callable[[str], str] = lambda name: f"`{name}`") -> str:
-        """Return the tables and the objective in Markdown, without the sizes.
+        """Return the whole description in Markdown.
 
         Args:
             link: function of a class's name that returns how it is written.
         """
-        tables, parts = self.tables(), []
-        if self.sites:
-            parts += _in_markdown(("latent site", "plates", "kind"), tables["latent sites"])
-        guides = {name: (link(kind), what) for name, (kind, what) in tables["guides"].items()}
-        parts += _in_markdown(("guide", "class", "what it is"), guides)
+        source = "" if self.source == self.name else f" ({self.source})"
+        counts = [f"{number:,} in the {part}" for part, number in self.parameters.items()]
         kind, _, never = self.objective.partition(" ")
-        parts += [f"Trained with {' '.join([link(kind), never]).rstrip()}.", ""]
-        weights = [f"- `load({w.name!r})`: {w}" for w in self.weights]
-        parts += (
-            ["Trained weights:", "", *weights] if weights else ["There are no trained weights."]
-        )
-        return "\n".join([*parts, ""])
+        settings = ", ".join(f"{name}={value}" for name, value in self.training.items())
+        lists: dict[str, Iterable[str]] = {
+            "Sizes, as `create(...)` or `--set` takes them": _size_lines(self.sizes),
+            "Guides": (
+                f"- `{g.name}`{' (default)' * g.default}, {link(g.kind)}: {g.what}"
+                for g in self.guides
+            ),
+            "Latent sites": (
+                f"- `{s.name}`, {' x '.join(s.plates)}: {_kind(s, self.relaxed)}"
+                for s in self.sites
+            ),
+            "Training": [
+                f"- objective: {link(kind)} {never}".rstrip(),
+                f"- settings: {f'`{settings}`' if settings else 'the defaults of `fit`'}",
+                f"- learned numbers: {', '.join(counts)}",
+            ],
+            "Figures": [f"- {', '.join(f'`{n}`' for n in self.figures)}"] * bool(self.figures),
+            "Trained weights": [f"- `load({w.name!r})`: {w}" for w in self.weights] or ["- none"],
+        }
+        parts = [f"{self.name}{source}: {self.summary}", *filter(None, [self.text])]
+        for title, lines in lists.items():
+            if shown := "\n".join(lines):
+                parts.append(f"{title}:\n\n{shown}")
+        parts.append(f"References: {self.references}")
+        if self.card:
+            parts.append(f"### how {self.source} was made\n\n{history(self.card)}")
+        return "\n\n".join(parts)
 
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
-
-    __repr__ = __str__
+    __str__ = __repr__ = to_markdown
 
 
 def list_weights(pattern: str = "*") -> dict[str, Weights]:
@@ -157,15 +166,9 @@ def list_weights(pattern: str = "*") -> dict[str, Weights]:
     for path in sorted(registry.WEIGHTS.glob("*.json")):
         file = path.with_suffix(".safetensors")
         if fnmatch(path.stem, pattern) and file.is_file():
-            card = read_recipe(path.stem)
-            found[path.stem] = Weights(
-                path.stem,
-                card["entry"],
-                card.get("data", "unknown data"),
-                card["guide"],
-                card["headline"],
-                file.stat().st_size,
-            )
+            card = {"data": "unknown data", **read_recipe(path.stem)}
+            told = {name: card[name] for name in ("entry", "data", "guide", "headline")}
+            found[path.stem] = Weights(path.stem, bytes=file.stat().st_size, **told)
     return found
 
 
@@ -204,20 +207,23 @@ def _describe(entry: Entry, source: str) -> Description:
         for name, size in sizes.items()
     }
     never = "" if is_bound(entry.objective) else " (never a bound)"
+    home = type(entry.model).__module__
     return Description(
         name=entry.name,
         source=source,
         summary=summary(entry.name),
+        text=remainder(registry.factory_of(entry.name).__doc__),
         sizes=used,
         guides=tuple(guide_words(entry)),
         sites=entry.model.sites,
         relaxed=relaxed_sites(entry.model),
         objective=type(entry.objective).__name__ + never,
-        training={name: _in_words(value) for name, value in entry.training.items()},
+        training={name: _setting(value) for name, value in entry.training.items()},
         figures=tuple(entry.figures),
         parameters={"model": entry.model.num_parameters, "guide": entry.guide.num_parameters},
         weights=tuple(w for w in list_weights().values() if w.entry == entry.name),
-        references=read_story(sys.modules[type(entry.model).__module__].__doc__).references,
+        home=home,
+        references=read_story(sys.modules[home].__doc__).references,
     )
 
 
@@ -245,7 +251,7 @@ def _plain_size(size: Size) -> dict[str, Any]:
     return found
 
 
-def _in_words(value: object) -> object:
+def _setting(value: object) -> object:
     """Return a setting as it is printed: optimizers and groups by name and arguments."""
     if isinstance(value, Group):
         return repr(value)
@@ -255,61 +261,30 @@ def _in_words(value: object) -> object:
     return value.__name__ if inspect.isclass(value) or inspect.isfunction(value) else value
 
 
-def _lines(found: Description) -> Iterator[str]:
-    """Yield the text of a description, line by line."""
-    source = "" if found.source == found.name else f" ({found.source})"
-    yield f"{found.name}{source}: {found.summary}"
-    counts = ", ".join(f"{number:,} in the {part}" for part, number in found.parameters.items())
-    yield f"{counts} (learned numbers)"
-    yield ""
-    yield "sizes, as create(...) or --set takes them"
-    yield from _size_lines(found.sizes, "  ")
-    yield ""
-    tables = found.tables()
-    for title in ("guides", "latent sites"):
-        yield title
-        yield from _columns(tables[title], "  ")
-        yield ""
-    settings = ", ".join(f"{name}={value}" for name, value in found.training.items())
-    yield f"objective  {found.objective}"
-    yield f"training   {settings or 'the defaults of fit'}"
-    yield f"figures    {', '.join(found.figures) or 'none'}"
-    yield ""
-    yield "trained weights"
-    yield from _columns(tables["trained weights"] or {"none": ()}, "  ")
-    yield ""
-    yield f"references {found.references}"
-    if found.card:
-        yield from ["", f"how {found.source} was made", *_card_lines(found.card)]
-
-
-def _card_lines(card: dict[str, Any]) -> Iterator[str]:
-    """Yield what a card tells of weights, line by line."""
+def history(card: dict[str, Any]) -> str:
+    """Return how weights were made, checked and measured, as lines of code in Markdown."""
     made, split = card["training"], card.get("split", {})
     steps = f"{made['steps']:,} steps, " if "steps" in made else ""
     rows = {
         "command": [made["command"]],
-        "took": [f"{steps}{made['seconds'] / 60:.0f} minutes, {made['machine']}"],
+        "took": [f"{steps}{duration(made['seconds'])}, {made['machine']}"],
         "seed": [str(card["seed"])],
+        "sizes": [", ".join(f"{name}={size}" for name, size in card["sizes"].items())],
         "images": [", ".join(f"{number:,} {part}" for part, number in split.items())],
         "versions": [", ".join(f"{name} {number}" for name, number in made["versions"].items())],
         "checks": card["checks"],
         "records": [record["command"] for record in card["records"].values()],
     }
-    for title, lines in rows.items():
-        for n, line in enumerate(lines):
-            yield f"  {title * (n == 0):10}{line}"
+    lines = ((title * (n == 0), line) for title, own in rows.items() for n, line in enumerate(own))
+    return "\n".join(f"    {title:10}{line}" for title, line in lines)
 
 
-def _size_lines(sizes: dict[str, Size], indent: str) -> Iterator[str]:
-    rows = {}
+def _size_lines(sizes: Mapping[str, Size], indent: str = "") -> Iterator[str]:
+    """Yield sizes as items of a list, each as in a signature, and inner ones below their own."""
     for name, size in sizes.items():
-        shown = "" if size.inner else repr(size.default)
-        rows[name] = (shown, size.type, size.what.partition(". ")[0].rstrip("."))
-    lines = _columns(rows, indent)
-    for line, size in zip(lines, sizes.values(), strict=True):
-        yield line
-        yield from _size_lines(dict(size.inner), indent + "  ")
+        default = "" if size.inner else f" = {size.default!r}"
+        yield f"{indent}- `{name}: {size.type}{default}`: {size.what}"
+        yield from _size_lines(size.inner, indent + "  ")
 
 
 def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
@@ -318,23 +293,3 @@ def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
         words = ["discrete, relaxed in training"]
     words += [f"event rank {site.event_dim}"] * (site.event_dim > 0)
     return ", ".join([*words, *["summed out by the model"] * site.enumerated])
-
-
-def _in_markdown(head: tuple[str, ...], rows: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the lines of a table; the first column is code, but not what follows its name."""
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, words in rows.items():
-        code, _, more = name.partition(" ")
-        cells = [f"`{code}` {more}".rstrip(), *(word.replace("|", "\\|") for word in words)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
-def _columns(rows: Mapping[str, tuple[str, ...]], indent: str) -> list[str]:
-    """Return lines of names and words, in columns as wide as they need be."""
-    table = [(name, *words) for name, words in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        indent + "  ".join(f"{w:{n}}" for w, n in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]

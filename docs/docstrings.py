@@ -16,8 +16,6 @@ import pages
 from pygments.lexer import RegexLexer
 from pygments.token import Comment, Keyword, Name, Operator, String, Text
 
-from capsule_zoo import registry
-
 _PROSE = re.compile(
     r"``.*?``|:`[^`]*`|\*\w+\*"  # is reStructuredText already: stays
     r"|`(?P<code>[^`]*)`|(?P<mark>[*|]|_(?!\w))"
@@ -51,27 +49,7 @@ def public_names() -> dict[str, str]:
 
 def translate(app, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Rewrite a docstring's lines in place, before its Google sections are read."""
-    lines[:] = to_restructured_text(with_meanings(lines, thing))
-
-
-def with_meanings(lines: list[str], thing: object) -> list[str]:
-    """Return the lines in which a factory tells of its arguments what the model's class does.
-
-    `objects, parts, sizes: arguments of X` becomes a line for each name that X explains. Guides
-    have a table of their own on the page.
-    """
-    entry = next((n for n in registry.list_models() if registry.factory_of(n) is thing), None)
-    known = registry.sizes_of(entry) if entry else {}
-    ends = lines.index("Guides:") if entry and "Guides:" in lines else len(lines)
-    found: list[str] = []
-    for line in lines[:ends]:
-        head = re.match(r" {4}(\w+(?:, \w+)*): (arguments? of .*)", line)
-        names = head[1].split(", ") if head else []
-        shown = [name for name in names if name in known and not known[name].inner]
-        found += [f"    {name}: {known[name].what}" for name in shown]
-        rest = ", ".join(name for name in names if name not in shown)
-        found += [line] if not shown else [f"    {rest}: {head[2]}"] if head and rest else []
-    return found
+    lines[:] = to_restructured_text(lines)
 
 
 def to_restructured_text(lines: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ import inspect
 import pkgutil
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.report import markdown as readme
-from capsule_zoo.report.stories import read_story
+from capsule_zoo.report.stories import read_story, remainder
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -89,8 +89,7 @@ def others() -> dict[str, str]:
     written = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
     families: dict[str, list[str]] = {}
     for name in registry.list_models():
-        made = registry.create(name, **registry.small_sizes(name))
-        home = type(made.model).__module__
+        home = describe(name).home
         if not {f"<!-- entry: {name} -->", f".. automodule:: {home}"} & {*written.splitlines()}:
             families.setdefault(home, []).append(name)
     return {home.rpartition(".")[2]: _page(home, names) for home, names in families.items()}
@@ -107,10 +106,11 @@ def write_others(folder: Path) -> None:
 def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
-    factories = {factory.__name__ for name in names if (factory := _factory(name))}
+    factories = [registry.factory_of(name) for name in names]
     in_reference = home.startswith("capsule_zoo.models.")
     documented = [] if in_reference else _defined_in(module)
-    reference = _reference(module, [thing for thing in documented if thing not in factories])
+    shown = [thing for thing in documented if getattr(module, thing) not in factories]
+    reference = _reference(module, shown)
     parts = [
         f"# {read_story(module.__doc__).title}\n",
         _rst(f".. automodule:: {home}\n   :no-members:"),
@@ -143,30 +143,12 @@ def diagram(name: str) -> bytes:
 
 
 def entry(name: str, root: str = "../") -> str:
-    """Return the section of a registered entry: how it is made, and what it consists of.
+    """Return the section of a registered entry: its plate diagram, and what it consists of.
 
     Args:
         root: the relative path from the page to the repository's root.
     """
-    found = describe(registry.create(name, **registry.small_sizes(name)))
-    factory = _factory(name)
-    described = factory and _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}")
-    return "\n".join(
-        [
-            f"### `{name}`",
-            "",
-            described or f"{found.summary}\n",
-            _picture(name, root),
-            found.to_markdown(_link),
-        ]
-    )
-
-
-def _factory(name: str) -> Callable | None:
-    """Return the factory of an entry; None if a class is registered, which has a page already."""
-    factory = registry.factory_of(name)
-    registered = getattr(import_module(factory.__module__), factory.__name__, factory)
-    return None if inspect.isclass(registered) else factory
+    return f"### `{name}`\n\n{_picture(name, root)}\n{describe(name).to_markdown(_link)}\n"
 
 
 def _picture(name: str, root: str) -> str:
@@ -206,8 +188,8 @@ def experiments(family: str, root: str) -> str:
 
 
 def _measured(name: str, root: str) -> str:
-    words = inspect.getdoc(find_experiment(name).function) or ""
-    words = re.split(r"\n\n(?:Args|Raises|Returns):\n", words)[0]
+    found = find_experiment(name)
+    words = f"{found.summary}\n\n{remainder(found.function.__doc__)}"
     paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
     shown = [f"![{path.stem}]({root}results/{path.as_posix()})\n" for path in paths]
     table = readme.table(read_record(name, RESULTS))

@@ -1,7 +1,7 @@
 """The commands that show the zoo: `list`, `show`, `report`, `published`, and `--version`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,17 +25,21 @@ def list_entries(
       capsule-zoo list "part*"
       capsule-zoo list --weights
     """
-    if weights:
-        _list_weights(pattern, as_json)
-        return
+    from capsule_zoo.discovery import list_weights
     from capsule_zoo.registry import list_models, summary
 
-    found = {name: summary(name) for name in list_models(pattern)}
+    found: dict[str, Any]
+    if weights:
+        found, kind, known = list_weights(pattern), "trained weights match", list(list_weights())
+    else:
+        found = {name: summary(name) for name in list_models(pattern)}
+        kind, known = "entry matches", list_models()
     if not found:
-        raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
-    print_list(found)
-    print("\nOne of them in full: capsule-zoo show ENTRY")
-    print("Trained weights: capsule-zoo list --weights")
+        raise ValueError(f"no {kind} {pattern!r}; there are {known}")
+    print_list({name: str(words) for name, words in found.items()})
+    if not weights:
+        print("\nOne of them in full: capsule-zoo show ENTRY")
+        print("Trained weights: capsule-zoo list --weights")
     print_json(as_json, found)
 
 
@@ -67,7 +71,7 @@ def _print_published(entry: str) -> None:
         return
     own = [g for g in goals_of(read_records(RESULTS)) if g.entry == entry]
     if own:
-        print("\npublished, ours, state\n" + "\n".join(lines(own)[1:]))
+        print(f"\nPublished numbers of {lines(own)}")
 
 
 def print_version(wanted: bool) -> None:
@@ -100,16 +104,6 @@ def options(version: Version = False, modules: Modules = None) -> None:
 
         for module in modules:
             import_by_name(module)
-
-
-def _list_weights(pattern: str, as_json: bool) -> None:
-    from capsule_zoo.discovery import list_weights
-
-    found = list_weights(pattern)
-    if not found:
-        raise ValueError(f"no trained weights match {pattern!r}; there are {list(list_weights())}")
-    print_list({name: str(weights) for name, weights in found.items()})
-    print_json(as_json, found)
 
 
 def report(
@@ -160,6 +154,6 @@ def published(
     if entry is not None:
         check_known("entry with published numbers", entry, known)
     chosen = [goal for goal in goals if entry in (None, goal.entry)]
-    print("\n".join(lines(chosen)))
+    print(lines(chosen))
     print("\n" + ", ".join(f"{number} {what}" for what, number in count(chosen).items()))
     print_json(as_json, [goal.as_dict() for goal in chosen])

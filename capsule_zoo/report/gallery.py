@@ -9,35 +9,34 @@ import base64
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from PIL import Image
 
-from capsule_zoo.discovery import Description, Weights, describe, list_weights
+from capsule_zoo.discovery import Description, Weights, describe
 from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import create, list_models, small_sizes
-from capsule_zoo.report.markdown import Grid, grids_of, in_words
+from capsule_zoo.registry import list_models
+from capsule_zoo.report import markdown
 from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
 from capsule_zoo.report.stories import Story, read_story, remainder
 
-BENCHMARKS = "benchmarks"  # the folder of speeds, among records
+BENCHMARKS = "benchmarks/"  # the folder of speeds, among records
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An experiment and its results.
+    """An experiment or a benchmark, and its results.
 
     Attributes:
-        name: `<model>/<name>`.
+        name: `<model>/<name>`, or `benchmarks/<name>`.
         summary: description in a line.
-        command: the command that runs it, or ran it.
-        record: its record; None until it has been run.
+        record: its record; empty until it has been run.
         about: name of the entry whose family it belongs to.
-        text: description in paragraphs.
+        text: further description, in Markdown.
         figures: the figures of the record.
         lead: the figure that opens the model's section, if it is one of this experiment's.
         is_comparison: True if it compares the model's guides, routings or decoders.
@@ -45,59 +44,36 @@ class Finding:
 
     name: str
     summary: str
-    command: str
-    record: dict | None
+    record: dict[str, Any]
     about: str
-    text: list[str] = field(default_factory=list)
+    text: str = ""
     figures: "list[Picture]" = field(default_factory=list)
     lead: "Picture | None" = None
     is_comparison: bool = False
 
     @property
-    def grids(self) -> tuple[list[Grid], list[str]]:
-        """Return the metrics as tables, and the names of metrics in no table."""
-        return grids_of(self.record) if self.record else ([], [])
+    def table(self) -> str:
+        """The tables of the record in Markdown, with exact values."""
+        return markdown.table(self.record, exact=True)
 
 
-class Race(Finding):
-    """A benchmark that compares our time and memory with those of peers."""
-
-    def metric(self, quantity: str, contestant: str) -> dict | None:
-        """Return a measurement of a contestant, or None if it was not taken."""
-        name = self._named(quantity).get(contestant)
-        return self.record["metrics"][name] if self.record and name else None
-
-    def key(self, quantity: str, contestant: str) -> str:
-        """Return the record and the name of a measurement."""
-        return f"{self.name}:{self._named(quantity).get(contestant, '')}"
-
-    @property
-    def peers(self) -> list[str]:
-        """The names of the peers that it is compared with."""
-        return list(self._named("ratio"))
-
-    @property
-    def ours(self) -> str:
-        """The name of our contestant; memory is measured only for it and its peers."""
-        return next((name for name in self._named("mebibytes") if name not in self.peers), "")
-
-    def _named(self, quantity: str) -> dict[str, str]:
-        """Return the names of a quantity's metrics by contestant."""
-        return self.record["tables"].get("", {}).get(quantity, {}) if self.record else {}
-
-
-@dataclass
+@dataclass(frozen=True)
 class Family:
-    """The section of one model."""
+    """The section of one model.
+
+    Attributes:
+        story: the story of the model.
+        entries: the entries made from it.
+        findings: its experiments: first the comparison, last those without a record.
+        races: its benchmarks.
+        goals: published numbers of its entries.
+    """
 
     story: Story
     entries: list[Description]
-    lead: "Picture | None" = None
-    comparison: Finding | None = None
-    findings: list[Finding] = field(default_factory=list)
-    goals: list[Goal] = field(default_factory=list)
-    races: list[Race] = field(default_factory=list)
-    weights: list[Weights] = field(default_factory=list)
+    findings: list[Finding]
+    races: list[Finding]
+    goals: list[Goal]
 
     @property
     def anchor(self) -> str:
@@ -105,29 +81,31 @@ class Family:
         return self.entries[0].name
 
     @property
-    def all_findings(self) -> list[Finding]:
-        """The experiments of the family, the comparison first."""
-        return [*([self.comparison] if self.comparison else []), *self.findings]
+    def lead(self) -> "Picture | None":
+        """The picture that opens the section."""
+        leads = [finding.lead for finding in self.findings if finding.lead]
+        return next(iter([*leads, *(f for each in self.findings for f in each.figures)]), None)
+
+    @property
+    def weights(self) -> list[Weights]:
+        """The trained weights of its entries."""
+        return [weights for entry in self.entries for weights in entry.weights]
 
     @property
     def measured(self) -> int:
         """The number of its experiments that have a record."""
-        return sum(finding.record is not None for finding in self.all_findings)
+        return sum(bool(finding.record) for finding in self.findings)
+
+    @property
+    def speeds(self) -> str:
+        """The ratios to peers, as a Markdown table."""
+        return markdown.speeds(race.record for race in self.races)
 
     @property
     def faster(self) -> tuple[int, int]:
         """The number of peers slower than our code, and the number of all peers."""
-        ratios = [race.metric("ratio", peer) for race in self.races for peer in race.peers]
-        return sum(ratio["value"] > 1 for ratio in ratios if ratio), len(ratios)
-
-    def goals_in(self, *states: str) -> int:
-        """Return the number of published numbers in these states."""
-        return sum(goal.state in states for goal in self.goals)
-
-    @property
-    def is_baseline(self) -> bool:
-        """True if the family has no experiments of its own."""
-        return not self.all_findings
+        ratios = [time for race in self.races for time, _ in markdown.peers(race.record).values()]
+        return sum(ratio["value"] > 1 for ratio in ratios), len(ratios)
 
 
 @dataclass(frozen=True)
@@ -137,13 +115,12 @@ class Gallery:
     Attributes:
         families: models with experiments, those with most records first.
         baselines: models without experiments of their own.
-        others: records and benchmarks that belong to no known model.
+        others: records that belong to no known model.
     """
 
     families: list[Family]
     baselines: list[Family]
     others: list[Finding]
-    other_races: list[Race]
 
 
 def gather(folder: Path) -> Gallery:
@@ -153,20 +130,20 @@ def gather(folder: Path) -> Gallery:
         ValueError: the folder has no records, or a file that is not a record.
     """
     records = read_records(folder)
-    findings = findings_of(records, folder)
-    races = [
-        Race(name, record.get("summary", ""), record["command"], record, record.get("about", ""))
-        for name, record in sorted(records.items())
-        if is_speed(name)
+    registered = {name: find_experiment(name) for name in list_experiments()}
+    findings = [
+        finding_of(name, registered.get(name), records.get(name, {}), folder)
+        for name in sorted({*registered, *records})
     ]
     goals = goals_of(records) if (RESULTS / TABLE).is_file() else []  # a wheel has no table
-    families = [fill(family, findings, races, goals) for family in find_families()]
-    entries = {entry.name for family in families for entry in family.entries}
+    homes: dict[str, list[Description]] = {}
+    for found in map(describe, list_models()):
+        homes.setdefault(found.home, []).append(found)
+    families = [family_of(home, entries, findings, goals) for home, entries in homes.items()]
     return Gallery(
-        sorted((f for f in families if not f.is_baseline), key=lambda f: (-f.measured, f.anchor)),
-        [family for family in families if family.is_baseline],
-        [finding for finding in findings.values() if finding.about not in entries],
-        [race for race in races if race.about not in entries],
+        sorted((f for f in families if f.findings), key=lambda f: (-f.measured, f.anchor)),
+        [family for family in families if not family.findings],
+        [f for f in findings if f.about not in list_models()],
     )
 
 
@@ -181,98 +158,48 @@ def read_records(folder: Path) -> dict[str, dict]:
     return {name.as_posix(): read_record(name.as_posix(), folder) for name in names}
 
 
-def find_families() -> list[Family]:
-    """Return one family for each module that holds the model of an entry."""
-    members: dict[str, list[Description]] = {}
-    with torch.random.fork_rng(devices=[]):
-        for name in list_models():
-            entry = create(name, **small_sizes(name))
-            members.setdefault(type(entry.model).__module__, []).append(describe(entry))
-    return [
-        Family(read_story(sys.modules[module].__doc__), in_order(entries, module))
-        for module, entries in members.items()
-    ]
-
-
-def in_order(entries: list[Description], module: str) -> list[Description]:
-    """Return the entries, with the one that the module is named after first."""
-    own = module.rpartition(".")[2].replace("_", "-")
-    return sorted(entries, key=lambda entry: (entry.name != own, entry.name))
-
-
-def fill(
-    family: Family, findings: Mapping[str, Finding], races: list[Race], goals: Sequence[Goal]
+def family_of(
+    home: str, entries: list[Description], findings: Sequence[Finding], goals: Sequence[Goal]
 ) -> Family:
-    """Return a family with all its contents filled in."""
-    names = {entry.name for entry in family.entries}
-    own = [finding for finding in findings.values() if finding.about in names]
-    family.comparison = next((finding for finding in own if finding.is_comparison), None)
-    rest = (finding for finding in own if finding is not family.comparison)
-    family.findings = sorted(rest, key=lambda finding: finding.record is None)
-    family.races = [race for race in races if race.about in names]
-    family.weights = [weights for weights in list_weights().values() if weights.entry in names]
-    family.goals = [goal for goal in goals if goal.entry in names]
-    pictures = (figure for finding in family.all_findings for figure in finding.figures)
-    leads = (finding.lead for finding in own if finding.lead)
-    family.lead = next(leads, None) or next(pictures, None)
-    drop_repeated(family)
-    return family
+    """Return the section of the model in a module, which begins with the entry of that name."""
+    first = home.rpartition(".")[2].replace("_", "-")
+    names = {entry.name for entry in entries}
+    own = [finding for finding in findings if finding.about in names]
+    races = [finding for finding in own if finding.name.startswith(BENCHMARKS)]
+    rest = [finding for finding in own if finding not in races]
+    return Family(
+        read_story(sys.modules[home].__doc__),
+        sorted(entries, key=lambda entry: (entry.name != first, entry.name)),
+        sorted(rest, key=lambda each: (not each.is_comparison, not each.record)),
+        races,
+        [goal for goal in goals if goal.entry in names],
+    )
 
 
-def drop_repeated(family: Family) -> None:
-    """Remove repeated pictures of a section, so that each is shown once."""
-    seen = {family.lead.uri} if family.lead else set()
-    for finding in family.all_findings:
-        for figure in list(finding.figures):
-            if figure.uri in seen:
-                finding.figures.remove(figure)
-            seen.add(figure.uri)
-
-
-def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]:
-    """Return every experiment that is registered or has a record."""
-    registered = list_experiments()
-    names = sorted({*registered, *(name for name in records if not is_speed(name))})
-    return {
-        name: finding_of(
-            name, find_experiment(name) if name in registered else None, records.get(name), folder
-        )
-        for name in names
-    }
-
-
-def finding_of(
-    name: str, experiment: Experiment | None, record: dict | None, folder: Path
-) -> Finding:
+def finding_of(name: str, known: Experiment | None, record: dict, folder: Path) -> Finding:
     """Return an experiment with its results; None stands for one that is not registered."""
-    command = record["command"] if record else f"capsule-zoo reproduce {name}"
     model, _, own = name.partition("/")
+    summary = known.summary if known else record.get("summary", name)
     paths = figures_of(name, folder) if record else []
     shown = {path.stem.removeprefix(own).strip("_"): path for path in paths}
-    summary = (record or {}).get("summary", name) if experiment is None else experiment.summary
     figures = {which: picture(path, caption(summary, which)) for which, path in shown.items()}
-    found = Finding(name, summary, command, record, model, figures=list(figures.values()))
-    if experiment is None:
+    found = Finding(name, summary, record, record.get("about", model), figures=[*figures.values()])
+    if known is None:
         return found
     return replace(
         found,
-        about=experiment.about,
-        text=remainder(experiment.function.__doc__),
-        lead=None if experiment.lead is None else figures.get(experiment.lead),
-        is_comparison=experiment.role == "comparison",
+        about=known.about,
+        text=remainder(known.function.__doc__),
+        lead=None if known.lead is None else figures.get(known.lead),
+        is_comparison=known.role == "comparison",
     )
 
 
 def caption(summary: str, figure: str) -> str:
     """Return what a figure shows, if it has a name, and what its experiment does, in words."""
     does = re.sub(r" \([^)]*\)\.$", ".", summary)  # without how long it takes
-    shows = re.sub(r"^.", lambda m: m[0].upper(), in_words(figure))
+    shows = re.sub(r"^.", lambda m: m[0].upper(), markdown.in_words(figure))
     return f"{shows}. {does}" if shows else does
-
-
-def is_speed(name: str) -> bool:
-    """Return True if a record belongs to a benchmark."""
-    return name.startswith(f"{BENCHMARKS}/")
 
 
 WIDTH = 900  # pixels, at most

@@ -13,9 +13,9 @@ number with its error.
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.records import FOLDER, Metric, read_record
@@ -42,7 +42,7 @@ def _value(found: re.Match[str], folder: str | Path) -> str:
     metrics = read_record(found["name"], folder)["metrics"]
     if found["metric"] not in metrics:
         raise ValueError(f"the record {found['name']!r} has no metric {found['metric']!r}")
-    return _cell(metrics, found["metric"])
+    return with_error(metrics[found["metric"]])
 
 
 def _filled(block: re.Match[str], folder: str | Path) -> str:
@@ -55,14 +55,33 @@ def _filled(block: re.Match[str], folder: str | Path) -> str:
     return table(record, patterns or ["*"])
 
 
-def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
-    """Return the metrics that match a pattern as Markdown tables, with their command below."""
+def table(record: dict, patterns: Sequence[str] = ("*",), exact: bool = False) -> str:
+    """Return the metrics that match a pattern as Markdown tables, with their command below.
+
+    Args:
+        exact: put each number into an element `data` with its name, its exact value and its n, by
+            which a page can be sorted; no row then tells how many images or runs there are.
+    """
     metrics = record["metrics"]
     chosen = [n for n in metrics if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
     grids, singles = grids_of(record, chosen)
-    parts = [_grid(grid, metrics) for grid in grids]
+    cells = {name: with_error(metric) for name, metric in metrics.items()}
+    if exact:
+        cells = {n: _exact(f"{record['experiment']}:{n}", metrics[n], cells[n]) for n in cells}
+    parts = []
+    for grid in grids:
+        keys = [[grid.names.get((row, column), "") for column in grid.columns] for row in grid.rows]
+        lines = [[cells.get(key, "") for key in row] for row in keys]
+        rows = [[in_words(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
+        rows += (
+            []
+            if exact
+            else [["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))]]
+        )
+        parts.append(_markdown([grid.title, *map(in_words, grid.columns)], rows))
     if singles:
-        rows = [[in_words(n), _cell(metrics, n), f"{metrics[n]['n']:,}"] for n in singles]
+        comma = "" if exact else ","
+        rows = [[in_words(n), cells[n], f"{metrics[n]['n']:{comma}}"] for n in singles]
         parts.append(_markdown(["quantity", "value", "n"], rows))
     how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
@@ -70,50 +89,58 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     return "\n".join([*parts, made, ""])
 
 
-def _grid(grid: "Grid", metrics: Mapping[str, Metric]) -> str:
-    """Return a grid as a Markdown table, whose last row tells how many images or runs there are."""
-    lines = [
-        [in_words(row), *(_cell(metrics, grid.names.get((row, column))) for column in grid.columns)]
-        for row in grid.rows
-    ]
-    counts = []
-    for column in grid.columns:
-        own = {metrics[name]["n"] for (_, other), name in grid.names.items() if other == column}
-        counts.append(" to ".join(f"{n:,}" for n in sorted({min(own), max(own)})))
-    head = [grid.title, *map(in_words, grid.columns)]
-    return _markdown(head, [*lines, ["*n*", *counts]])
+def _exact(key: str, metric: Metric, words: str) -> str:
+    """Return a number in words, in an element of HTML that has its name, exact value and n."""
+    value, count = metric["value"], metric["n"]
+    return f'<data data-metric="{key}" data-value="{value}" title="n = {count}">{words}</data>'
 
 
-def _cell(metrics: Mapping[str, Metric], name: str | None) -> str:
-    return "" if name is None else with_error(metrics[name])
+def _count(metrics: Mapping[str, Metric], names: Iterable[str]) -> str:
+    """Return the number of images or runs of metrics, or the smallest and the largest."""
+    own = [metrics[name]["n"] for name in names if name]
+    return " to ".join(f"{n:,}" for n in sorted({min(own), max(own)}))
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its first column to the left and all others to the right."""
-    marks = ["---", *["--:"] * (len(head) - 1)]
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table; its first columns are words, and the others numbers to the right."""
+    marks = [*["---"] * words, *["--:"] * (len(head) - words)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, marks, *rows))
 
 
 def ratios(model: str, folder: str | Path = FOLDER) -> str:
     """Return the ratios to every peer in one folder's records as a table, with commands below."""
+    names = sorted(f"{model}/{path.stem}" for path in (Path(folder) / model).glob("*.json"))
+    records = [record for name in names if peers(record := read_record(name, folder))]
+    made = [f"- `{r['command']}`: {r['data']}. {r['machine']}." for r in records]
+    return "\n".join([speeds(records), *made, ""])
+
+
+def speeds(records: Iterable[dict]) -> str:
+    """Return a Markdown table of the ratios to every peer in records of benchmarks."""
     rows = [
-        "| benchmark | peer | its time over ours | standard error | its memory over ours | n |",
-        "|---|---|---|---|---|---|",
+        [
+            record["experiment"].partition("/")[2],
+            peer,
+            f"{time['value']:.2f}",
+            "" if time["se"] is None else f"{time['se']:.2f}",
+            f"{memory['value']:.2f}" if memory else "",
+            str(time["n"]),
+        ]
+        for record in records
+        for peer, (time, memory) in peers(record).items()
     ]
-    made = []
-    for path in sorted((Path(folder) / model).glob("*.json")):
-        record = read_record(f"{model}/{path.stem}", folder)
-        metrics, speeds = record["metrics"], record["tables"].get("", {})
-        found, weighed = speeds.get("ratio", {}), speeds.get("memory_ratio", {})
-        for peer, name in found.items():
-            time = metrics[name]
-            size = f"{metrics[weighed[peer]]['value']:.2f}" if peer in weighed else ""
-            error = "" if time["se"] is None else f"{time['se']:.2f}"
-            cells = path.stem, peer, f"{time['value']:.2f}", error, size, str(time["n"])
-            rows.append(f"| {' | '.join(cells)} |")
-        if found:
-            made.append(f"- `{record['command']}`: {record['data']}. {record['machine']}.")
-    return "\n".join([*rows, "", *made, ""])
+    head = "benchmark", "peer", "its time over ours", "standard error", "its memory over ours", "n"
+    return _markdown(head, rows, words=2)
+
+
+def peers(record: dict) -> dict[str, tuple[Metric, Metric | None]]:
+    """Return, for each peer of a benchmark, its time and its memory (or None) over ours."""
+    metrics, speeds = record["metrics"], record["tables"].get("", {})
+    sizes = speeds.get("memory_ratio", {})
+    return {
+        peer: (metrics[name], metrics[sizes[peer]] if peer in sizes else None)
+        for peer, name in speeds.get("ratio", {}).items()
+    }
 
 
 def pages(root: str | Path = ".") -> list[Path]:
@@ -177,8 +204,7 @@ def seeds(record: dict) -> str:
     return "one seed" if number == 1 else f"{number} seeds"
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """A table of metrics, by quantity and variant.
 
     Attributes:
@@ -200,24 +226,19 @@ def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[
         chosen: names of the metrics to show; by default all of them. A row or column without any
             of them is left out.
     """
-    wanted = list(record["metrics"]) if chosen is None else chosen
-    made = (_named(title, columns, wanted) for title, columns in record["tables"].items())
-    grids = [grid for grid in made if grid.names]
-    gathered = {name for grid in grids for name in grid.names.values()}
-    rest = [name for name in record["metrics"] if name in wanted and name not in gathered]
+    rest = [name for name in record["metrics"] if chosen is None or name in chosen]
+    grids = []
+    for title, quantities in record["tables"].items():
+        names = {
+            (variant, quantity): name
+            for quantity, variants in quantities.items()
+            for variant, name in variants.items()
+            if name in rest
+        }
+        rows, columns = (tuple(dict.fromkeys(key[side] for key in names)) for side in (0, 1))
+        grids += [Grid(title, columns, rows, names)] * bool(names)
+        rest = [name for name in rest if name not in names.values()]
     return grids, rest
-
-
-def _named(title: str, columns: Mapping[str, Mapping[str, str]], wanted: Collection[str]) -> Grid:
-    names = {
-        (variant, quantity): name
-        for quantity, variants in columns.items()
-        for variant, name in variants.items()
-        if name in wanted
-    }
-    rows = tuple(dict.fromkeys(row for row, _ in names))
-    quantities = tuple(dict.fromkeys(quantity for _, quantity in names))
-    return Grid(title, quantities, rows, names)
 
 
 if __name__ == "__main__":

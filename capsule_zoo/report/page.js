@@ -14,6 +14,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
+    button.ariaLabel = head.textContent || "variant";
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {

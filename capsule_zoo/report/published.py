@@ -9,6 +9,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +84,13 @@ class Goal:
 
     def as_dict(self) -> dict[str, object]:
         """Return the row for readers and programs."""
+        told = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
+        ours = self.ours or {"value": None, "se": None}
+        numbers = {"ours": ours["value"], "se": ours["se"]}
         return {
-            "entry": self.entry,
-            "quantity": self.quantity,
-            "printed": self.printed,
-            "whose": self.whose,
-            "source": self.source,
-            "ours": None if self.ours is None else self.ours["value"],
-            "se": None if self.ours is None else self.ours["se"],
+            **{n: getattr(self, n) for n in told},
+            **numbers,
             "record": f"{self.record}:{self.metric}",
-            "kind": self.kind,
-            "state": self.state,
-            "note": self.note,
         }
 
 
@@ -142,16 +138,15 @@ def count(goals: Iterable[Goal]) -> dict[str, int]:
     return {"published": len(goals), "like for like": alike, **{s: found[s] for s in STATES}}
 
 
-def lines(goals: Iterable[Goal]) -> list[str]:
-    """Return published numbers as lines of text, two for each and one for each entry."""
+def lines(goals: Iterable[Goal]) -> str:
+    """Return published numbers beside ours in Markdown, as a list for each entry."""
     found: list[str] = []
-    entry = None
-    for goal in goals:
-        if goal.entry != entry:
-            entry = goal.entry
-            found += ["", entry]
-        ours = "" if goal.ours is None else with_error(goal.ours)
-        found.append(f"  {goal.printed:>8}  {ours:20}  {goal.state:12}  {goal.quantity}")
-        why = "" if goal.kind == LIKE else f"; {goal.kind}"
-        found.append(f"{'':46}{goal.whose} ({goal.source}){why}")
-    return found[1:]
+    for entry, own in groupby(goals, key=lambda goal: goal.entry):
+        found += ["", f"{entry}:", ""]
+        for goal in own:
+            ours = "" if goal.ours is None else f"{with_error(goal.ours)} ours, "
+            kind = "" if goal.kind == LIKE else goal.kind
+            words = f"  {goal.whose} ({goal.source})", kind, goal.note
+            found.append(f"- {goal.state}: {ours}{goal.printed} published. {goal.quantity}.")
+            found.append("; ".join(filter(None, words)))
+    return "\n".join(found[1:])

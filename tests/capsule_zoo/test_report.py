@@ -172,7 +172,7 @@ def test_a_damaged_record_is_refused_by_name(tmp_path):
 def test_the_registration_says_what_opens_a_section(gallery):
     families = {family.anchor: family for family in gallery.families}
     part_whole = families["part-whole"]
-    assert part_whole.comparison.name == "part-whole/guides"
+    assert part_whole.findings[0].name == "part-whole/guides"
     assert part_whole.lead.words.startswith("Parses. Learn MNIST without labels")
     assert families["recurrent-capsules"].lead.words.startswith("Show the canvas after")
     raced = {race.name for race in part_whole.races}

@@ -14,7 +14,7 @@ from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.gallery import WIDTH, picture
 from capsule_zoo.report.markdown import Grid, duration, grids_of, in_words, rounded, seeds
-from capsule_zoo.report.stories import Block, read_story, remainder
+from capsule_zoo.report.stories import read_story, remainder
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -121,13 +121,11 @@ References:
 def test_a_story_is_told_up_to_its_process():
     story = read_story(DOCSTRING)
     assert (story.title, story.subtitle) == ("Toys", "Small things.")
-    assert story.opening == (
-        Block("A toy is drawn, and painted.", False),
-        Block("z ~ Normal(0, I)        # (B, 2)\n\nimage ~ Normal(f(z))", True),
-    )
-    assert story.more == (Block("It is `plain`.", False),)
+    process = "    z ~ Normal(0, I)        # (B, 2)\n\n    image ~ Normal(f(z))"
+    assert story.opening == f"A toy is drawn,\nand painted.\n\n{process}"
+    assert story.more.strip() == "It is `plain`."
     assert story.references == 'Somebody 2020, "Toys" (arXiv 2001.00001).'
-    assert remainder("First.\n\nMore\nof it.\n\nRaises:\n    ValueError: no.\n") == ["More of it."]
+    assert remainder("First.\n\nMore\nof it.\n\nRaises:\n    ValueError: no.\n") == "More\nof it."
 
 
 @pytest.mark.parametrize("name", list_models())
@@ -136,9 +134,12 @@ def test_every_model_has_a_story_with_its_process(name):
     story = read_story(sys.modules[module].__doc__)
     assert story.title and story.subtitle, f"{module} opens with `Name: what it is about.`"
     assert story.references, f"{module} ends its docstring with `References:`"
-    process = [block for block in story.opening + story.more if block.is_code and "~" in block.text]
-    assert process and story.opening[-1].is_code, f"{module} writes `site ~ Law(...)`, indented"
-    assert len(story.opening[0].text) > 80, f"{module} tells a paragraph before that"
+    lines = f"{story.opening}\n{story.more}".splitlines()
+    process = [line for line in lines if line.startswith("    ") and "~" in line]
+    ends_in_code = story.opening.splitlines()[-1].startswith("    ")
+    assert process and ends_in_code, f"{module} writes `site ~ Law(...)`, indented"
+    paragraph = story.opening.split("\n\n")[0]
+    assert len(paragraph) > 80 and paragraph[0] != " ", f"{module} tells a paragraph before that"
 
 
 def test_a_picture_is_made_light_and_keeps_its_shape(tmp_path):
