@@ -7,7 +7,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -77,7 +77,7 @@ class GuideWords:
 class Description:
     """The components of an entry, for whatever shows it: `capsule-zoo show`, the report, the site.
 
-    All three print `to_markdown`, and `as_dict` returns the components in plain types.
+    All three print it as it is printed here, which is Markdown; `as_dict` returns plain types.
 
     Attributes:
         name: name of the entry.
@@ -120,12 +120,7 @@ class Description:
         sizes = {name: _plain_size(size) for name, size in self.sizes.items()}
         return plain({**vars(self), "sizes": sizes})
 
-    def to_markdown(self, link: Callable[[str], str] = lambda name: f"`{name}`") -> str:
-        """Return the whole description in Markdown.
-
-        Args:
-            link: function of a class's name that returns how it is written.
-        """
+    def __str__(self) -> str:
         source = "" if self.source == self.name else f" ({self.source})"
         counts = [f"{number:,} in the {part}" for part, number in self.parameters.items()]
         kind, _, never = self.objective.partition(" ")
@@ -133,15 +128,14 @@ class Description:
         lists: dict[str, Iterable[str]] = {
             "Sizes, as `create(...)` or `--set` takes them": _size_lines(self.sizes),
             "Guides": (
-                f"- `{g.name}`{' (default)' * g.default}, {link(g.kind)}: {g.what}"
-                for g in self.guides
+                f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.what}" for g in self.guides
             ),
             "Latent sites": (
                 f"- `{s.name}`, {' x '.join(s.plates)}: {_kind(s, self.relaxed)}"
                 for s in self.sites
             ),
             "Training": [
-                f"- objective: {link(kind)} {never}".rstrip(),
+                f"- objective: `{kind}` {never}".rstrip(),
                 f"- settings: {f'`{settings}`' if settings else 'the defaults of `fit`'}",
                 f"- learned numbers: {', '.join(counts)}",
             ],
@@ -157,7 +151,7 @@ class Description:
             parts.append(f"### how {self.source} was made\n\n{history(self.card)}")
         return "\n\n".join(parts)
 
-    __str__ = __repr__ = to_markdown
+    __repr__ = __str__
 
 
 def list_weights(pattern: str = "*") -> dict[str, Weights]:

@@ -188,6 +188,22 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
     return record
 
 
+def read_records(folder: str | Path) -> dict[str, dict]:
+    """Return every record below a folder, by name.
+
+    Raises:
+        ValueError: there are none, or a file is not a record.
+    """
+    paths = Path(folder).glob("*/*.json")
+    names = sorted(path.relative_to(folder).with_suffix("") for path in paths)
+    if not names:
+        raise ValueError(
+            f"there are no records in {folder}; they lie in a checkout, under results/: call this "
+            "there, name their folder by --results, or make one: capsule-zoo reproduce"
+        )
+    return {name.as_posix(): read_record(name.as_posix(), folder) for name in names}
+
+
 def figures_of(experiment: str, folder: str | Path = FOLDER) -> list[Path]:
     """Return the figures stored next to a record, the one without a name first."""
     stem = Path(folder) / experiment

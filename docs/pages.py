@@ -148,7 +148,8 @@ def entry(name: str, root: str = "../") -> str:
     Args:
         root: the relative path from the page to the repository's root.
     """
-    return f"### `{name}`\n\n{_picture(name, root)}\n{describe(name).to_markdown(_link)}\n"
+    linked = re.sub(r"`([A-Z]\w*)`", lambda code: _link(code[1]), str(describe(name)))
+    return f"### `{name}`\n\n{_picture(name, root)}\n{linked}\n"
 
 
 def _picture(name: str, root: str) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from capsule_zoo._version import __version__
 from capsule_zoo.cli.options import AsJson, EntryArgument, print_json, print_list
-from capsule_zoo.records import FOLDER
+from capsule_zoo.records import FOLDER, read_records
 
 
 def list_entries(
@@ -64,7 +64,6 @@ def show(name: EntryArgument, as_json: AsJson = False) -> None:
 
 def _print_published(entry: str) -> None:
     """Print the published numbers of an entry, in a checkout, which has the records."""
-    from capsule_zoo.report.gallery import read_records
     from capsule_zoo.report.published import RESULTS, goals_of, lines
 
     if not RESULTS.is_dir():
@@ -120,7 +119,6 @@ def report(
       capsule-zoo report --out zoo.html
       capsule-zoo report --json
     """
-    from capsule_zoo.report.gallery import read_records
     from capsule_zoo.report.page import write_page
     from capsule_zoo.report.published import count, goals_of
 
@@ -146,7 +144,6 @@ def published(
       capsule-zoo published shape-codes --json
     """
     from capsule_zoo.nearest import check_known
-    from capsule_zoo.report.gallery import read_records
     from capsule_zoo.report.published import count, goals_of, lines
 
     goals = goals_of(read_records(results))

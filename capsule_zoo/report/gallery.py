@@ -18,7 +18,7 @@ from PIL import Image
 
 from capsule_zoo.discovery import Description, Weights, describe
 from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
-from capsule_zoo.records import figures_of, read_record
+from capsule_zoo.records import figures_of, read_records
 from capsule_zoo.registry import list_models
 from capsule_zoo.report import markdown
 from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
@@ -99,7 +99,7 @@ class Family:
     @property
     def speeds(self) -> str:
         """The ratios to peers, as a Markdown table."""
-        return markdown.speeds(race.record for race in self.races)
+        return markdown.speeds(race.record for race in self.races).replace("_", " ")
 
     @property
     def faster(self) -> tuple[int, int]:
@@ -145,17 +145,6 @@ def gather(folder: Path) -> Gallery:
         [family for family in families if not family.findings],
         [f for f in findings if f.about not in list_models()],
     )
-
-
-def read_records(folder: Path) -> dict[str, dict]:
-    """Return every record below a folder, by name."""
-    names = sorted(path.relative_to(folder).with_suffix("") for path in folder.glob("*/*.json"))
-    if not names:
-        raise ValueError(
-            f"there are no records in {folder}; they lie in a checkout, under results/: call this "
-            "there, name their folder by --results, or make one: capsule-zoo reproduce"
-        )
-    return {name.as_posix(): read_record(name.as_posix(), folder) for name in names}
 
 
 def family_of(
