@@ -9,7 +9,7 @@ from typing import Any
 
 from pyro.infer import ELBO, Trace_ELBO
 
-from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments import (
     Job,
     Options,
@@ -25,6 +25,7 @@ from capsule_zoo.experiments.common.findings import (
     Bounded,
     bounds_of_rows,
     by_quantity,
+    means_of,
     pictures,
     single,
     squared_error,
@@ -56,7 +57,7 @@ from capsule_zoo.inference import (
     mean_images,
 )
 from capsule_zoo.records import Numbers, write_json
-from capsule_zoo.registry import Entry
+from capsule_zoo.registry import Entry, load
 
 TIGHTENING = 0.2  # share of a variant's time, for a guide with a density
 
@@ -121,7 +122,37 @@ def learn_both(
     return entry, tighten(entry, data, options, **how)
 
 
-RELAXED = "relaxed"
+START, RELAXED = "start", "relaxed"
+
+
+@dataclass(frozen=True)
+class Further(Bounded):
+    """The settings of `discrete-objectives`: `Bounded`, a search, and the trainings.
+
+    Args:
+        steps: relaxed updates of a pair before the start; these and the next shrink with minutes.
+        tightening: updates of the guide with normal poses before the start.
+        draws: number of draws for each image, except for `relaxed`.
+        intervals: number of intervals of the thermodynamic objective.
+        rates: learning rates that are tried from the first seed; they fall to zero.
+        tried: length of a try, as a part of the length of a training.
+        seeds: number of seeds, each with a start of its own.
+    """
+
+    images: int = 200
+    steps: int = DIGITS_STEPS
+    tightening: int = TIGHTENING_STEPS
+    draws: int = 5
+    intervals: int = 5
+    rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
+    tried: float = 0.5
+    seeds: int = 3
+
+    def bounds_of(self, pairs: Mapping[str, tuple], images: Split, seed: int) -> Numbers:
+        """Return the bounds of the last of some pairs, and its difference to the first."""
+        table = compare(pairs, images[: self.images], num_particles=self.particles, seed=seed)
+        row = list(pairs)[-1]
+        return {name: rows[row] for name, rows in bounds_of_rows(table).items() if row in rows}
 
 
 def objectives(draws: int, intervals: int) -> Mapping[str, ELBO]:
@@ -134,23 +165,13 @@ def objectives(draws: int, intervals: int) -> Mapping[str, ELBO]:
     }
 
 
-@experiment("part-whole/discrete-objectives", data="digits", minutes=20)
-def discrete_objectives(
-    options: Options,
-    *,
-    steps: int = DIGITS_STEPS,
-    tightening: int = TIGHTENING_STEPS,
-    draws: int = 5,
-    intervals: int = 5,
-    lr: float = 3e-4,
-    images: int = 200,
-    particles: int = 100,
-) -> Result:
-    """Compare objectives for discrete presences with the relaxed bound (25 core-minutes).
+@experiment("part-whole/discrete-objectives", data="digits", minutes=90)
+def discrete_objectives(options: Options, chosen: Further) -> Result:
+    """Compare objectives for discrete presences with the relaxed bound (100 core-minutes).
 
     All objectives start at the pair of `part-whole/digits`, which was trained with relaxed
-    presences and has normal poses. From there model and guide are trained further for the same time
-    (a quarter of the minutes each), under
+    presences and has normal poses. From there model and guide are trained further for the same
+    processor time, under
 
     - `relaxed`: the ELBO of relaxed presences, with one draw, whose gradient is reparametrized;
     - `importance_weighted`: the bound of several draws of discrete presences. Their gradient is the
@@ -158,36 +179,76 @@ def discrete_objectives(
     - `reweighted`: reweighted wake-sleep without its sleep phase (Bornschein & Bengio 2015);
     - `thermodynamic`: the thermodynamic objective (Masrani, Le & Wood 2019).
 
-    The last two hold all draws constant, poses too. Bounds are those of the discrete model, for all
-    rows alike; `start` is the pair that they start at. `updates` were made in this time.
-
-    Args:
-        steps: relaxed updates of the pair before the start; these and the next shrink with minutes.
-        tightening: updates of the guide with normal poses before the start.
-        draws: number of draws for each image, except for `relaxed`.
-        intervals: number of intervals of the thermodynamic objective.
-        lr: learning rate, which falls to zero.
-        images: number of held-out digits.
-        particles: number of draws of the IWAE bound.
+    The last two hold all draws constant, poses too. Each objective gets the rate with the best ELBO
+    of validation digits after a try; the figure shows all tries. Bounds are those of the discrete
+    model, for all rows alike; `start` is the pair that they start at. `updates` were made in this
+    time.
     """
-    data = load_dataset("digits")
-    entry = learn_digits(data, options, steps=options.shortened(steps))
-    shorter = options.shortened(tightening)
-    start = tighten(entry, data, options, steps=shorter, inputs=Inputs(JITTER))
-    pairs: dict[str, tuple] = {"start": (start.model, start.guide)}
-    updates: Numbers = {}
-    for name, objective, minutes in in_turn(options, objectives(draws, intervals)):
-        model, guide = deepcopy(pairs["start"])
-        pairs[name] = (model, guide)
-        own = pairs[name] if name == RELAXED else (model.discretized(), guide.discretized())
-        how: dict[str, Any] = dict(
-            objective=objective, lr=lr, pace=Pace("linear"), inputs=Inputs(JITTER)
-        )
-        own_start = replace(start, model=own[0], guide=own[1])
-        run = train(own_start, data, options, minutes, name=name, **how)
-        updates[name] = single(run.steps)
-    table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
-    return Result({**bounds_of_rows(table), "updates": updates}, {"": table.draw()}, table)
+    steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
+    chosen = replace(chosen, steps=steps, tightening=more)
+    options.say(f"Training {chosen.seeds} starts")
+    begin = Study({START: None}, chosen.seeds)
+    starts = begin.run(learn_start, replace(options, minutes=None), chosen=chosen)
+    folders = {
+        seed: begin.folders(options, seed)[START]
+        for seed in range(options.seed, options.seed + chosen.seeds)
+    }
+
+    names = tuple(objectives(chosen.draws, chosen.intervals))
+    each = options.budget / len(names) / (chosen.seeds + chosen.tried * len(chosen.rates))
+    how: dict[str, Any] = dict(chosen=chosen, starts=folders)
+    options.say(f"Trying {len(chosen.rates)} rates for each of {len(names)} objectives")
+    tries = {f"{name}-{rate:g}": (name, rate) for name in names for rate in chosen.rates}
+    timed = replace(options, minutes=each * chosen.tried * len(tries))
+    tried = means_of(Study(tries).run(learn_further, timed, is_try=True, **how))
+    curves = {
+        name: {f"{rate:g}": tried[f"{name}-{rate:g}"]["elbo"] for rate in chosen.rates}
+        for name in names
+    }
+    best = {n: (n, max(chosen.rates, key=lambda r: curves[n][f"{r:g}"][0])) for n in names}
+
+    options.say(f"Training with {len(names)} objectives from {chosen.seeds} seeds each")
+    timed = replace(options, minutes=each * chosen.seeds * len(names))
+    found = Study(best, chosen.seeds).run(learn_further, timed, **how)
+    figure = number_curves({"ELBO of validation digits": curves}, "learning rate")
+    figure.axes[0].set_xscale("log")
+    return Result(by_quantity(means_of({**starts, **found})), {"": figure})
+
+
+def learn_start(job: Job[None], *, chosen: Further) -> Numbers:
+    """Train one pair with relaxed presences, then with normal poses; return its bounds."""
+    options, data = job.options, load_dataset("digits")
+    entry = learn_digits(data, options, steps=chosen.steps)
+    start = tighten(entry, data, options, steps=chosen.tightening, inputs=Inputs(JITTER))
+    return chosen.bounds_of({START: (start.model, start.guide)}, data.test, options.seed)
+
+
+def learn_further(
+    job: Job[tuple[str, float]],
+    *,
+    chosen: Further,
+    starts: Mapping[int, Path],
+    is_try: bool = False,
+) -> Numbers:
+    """Train the start of the job's seed further under one objective; return its bounds."""
+    (name, rate), options, data = job.variant, job.options, load_dataset("digits")
+    start = load(starts[options.seed] / "tightened-normal")
+    pairs = {START: (start.model, start.guide), name: deepcopy((start.model, start.guide))}
+    model, guide = pairs[name]
+    own = pairs[name] if name == RELAXED else (model.discretized(), guide.discretized())
+    run = train(
+        replace(start, model=own[0], guide=own[1]),
+        data,
+        options,
+        options.minutes,
+        objective=objectives(chosen.draws, chosen.intervals)[name],
+        lr=rate,
+        pace=Pace("linear"),
+        inputs=Inputs(JITTER),
+        checks=Checks(clock="processor"),
+    )
+    found = chosen.bounds_of(pairs, data.validation if is_try else data.test, options.seed)
+    return {**found, "rate": single(rate), "updates": single(run.steps)}
 
 
 SAMPLED = "sampled"  # poses are drawn from normal laws from the first update, not points first
