@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pyro
@@ -42,3 +43,15 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
         plt.close(figure)
 
     monkeypatch.setattr(records, "save_figure", note_figure)
+
+
+@pytest.fixture
+def few_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Gauss-Newton laws start at few draws of the prior, and climb by few steps.
+
+    This takes most of the time of a comparison of guides. `inference/test_gauss_newton.py` tests
+    the climbs at their own lengths.
+    """
+    module = import_module("capsule_zoo.inference.posterior.gauss_newton")
+    for name, few in dict(_SCREENED=4, _CLIMBING=4, _TEMPERED=4, _ROUNDS=1, _FLIPS=1).items():
+        monkeypatch.setattr(module, name, few)

@@ -56,7 +56,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
+def terminal(capsys, monkeypatch, tmp_path, few_climbs) -> Terminal:
     """Return a terminal in an empty folder, with few scenes; figures have few pixels."""
     monkeypatch.chdir(tmp_path)
     for split, number in (("TRAINING", 300), ("TESTING", 60), ("VALIDATION", 30)):

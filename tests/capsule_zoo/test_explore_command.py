@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import nbformat
 import pytest
 from test_cli import refused, run
 
@@ -30,6 +29,8 @@ def opened(monkeypatch) -> list:
 
 
 def code_of(path: Path) -> str:
+    import nbformat  # takes two seconds, and no other test needs it
+
     written = nbformat.read(path, as_version=4)
     nbformat.validate(written)
     return "\n".join(cell.source for cell in written.cells if cell.cell_type == "code")

@@ -22,7 +22,7 @@ TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2, refinement=1, mo
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, few_climbs):
     """Use few small digits, and entries of small sizes that are not published."""
     few = few_digits(32, 8, size=12)
     monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
