@@ -3,13 +3,14 @@
 import json
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from forks import Run, forks
 
 from capsule_zoo import create, registry
 from capsule_zoo.data import datasets, plugins, register_dataset
@@ -28,7 +29,8 @@ finally:
 """
 
 FOUND = """
-import sys, capsule_zoo
+import sys, warnings, capsule_zoo
+warnings.filterwarnings({warned})
 from capsule_zoo import create, list_models
 from capsule_zoo.data import dataset_names, load_dataset
 from capsule_zoo.experiments import list_experiments
@@ -61,30 +63,33 @@ def install(site: Path, package: str, code: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[capsule_zoo.plugins]\nown = {module}\n")
 
 
-def python(*words: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess:
-    paths = [str(path) for path in (site, ROOT) if path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    run = [sys.executable, *words]
-    return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def python() -> Iterator[Run]:
+    """Return a function that runs a program in a folder, whose packages are installed."""
+    with forks(ROOT) as run:
+        yield run
 
 
 @pytest.mark.parametrize(
     "first", ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape']
 )
-def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example):
+def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example, python):
     install(tmp_path, "my-package", example)
-    done = python("-W", "error", "-c", FOUND.format(first=first), cwd=tmp_path, site=tmp_path)
+    done = python(FOUND.format(first=first, warned='"error"'), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() in ("small-vae", "torch.Size([40, 1, 4, 6])")
 
 
-def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_path, example):
+def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(
+    tmp_path, example, python
+):
     """One of them fails, and one takes names of the zoo before the zoo has used them itself."""
     install(tmp_path, "broken-package", "import no_such_module")
     install(tmp_path, "thief-of-names", THIEF)
     install(tmp_path, "my-package", example)
-    code = FOUND.format(first='load_dataset("stripes", size=(4, 6)).train.images.shape')
-    done = python("-W", "always::UserWarning:__main__", "-c", code, cwd=tmp_path, site=tmp_path)
+    first = 'load_dataset("stripes", size=(4, 6)).train.images.shape'
+    warned = '"always", category=UserWarning, module="__main__"'
+    done = python(FOUND.format(first=first, warned=warned), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     for package, reason in (
         ("broken-package", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -94,22 +99,8 @@ def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_
         assert reason in told and f"repair or uninstall {package!r}" in told
 
 
-FORKS = """
-import os, sys
-import capsule_zoo.experiments, capsule_zoo.inference
-from capsule_zoo.cli import main
-for number, words in enumerate(sys.argv[1:]):
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(f"{number}.err", os.O_WRONLY | os.O_CREAT), 2)
-        main(words.split())
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example):
-    """Every command is a process of its own; they start where the zoo has been imported."""
+def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example, python):
+    """Every command is a process of its own."""
     (tmp_path / "my_module.py").write_text(example)
     train = "train small-vae --data stripes --size 8 --steps 2 --out run --quiet"
     evaluate = "evaluate run --images 4 --particles 2"
@@ -120,9 +111,10 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, exampl
         f"{evaluate} --import my_module": 0,  # behind the command too
         "reproduce small-vae/stripes --import=my_module": 0,
     }
-    done = python("-c", FORKS, *commands, cwd=tmp_path)
-    unknown, *_, refused = [(tmp_path / f"{number}.err").read_text() for number in range(3)]
-    assert done.stderr.split() == [str(status) for status in commands.values()], done.stderr
+    main = "import sys\nfrom capsule_zoo.cli import main\nmain(sys.argv[1:])"
+    done = [python(main, *words.split(), cwd=tmp_path) for words in commands]
+    assert [each.returncode for each in done] == [*commands.values()], done
+    unknown, _, refused, *_ = [each.stderr for each in done]
     assert "unknown entry 'small-vae'" in unknown
     assert json.loads((tmp_path / "run" / "config.json").read_text())["modules"] == ["my_module"]
     assert "capsule-zoo --import my_module" in refused and len(refused.splitlines()) == 1

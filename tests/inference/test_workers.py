@@ -15,13 +15,13 @@ SCRIPT = Path(__file__).with_name("train_in_processes.py")
 ROOT = SCRIPT.parents[2]
 
 
-def train_two(folder, steps):
-    """Train by two processes, and return what they wrote."""
+def train_two(folder, *steps):
+    """Train by two processes to each number of steps in turn, and return what they wrote."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *launcher, str(SCRIPT)]
     places = os.pathsep.join([str(ROOT), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
-        [*command, str(folder), str(steps)],
+        [*command, str(folder), *map(str, steps)],
         env=os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -38,8 +38,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     two.mkdir()
     train_in_processes.train(str(one), 9)
     alone = load_checkpoint(one / "run.safetensors")
-    train_two(two, 5)
-    together = train_two(two, 9)  # resumed
+    together = train_two(two, 5, 9)  # resumed after five
     assert together["config"]["processes"] == 2
     for role in ("model", "guide"):
         for name, value in alone[role].items():

@@ -35,7 +35,8 @@ def train(folder: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]))
+    for last in sys.argv[2:]:  # importing takes most of the time, so that one start does for all
+        train(sys.argv[1], int(last))
     if sys.platform == "linux":  # what outlives the group may abort the process at its exit
         threads = {Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()}
         assert not any("gloo" in name for name in threads), f"still running: {threads}"
