@@ -67,6 +67,12 @@ class PerImageGuide(Guide[Model]):
         chosen._rename()
         return chosen
 
+    def continuous(self, name: str) -> Continuous:
+        """Return the family of a site that is neither discrete nor relaxed."""
+        family = self.families[name]
+        assert isinstance(family, Continuous)
+        return family
+
     def _repeats(self, images: Tensor) -> int:
         """Return how many times over `images` are the images that the parameters belong to.
 

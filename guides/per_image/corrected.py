@@ -13,7 +13,6 @@ References:
     (arXiv 1802.02550), for one normal site; corrections to laws of several sites are ours.
 """
 
-from collections.abc import Callable, Collection
 from typing import Any
 
 import pyro.distributions as dist
@@ -21,12 +20,17 @@ import torch
 from pyro import poutine
 from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
-from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of, innermost
+from capsule_zoo.guides.per_image.site_laws import (
+    ByLogits,
+    OtherLaws,
+    UnservedSite,
+    family_of,
+    innermost,
+)
 from capsule_zoo.models.common.modes import frozen, in_eval_mode
 from capsule_zoo.models.common.spaces import tiled
 
@@ -98,12 +102,14 @@ class Corrected(PerImageGuide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         """Draw every site, and return what the other guide returns."""
         start, repeats = self._start[0], self._repeats(images)
-        correction = _Correct(lambda name, law: self._corrected(name, law, repeats), self.covers)
+        correction = OtherLaws(lambda name, law: self._corrected(name, law, repeats))
         with in_eval_mode(start), frozen(start), poutine.block(hide_types=["param"]), correction:
             return start(images)
 
     def _corrected(self, name: str, law: Any, repeats: int) -> dist.TorchDistribution:
         """Return the law of a site with the corrections of all images, as many times over."""
+        if name not in self.covers:
+            return law
         if name in self.logits:
             family = family_of(name, law)
             assert isinstance(family, ByLogits)
@@ -111,10 +117,8 @@ class Corrected(PerImageGuide):
             return family.law(logits, law.event_dim)
         shift = tiled(self.locs[name], repeats)
         if name not in self.log_scales:
-            transform = getattr(self.families[name], "transform", None)
-            point = law.mean
-            point = point + shift if transform is None else transform(transform.inv(point) + shift)
-            return dist.Delta(point, event_dim=law.event_dim)
+            family = self.continuous(name)
+            return family.point(family.transform.inv(law.mean) + shift, law.event_dim)
         try:
             return _moved(law, shift, tiled(self.log_scales[name], repeats).exp())
         except UnservedSite as error:
@@ -145,16 +149,3 @@ def _moved(law: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
         f"its law {type(law).__name__} is no normal, transformed normal, low-rank normal, or law "
         "of logits, and no other can be corrected; use FreeForm"
     )
-
-
-class _Correct(Messenger):
-    """The handler that replaces the laws of some sites before they are drawn."""
-
-    def __init__(self, law_of: Callable[[str, Any], Any], sites: Collection[str]) -> None:
-        super().__init__()
-        self.law_of = law_of
-        self.sites = sites
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self.sites:
-            msg["fn"] = self.law_of(msg["name"], msg["fn"])

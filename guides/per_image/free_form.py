@@ -22,7 +22,6 @@ References:
 """
 
 import contextlib
-from collections.abc import Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous
+from capsule_zoo.guides.per_image.site_laws import ByLogits
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -113,10 +112,11 @@ class FreeForm(PerImageGuide):
         repeats = self._repeats(images)
         plates: dict[str, pyro.plate] = {}
         laws = self._draw_together(repeats, plates) if self.factors else {}
+        drawn = {}
         for site in self.model.latent_sites:
-            if site.name not in laws:
-                laws[site.name] = self._law(site, repeats)
-        return draw_sites(self.model, laws, plates)
+            law = laws[site.name] if site.name in laws else self._law(site, repeats)
+            drawn[site.name] = draw_site(self.model, site, law, plates)
+        return drawn
 
     def _draw_together(
         self, repeats: int, plates: dict[str, pyro.plate]
@@ -149,16 +149,11 @@ class FreeForm(PerImageGuide):
         pieces = drawn.flatten(0, -2).split(sizes, -1)
         events = {site.name: site.event_dim for site in self.model.latent_sites}
         return {
-            name: self._continuous(name).moved_point(
+            name: self.continuous(name).moved_point(
                 piece.view(-1, *self.locs[name].shape[1:]), events[name]
             )
             for name, piece in zip(names, pieces, strict=True)
         }
-
-    def _continuous(self, name: str) -> Continuous:
-        family = self.families[name]
-        assert isinstance(family, Continuous)
-        return family
 
     def _law(self, site: Site, repeats: int) -> dist.TorchDistribution:
         """Return the law of a site for all images, as many times over."""
@@ -170,23 +165,6 @@ class FreeForm(PerImageGuide):
             return family.point(loc, site.event_dim)
         scale = tiled(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
-
-
-def draw_sites(
-    model: Model,
-    laws: Mapping[str, dist.TorchDistribution],
-    plates: dict[str, pyro.plate] | None = None,
-) -> dict[str, Tensor]:
-    """Draw the latent sites of a model from given laws, in the plates of the model.
-
-    Args:
-        laws: the law of every latent site, by its name; sites are independent of each other.
-        plates: plates that exist already, by name.
-    """
-    plates = {} if plates is None else plates
-    return {
-        site.name: draw_site(model, site, laws[site.name], plates) for site in model.latent_sites
-    }
 
 
 def draw_site(

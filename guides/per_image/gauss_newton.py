@@ -102,14 +102,15 @@ class GaussNewton(PerImageGuide):
         plates: dict[str, pyro.plate] = {}
         drawn = {}
         for site in self.model.latent_sites:
-            law = self._law(site, repeats, noise)
+            law: Any = self._law(site, repeats, noise)
             mixed = ModeMixture(law, weight) if several else law
             value = drawn[site.name] = draw_site(self.model, site, mixed, plates)
             if several:
                 each = law.log_prob(value).reshape(*weight.shape, -1).sum(2)
                 weight = (weight + each).log_softmax(0)
             if site.name in self.locs and self.whole:
-                noise.append(_noise_of(law, value))
+                free = self.continuous(site.name).transform.inv(value)
+                noise.append(getattr(law, "base_dist", law).noise(free)[..., 0, :, :])
         return drawn
 
     def _law(self, site: Site, repeats: int, noise: list[Tensor]) -> dist.TorchDistribution:
@@ -126,12 +127,7 @@ class GaussNewton(PerImageGuide):
                 shift = rows[..., :before] @ torch.cat(noise, -2)  # ([M,] B, n, repeats)
                 loc = loc + shift.movedim(-1, -3).reshape(loc.shape)
             rows = rows[..., None, :, before : before + rows.shape[-2]]
-        transform = family.transform
-        if transform is None:
-            return ChainedNormal(loc, rows, site.event_dim)
-        ranks = transform.domain.event_dim, transform.codomain.event_dim
-        law = ChainedNormal(loc, rows, site.event_dim + ranks[0] - ranks[1])
-        return dist.TransformedDistribution(law, [transform])
+        return family.moved(ChainedNormal(loc, rows, family.free_dim(site.event_dim)))
 
 
 class ChainedNormal(dist.TorchDistribution):
@@ -224,12 +220,3 @@ class ModeMixture(dist.TorchDistribution):
 def _modes_first(values: Tensor) -> Tensor:
     """Return (rows, M, ...) as (M, rows, ...), or as (rows, ...) for a single mode."""
     return values[:, 0] if values.shape[1] == 1 else values.transpose(0, 1)
-
-
-def _noise_of(law: Any, value: Tensor) -> Tensor:
-    """Return the noise ([M,] B, n, repeats) of a whole site's value."""
-    if isinstance(law, torch.distributions.TransformedDistribution):
-        for transform in reversed(law.transforms):
-            value = transform.inv(value)
-        law = law.base_dist
-    return law.noise(value)[..., 0, :, :]

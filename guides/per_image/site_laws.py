@@ -3,10 +3,10 @@
     discrete, or relaxed     the model's own family, with logits of its own
     continuous               Delta(transform(loc))  or  transform(Normal(loc, scale))
 
-`transform` maps the reals to the support of the site (`torch.distributions.biject_to`). It is left
-out where the support is the reals already.
+`transform` maps the reals to the support of the site (`torch.distributions.biject_to`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.distributions.util import sum_rightmost
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch import distributions as laws
 from torch.distributions import biject_to, constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
-from torch.distributions.transforms import Transform
+from torch.distributions.transforms import ComposeTransform, Transform, identity_transform
 
 _RELAXED = (
     LogitRelaxedBernoulli,
@@ -41,6 +42,21 @@ _SURE = 3.0  # logit of a value that another guide holds for certain
 
 class UnservedSite(ValueError):
     """The error raised for a site that no free-form law fits."""
+
+
+class OtherLaws(Messenger):
+    """A messenger that replaces the laws of sites before they are drawn.
+
+    Args:
+        law_of: returns the law of a site from its name and the law that it has.
+    """
+
+    def __init__(self, law_of: Callable[[str, Any], Any]) -> None:
+        super().__init__()
+        self.law_of = law_of
+
+    def _pyro_sample(self, msg: Any) -> None:
+        msg["fn"] = self.law_of(msg["name"], msg["fn"])
 
 
 def base_distribution(law: Any) -> Any:
@@ -73,6 +89,11 @@ class ByLogits:
     temperature: Tensor | None
     categories: int | None
 
+    @property
+    def of_logits(self) -> bool:
+        """True for a relaxed law whose values are logits, on the reals, and not shares."""
+        return issubclass(self.family, LogitRelaxedBernoulli | ExpRelaxedCategorical)
+
     def law(self, logits: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the law with these logits."""
         if self.temperature is None:
@@ -98,8 +119,7 @@ class ByLogits:
             return _SURE * F.one_hot(value.long(), self.categories).to(self.dtype)
         if self.temperature is None:
             return _SURE * (2 * value - 1)
-        of_logits = issubclass(self.family, LogitRelaxedBernoulli | ExpRelaxedCategorical)
-        return value if of_logits else value.logit(eps=1e-3)
+        return value if self.of_logits else value.logit(eps=1e-3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,23 +127,20 @@ class Continuous:
     """A continuous law: a point, or a normal law in unconstrained coordinates.
 
     Attributes:
-        transform: the map from the reals to the support; None where the support is the reals.
+        transform: the map from the reals to the support, `identity_transform` if that is the reals.
     """
 
-    transform: Transform | None
+    transform: Transform
 
     def point(self, loc: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the point whose unconstrained coordinates are `loc`."""
-        value = loc if self.transform is None else self.transform(loc)
-        return dist.Delta(value, event_dim=event_dim)
+        return dist.Delta(self.transform(loc), event_dim=event_dim)
 
     def moved_point(self, drawn: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the point at a draw in unconstrained coordinates.
 
         Its density is the factor by which the transform changes the density of the draw.
         """
-        if self.transform is None:
-            return dist.Delta(drawn, event_dim=event_dim)
         value = self.transform(drawn)
         volume = self.transform.log_abs_det_jacobian(drawn, value)
         rank = event_dim - self.transform.codomain.event_dim
@@ -131,12 +148,16 @@ class Continuous:
 
     def normal(self, loc: Tensor, scale: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the law that is normal in the unconstrained coordinates."""
-        law = dist.Normal(loc, scale)
-        if self.transform is None:
-            return law.to_event(event_dim)
-        ranks = self.transform.domain.event_dim, self.transform.codomain.event_dim
-        law = law.to_event(event_dim + ranks[0] - ranks[1])
-        return dist.TransformedDistribution(law, [self.transform])
+        return self.moved(dist.Normal(loc, scale).to_event(self.free_dim(event_dim)))
+
+    def free_dim(self, event_dim: int) -> int:
+        """Return the event rank of a law in the unconstrained coordinates."""
+        return event_dim + self.transform.domain.event_dim - self.transform.codomain.event_dim
+
+    def moved(self, law: Any) -> dist.TorchDistribution:
+        """Return the law on the support, from a law in the unconstrained coordinates."""
+        same = self.transform == identity_transform  # of a copy too
+        return law if same else dist.TransformedDistribution(law, [self.transform])
 
     def start(self, law: Any, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return unconstrained centers and deviations; a deviation of 0 stands for a point.
@@ -145,7 +166,7 @@ class Continuous:
             law: the law of the site in another guide, or None.
             value: a draw from it. It is the center where the law's mean is unknown.
         """
-        loc = value if self.transform is None else self.transform.inv(value)
+        loc = self.transform.inv(value)
         if law is not None:
             try:
                 mean, stddev = self._moments(law)
@@ -163,14 +184,11 @@ class Continuous:
         """
         if isinstance(law, dist.TransformedDistribution):
             mean = law.base_dist.mean
-            pushed = mean
-            for transform in law.transforms:
-                pushed = transform(pushed)
-            back = pushed if self.transform is None else self.transform.inv(pushed)
+            back = self.transform.inv(ComposeTransform(law.transforms)(mean))
             if back.shape == mean.shape and torch.allclose(back, mean):
                 return mean, law.base_dist.stddev
             raise NotImplementedError
-        if self.transform is not None:
+        if self.transform != identity_transform:
             raise NotImplementedError
         return law.mean, law.stddev
 
@@ -199,7 +217,7 @@ def family_of(name: str, law: Any) -> ByLogits | Continuous:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if support is constraints.real:
-        return Continuous(None)
+        return Continuous(identity_transform)
     try:
         return Continuous(biject_to(inner.support))
     except NotImplementedError:

@@ -40,14 +40,10 @@ def infer(
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
             draws no site of that name.
     """
-    sites, discrete = sites or _covered(guide), discrete_form(guide)
-    return _collected(discrete, images, sites, lambda site: site["value"], seed, batch_size)
-
-
-def _covered(guide: nn.Module) -> Sequence[str]:
-    if (covers := getattr(guide, "covers", None)) is None:
+    sites, discrete = sites or getattr(guide, "covers", None), discrete_form(guide)
+    if sites is None:
         raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
-    return covers
+    return _collected(discrete, images, sites, lambda site: site["value"], seed, batch_size)
 
 
 def law_means(

@@ -68,8 +68,8 @@ def evaluate(
         chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
             a chain depend on the seed and on the chain's number only.
         seed: seed of the draws; torch's random state is left as it was.
-        discrete: evaluate `discretized()` where model and guide offer it. A relaxed
-            pair has a log weight too, but it is a bound on the relaxed model only.
+        discrete: evaluate `discretized()` where model and guide offer it. A relaxed pair has a log
+            weight too, but it bounds the relaxed model only, and may exceed log p(image).
         draws: posterior draws to keep for each image and chain, at most `num_particles`.
         log_likelihood: keep log p(image | latents) at the kept draws as well.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
@@ -224,30 +224,21 @@ class Chain:
         draws = values.reshape(count, -1, *values.shape[1:])[:kept]
         parts[-1].append(draws.cpu().numpy())
 
-    def values(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the arrays (draws, images, ...) by group and variable."""
-        return {
-            group: {
-                name: np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
-                for name, parts in variables.items()
-            }
-            for group, variables in self._kept.items()
-        }
+    def values(self, group: str, name: str) -> np.ndarray:
+        """Return the values of one variable, (draws, images, ...)."""
+        parts = self._kept[group][name]
+        return np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
 
 
 def _groups(chains: list[Chain], images: Tensor, space: ObservationSpace) -> dict[str, Variables]:
     """Return dims and arrays by group and variable."""
-    by_chain = [chain.values() for chain in chains]
     groups: dict[str, Variables] = {}
-    for group, variables in by_chain[0].items():
-        arrays = {
-            name: np.stack([values[group][name] for values in by_chain]) for name in variables
-        }
-        dims = dims_of_group(arrays, chains[0].names[group], space)
+    for group, names in chains[0].names.items():
+        arrays = {name: np.stack([chain.values(group, name) for chain in chains]) for name in names}
+        dims = dims_of_group(arrays, names, space)
         groups[group] = {name: (dims[name], array) for name, array in arrays.items()}
     observed = ["image", *space.dims], images.cpu().numpy()
-    groups["observed_data"] = {space.variable: observed}
-    return groups
+    return {**groups, "observed_data": {space.variable: observed}}
 
 
 def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:
@@ -261,7 +252,12 @@ def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, N
     Returns:
         (images, ...) and the names of the dims after the images, None for a dim without a name.
     """
-    event = event_names(site["name"], site["fn"].event_dim, space)
+    rank = site["fn"].event_dim
+    event: Names = (None,) * rank  # unknown
+    if site["name"] == space.site and rank == len(space.dims):
+        event = space.dims
+    elif site["name"].endswith("_pose") and rank == 1:
+        event = ("coordinate",)
     return images_first(value, (*plate_names(site, value.dim() - len(event)), *event))
 
 
@@ -280,13 +276,6 @@ def plate_names(site: dict, rank: int) -> Names:
     """Return the names of the plates of a site's batch dims, "" where a dim has no plate."""
     frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
     return tuple(frames.get(dim, "") for dim in range(-rank, 0))
-
-
-def event_names(site: str, rank: int, space: ObservationSpace) -> Names:
-    """Return the names of the dims of one event, None where they are unknown."""
-    if site == space.site and rank == len(space.dims):
-        return space.dims
-    return ("coordinate",) if site.endswith("_pose") and rank == 1 else (None,) * rank
 
 
 def dims_of_group(

@@ -129,7 +129,8 @@ def gaussian_distance(
 ) -> float:
     """Compute the squared Frechet distance of two Gaussians; covariances may be singular."""
     covariance_a, covariance_b = np.atleast_2d(covariance_a), np.atleast_2d(covariance_b)
-    root = _root(covariance_a)
+    values, vectors = np.linalg.eigh(covariance_a)
+    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T  # the symmetric square root
     # (C_a C_b)^{1/2} has the trace of (C_a^{1/2} C_b C_a^{1/2})^{1/2}, whose argument is symmetric
     overlap = np.linalg.eigvalsh(root @ covariance_b @ root).clip(min=0)
     spread = np.trace(covariance_a) + np.trace(covariance_b) - 2 * np.sqrt(overlap).sum()
@@ -151,9 +152,3 @@ def frechet(a: np.ndarray, b: np.ndarray, blocks: int = 20) -> tuple[float, floa
 
 def _all_but(rows: np.ndarray, block: int, blocks: int) -> np.ndarray:
     return rows[np.arange(len(rows)) % blocks != block]
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    """Return the symmetric square root of a covariance."""
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(values.clip(min=0))) @ vectors.T

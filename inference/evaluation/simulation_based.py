@@ -7,15 +7,12 @@
 Latents and images are drawn from the model. The latents of an image are then one exact draw of its
 posterior. Among L draws from an exact guide their rank is uniform, from 0 to L, for every quantity.
 Quantities are all numbers of all sites, and the log joint density, which depends on the image too.
+The worst quantity counts, and its p-value is multiplied by the number of quantities (Bonferroni:
+valid under any dependence).
 
 No approximate guide is exactly calibrated, and with enough simulations every one is refused. The
 size of the deviation is in the ranks: a guide that is too narrow has too many ranks at both ends,
 and a shifted one at one end.
-
-A parameter drawn from the prior and one drawn from the posterior of its data are exchangeable, so
-its rank among posterior draws is uniform. `rank_uniformity` examines many numbers at once and
-reports the worst. Its p-value is multiplied by the number of numbers (Bonferroni: valid under any
-dependence).
 
 >>> ranks = sbc_ranks(truth, draws)                    # (N, D) among (L, N, D)
 >>> rank_uniformity(ranks, len(draws)).p               # small: not a posterior of this prior
@@ -118,7 +115,7 @@ class Calibration:
         ranks: (simulations, quantities), from 0 to `draws`.
         draws: the guide's draws for each simulation, L.
         p_values: of the chi-square test of each quantity, not corrected.
-        outcome: the worst statistic, with its p-value corrected for the number of quantities.
+        outcome: the worst statistic, with its corrected p-value.
     """
 
     quantities: tuple[str, ...]
@@ -129,7 +126,7 @@ class Calibration:
 
     @property
     def p(self) -> float:
-        """The p-value that all quantities are calibrated, corrected by Bonferroni's method."""
+        """The corrected p-value that all quantities are calibrated."""
         return self.outcome.p
 
     def __str__(self) -> str:

@@ -17,8 +17,9 @@ Each serves every directed model with a density whose sites it can draw, and non
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pyro
 import torch
@@ -38,22 +39,7 @@ from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 _MODES = 4  # points of a mixture
-
-
-class Fitter(Protocol):
-    """A function that fits a guide to images."""
-
-    def __call__(
-        self, model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
-    ) -> nn.Module:
-        """Return a guide to the model's posterior of these images.
-
-        Args:
-            start: the guide whose answer is the first guess.
-            images: (B, C, H, W).
-            steps: optimizer steps.
-            seed: seed of the noise.
-        """
+Fitter = Callable[..., nn.Module]  # of model, start, images, steps=, seed=; see `general_guides`
 
 
 def semi_amortized(
@@ -70,18 +56,15 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
         UnservedSite: a site is discrete, also in the discrete form of the model.
     """
     model = model.discretized()
-    if discrete := _discrete_sites(model):
+    families = families_of(model).items()
+    if discrete := [name for name, each in families if not isinstance(each, Continuous)]:
         raise UnservedSite(
             f"AutoNormal draws no discrete site, and {type(model).__name__} has "
             f"{', '.join(discrete)}; use free_form or semi_amortized"
         )
     with seeded(seed):
         begun = FreeForm(model, images, start.discretized())
-        values = {
-            name: family.point(begun.locs[name], 0).mean
-            for name, family in begun.families.items()
-            if isinstance(family, Continuous)
-        }
+        values = {name: begun.continuous(name).transform(loc) for name, loc in begun.locs.items()}
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
         fit_to_images(guide, model, images, steps=steps, seed=seed, checks=Checks(progress=False))
     return guide
@@ -119,24 +102,28 @@ _FITTERS: dict[str, Fitter] = {
 def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
     """Return the general guides that serve a model, by name; none where it has no density.
 
+    Each is a function of the model, a guide whose answer is the first guess, images (B, C, H, W),
+    and the keywords `steps` of the optimizer and `seed` of the noise.
+
     Args:
         start: the guide whose answers they begin at; `corrected` depends on its laws.
     """
     if model.supervised or not model.normalized:
         return {}
     try:
-        families = families_of(model)
-        families_of(model.discretized())
+        both = families_of(model), families_of(model.discretized())
     except UnservedSite:
         return {}
-    names = ["free_form", "semi_amortized", *["corrected"] * _corrects(start)]
-    if any(isinstance(family, Continuous) for family in families.values()):
-        names.append("low_rank")
-        if not any(site.enumerated for site in model.sites):
-            names += ["gauss_newton", "mixture"]
-            if not _discrete_sites(model.discretized()):
-                names.append("auto_normal")
-    return {name: _FITTERS[name] for name in names}
+    own, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
+    exact = any(own) and not any(site.enumerated for site in model.sites)
+    serves = {
+        "corrected": _corrects(start),
+        "low_rank": any(own),
+        "gauss_newton": exact,
+        "mixture": exact,
+        "auto_normal": exact and all(discrete),
+    }
+    return {name: fitter for name, fitter in _FITTERS.items() if serves.get(name, True)}
 
 
 def _corrects(guide: Guide) -> bool:
@@ -148,9 +135,3 @@ def _corrects(guide: Guide) -> bool:
         except UnservedSite:
             return False
     return True
-
-
-def _discrete_sites(model: Model) -> list[str]:
-    """Return the names of the sites that are not continuous."""
-    families = families_of(model).items()
-    return [name for name, family in families if not isinstance(family, Continuous)]

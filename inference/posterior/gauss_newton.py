@@ -39,6 +39,7 @@ from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDi
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.distributions.multivariate_normal import _precision_to_scale_tril
+from torch.distributions.transforms import ComposeTransform
 
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
@@ -46,7 +47,7 @@ from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
-from capsule_zoo.inference.posterior.annealing.transitions import chosen, flip
+from capsule_zoo.inference.posterior.annealing.transitions import flip
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
@@ -149,18 +150,12 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
         columns: of the position, (n,): the numbers to which the matrix belongs.
     """
     first = path.at(path.images[:1])
-    rows = max(1, _NUMBERS // (_dependent(first, _of(state, [0]))[1].numel() * len(columns)))
+    rows = max(1, _NUMBERS // (_dependent(first, state.rows([0]))[1].numel() * len(columns)))
     parts = []
     for index in torch.arange(len(path.images)).split(rows):
-        jacobian = _jacobian(path.at(path.images[index]), _of(state, index), columns)
+        jacobian = _jacobian(path.at(path.images[index]), state.rows(index), columns)
         parts.append(jacobian @ jacobian.mT)
     return torch.cat(parts)
-
-
-def _of(state: State, index: Any) -> State:
-    """Return the rows of a state with this index."""
-    choices = {name: value[index] for name, value in state.choices.items()}
-    return State(state.position[index], choices)
 
 
 def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
@@ -171,7 +166,7 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     found = []
     for chunk in unit.split(max(1, _ROWS // images)):
         copies = path.at(tiled(path.images, len(chunk)))
-        held = _of(state, torch.arange(images).repeat(len(chunk)))
+        held = state.rows(torch.arange(images).repeat(len(chunk)))
 
         def parameters(position: Tensor, copies: AnnealedPath = copies, held: State = held) -> Any:
             measured = _measured(copies, held._replace(position=position))
@@ -254,9 +249,7 @@ def measured(law: Any, value: Tensor) -> Measured:
         mask = mask.reshape(*mask.shape, *[1] * dims)
         return [(each, root * mask) for each, root in measured(inner, value)]
     if isinstance(law, torch.distributions.TransformedDistribution):
-        for transform in reversed(law.transforms):
-            value = transform.inv(value)
-        return measured(law.base_dist, value)
+        return measured(law.base_dist, ComposeTransform(law.transforms).inv(value))
     if isinstance(law, torch.distributions.MixtureSameFamily):
         return _of_mixture(law, value)
     if isinstance(law, torch.distributions.Normal):
@@ -290,7 +283,7 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
             law = family.law(discrete.logits[name].detach(), events[name])
             values[name] = law.mode.nan_to_num()  # of even odds torch has none
         else:
-            values[name] = family.point(discrete.locs[name].detach(), events[name]).mean
+            values[name] = family.transform(discrete.locs[name].detach())
     path = AnnealedPath(discrete.model, None, images)
     if not path.columns:
         raise UnservedSite(
@@ -320,15 +313,15 @@ def _settled(points: FreeForm, path: AnnealedPath, state: State) -> State:
 
 def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
     """Return the columns that are correlated with each other: all, or those of each element."""
-    found = []
+    if not blocks:
+        return [path.columns_of(points.locs)]
+    found: list[Tensor] = []
     for site in points.discretized().model.latent_sites:
         if site.name in path.places:
-            place = path.places[site.name]
-            columns = torch.arange(path.columns)[place.columns]
-            inside = max(0, len(place.shape) - max(site.event_dim, 0))
-            each = math.prod(place.shape[inside:])
-            found += list(columns.view(-1, each)) if blocks else [columns]
-    return found if blocks else [torch.cat(found)]
+            shape = path.places[site.name].shape
+            inside = max(0, len(shape) - max(site.event_dim, 0))
+            found += path.columns_of([site.name]).view(-1, math.prod(shape[inside:]))
+    return found
 
 
 def climbed(
@@ -354,7 +347,7 @@ def climbed(
         other = state._replace(position=state.position + move.to(state.position))
         higher = path.terms(other, slopes=True)
         better = higher.at(1.0) > terms.at(1.0)
-        state, terms = other.where(better, state), chosen(better, higher, terms)
+        state, terms = other.where(better, state), higher.where(better, terms)
         damping = torch.where(better, damping / 10, (10 * damping).clamp(min=_DAMPING))
         if better.any():
             found = [precision(path, state, group) for group in groups]
@@ -411,7 +404,7 @@ def _from_prior(model: Model, images: Tensor, number: int) -> dict[str, Tensor]:
     joint = torch.cat([path.terms(each).at(1.0) for each in drawn])
     choices = {name: torch.cat([each.choices[name] for each in drawn]) for name in path.choices}
     every = State(torch.cat([each.position for each in drawn]), choices)
-    state = _of(every, _likeliest(joint, len(images), climbing))
+    state = every.rows(_likeliest(joint, len(images), climbing))
     unit = every.position.std(0).clamp(min=1e-6)
     place = torch.nn.Parameter(state.position / unit)
     climb = torch.optim.Adam([place], betas=(0.8, 0.8), maximize=True)
@@ -421,7 +414,7 @@ def _from_prior(model: Model, images: Tensor, number: int) -> dict[str, Tensor]:
         climb.param_groups[0]["lr"] = _RATE * (1 - step / _TEMPERED)
         climb.step()
         state = state._replace(position=unit * place.detach())
-    best = _of(state, _likeliest(path.terms(state).at(1.0), len(images), number))
+    best = state.rows(_likeliest(path.terms(state).at(1.0), len(images), number))
     return {n: value.unflatten(0, (number, -1)) for n, value in path.values(best).items()}
 
 

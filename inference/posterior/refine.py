@@ -6,11 +6,9 @@
 
 It serves every model with a density; the guide that it returns reads the sites that the model
 declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
-changes remove most of that cost. (1) All images are optimized in one batch. (2) Adam uses betas of
-0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for presences (in
-general: for all logits) than for poses. Every step draws new noise for the presences. Under fixed
-noise the presences would fit that noise and seem to gain dozens of nats, which fresh draws do not
-confirm.
+changes remove most of that cost: all images are optimized in one batch, and the rate has a
+schedule. Every step draws new noise for the presences. Under fixed noise the presences would fit
+that noise and seem to gain dozens of nats, which fresh draws do not confirm.
 
 Draws of a discrete site have no gradient. Where there is such a site, every step draws each image
 eight times and adds the score-function estimate
@@ -30,7 +28,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.poutine import Trace
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -65,7 +62,7 @@ class Refinement:
         path: mean over images of the objective before each step and after the last, each under
             noise of its own, (steps + 1,), in nats per image.
         start, end: each image's objective before and after, (B,), under the same noise, to which
-            nothing was fitted. `end >= start`, because `end` is the best value of all candidates.
+            nothing was fitted; `end >= start`.
     """
 
     guide: PerImageGuide
@@ -161,14 +158,17 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
     """Return each image's objective, (B,), and a function of the parameters to differentiate.
 
     The two are equal if gradients pass through all draws. For a corrected guide, which begins near
-    an optimum, the gradient leaves out that of log q at given draws: it is zero on average, and
-    most of the noise.
+    an optimum, the gradient leaves out that of log q at given draws (Roeder, Wu & Duvenaud 2017,
+    arXiv 1703.09194): it is zero on average, and most of the noise.
     """
     draws = 1 if free.differentiable else _SCORED
-    log_weight, _, drawn = log_weights(model, free, tiled(images, draws))
+    rows = tiled(images, draws)
+    log_weight, _, drawn = log_weights(model, free, rows)
     surrogate = log_weight
     if isinstance(free, Corrected):
-        log_q = _log_q_at(drawn, free, tiled(images, draws))
+        drawn.detach_()
+        again = poutine.trace(poutine.replay(free, trace=drawn)).get_trace(rows)
+        log_q = log_density(again, rows)
         surrogate = log_weight + log_q - log_q.detach()
     if free.differentiable:
         return log_weight, surrogate
@@ -181,19 +181,6 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
     others = (log_weight.sum(0) - log_weight) / (draws - 1)
     surrogate = surrogate + ((log_weight - others).detach() * score.view(draws, -1)).flatten()
     return log_weight.mean(0), surrogate.view(draws, -1).mean(0)
-
-
-def _log_q_at(drawn: Trace, guide: Guide, images: Tensor) -> Tensor:
-    """Return the guide's log density of given draws, (B,), through which no gradient passes.
-
-    Its gradient is the score, which Roeder, Wu & Duvenaud 2017 (arXiv 1703.09194) leave out.
-    """
-    fixed = drawn.copy()
-    for site in fixed.nodes.values():
-        if site["type"] == "sample":
-            site["value"] = site["value"].detach()
-    again = poutine.trace(poutine.replay(guide, trace=fixed)).get_trace(images)
-    return log_density(again, images)
 
 
 def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:

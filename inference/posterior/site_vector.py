@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.distributions.transforms import Transform
+from torch.distributions.transforms import Transform, identity_transform
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Place:
     Attributes:
         columns: which they are.
         shape: shape of one row of the site in unconstrained space.
-        transform: the map from the reals to the support; None where the support is the reals.
+        transform: the map from the reals to the support.
     """
 
     columns: slice
     shape: torch.Size
-    transform: Transform | None
+    transform: Transform
 
 
 @dataclass
@@ -38,9 +38,9 @@ class SiteVector:
         """D, the length of a vector."""
         return max((place.columns.stop for place in self.places.values()), default=0)
 
-    def add(self, name: str, value: Tensor, transform: Transform | None) -> None:
+    def add(self, name: str, value: Tensor, transform: Transform = identity_transform) -> None:
         """Append a site; `value` (rows, ...) is one that it may have."""
-        free = value if transform is None else transform.inv(value)
+        free = transform.inv(value)
         columns = slice(self.dimension, self.dimension + free[0].numel())
         self.places[name] = Place(columns, free.shape[1:], transform)
 
@@ -49,7 +49,7 @@ class SiteVector:
         first = next(iter(values.values()))
         parts = [torch.zeros(len(first), 0, device=first.device)]
         for name, place in self.places.items():
-            free = values[name] if place.transform is None else place.transform.inv(values[name])
+            free = place.transform.inv(values[name])
             parts.append(free.reshape(len(free), -1))
         return torch.cat(parts, 1)
 
@@ -59,9 +59,6 @@ class SiteVector:
         log_jacobian = vectors.new_zeros(len(vectors))
         for name, place in self.places.items():
             free = vectors[:, place.columns].reshape(-1, *place.shape)
-            if place.transform is None:
-                values[name] = free
-                continue
             values[name] = place.transform(free)
             term = place.transform.log_abs_det_jacobian(free, values[name])
             log_jacobian = log_jacobian + term.reshape(len(free), -1).sum(1)

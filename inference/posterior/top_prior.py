@@ -121,7 +121,7 @@ def fit_top_prior(
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
     layout = SiteVector(), SiteVector()
     for name, value in values.items():
-        layout[not sites[name].discrete].add(name, value, None)
+        layout[not sites[name].discrete].add(name, value)
     binary, real = (each.join(values).double() for each in layout)
     shift, scale = real.mean(0), real.std(0)
     scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale

@@ -129,12 +129,8 @@ def infer_transformation(
     check_positive(lr=lr)
     grid = grid.to(images)
     evidence = _Evidence(model, guide, tiled(images, num_particles), requests, num_particles)
-    with (
-        isolated_parameters(model, guide),
-        frozen(model, guide),
-        in_eval_mode(model, guide),
-        seeded(seed),
-    ):
+    pair = model, guide
+    with isolated_parameters(*pair), frozen(*pair), in_eval_mode(*pair), seeded(seed):
         tried = torch.stack([evidence.judged(p.expand(len(images), -1), seed) for p in grid], -1)
         first = tried.topk(min(starts, len(grid)), -1).indices  # (B, starts)
         candidates = [(grid[first[:, 0]], tried.amax(-1))]

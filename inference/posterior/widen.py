@@ -17,12 +17,11 @@ from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer import ELBO
 from pyro.poutine import Trace
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, family_of
+from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, OtherLaws, family_of
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
@@ -93,8 +92,20 @@ class Widened(Guide):
         return self
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
-        with _Widening(self):
+        with OtherLaws(self._widened):
             return self.guide(*call_arguments(images, labels))
+
+    def _widened(self, name: str, law: Any) -> Any:
+        """Return a law with a density in place of the Delta of a widened site."""
+        if not is_delta(law):
+            return law
+        family = self.families.get(name)
+        if isinstance(family, ByLogits):
+            return family.law(family.start(law, law.mean), law.event_dim)
+        if isinstance(family, Continuous):
+            return family.normal(family.start(law, law.mean)[0], self.scale(name), law.event_dim)
+        certain = name in self.masses  # a law without a density of its own: log probability 0
+        return dist.Delta(law.mean, event_dim=law.event_dim) if certain else law
 
     def scale(self, site: str) -> Tensor:
         """Return the scale of each coordinate of a site, (1, ...), the same for every image."""
@@ -129,27 +140,6 @@ def _masses(model_trace: Trace, guide_trace: Trace) -> set[str]:
     wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
     certain = {name for name, site in drawn.items() if is_delta(site["fn"])}
     return {name for name in certain & wanted.keys() if is_discrete(wanted[name]["fn"])}
-
-
-class _Widening(Messenger):
-    """A messenger that replaces the Deltas of the widened sites by laws with a density."""
-
-    def __init__(self, widened: Widened) -> None:
-        super().__init__()
-        self.widened = widened
-
-    def _pyro_sample(self, msg: Any) -> None:
-        name, fn = msg["name"], msg["fn"]
-        if not is_delta(fn):
-            return
-        if name in self.widened.masses:
-            msg["fn"] = dist.Delta(fn.mean, event_dim=fn.event_dim)  # its log probability is 0
-        family = self.widened.families.get(name)
-        if isinstance(family, ByLogits):
-            msg["fn"] = family.law(family.start(fn, fn.mean), fn.event_dim)
-        elif isinstance(family, Continuous):
-            center, _ = family.start(fn, fn.mean)
-            msg["fn"] = family.normal(center, self.widened.scale(name), fn.event_dim)
 
 
 def widen(

@@ -101,7 +101,6 @@ def annealed_log_likelihood(
             number of discrete values in one image if it is smaller.
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
-            Chains that adapted their own steps would give a biased estimate.
         prior_share: share of the prior in the start, below 1. It costs few nats, and saves many
             where the guide gives no density to some of the posterior.
         seed: seed of everything; torch's random state is left as it was.
@@ -127,8 +126,8 @@ def annealed_log_likelihood(
         UnservedSite: a site that annealing cannot move; the message names it.
         IncompatibleGuide: the guide does not fit the model.
     """
-    check_whole(1, chains=chains, leapfrogs=leapfrogs, pilot_chains=pilot_chains)
-    check_whole(1, batch_size=batch_size)
+    check_whole(1, chains=chains, leapfrogs=leapfrogs)
+    check_whole(1, pilot_chains=pilot_chains, batch_size=batch_size)
     check_whole(2, temperatures=temperatures)
     check_whole(0, simulated=simulated)
     if flips is not None:
@@ -149,12 +148,11 @@ def annealed_log_likelihood(
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, None if guide is None else pair.guide, seed, *settings)
         rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
-        parts = pair.images.split(rows)
-        found = _joined([run.forward(part, number) for number, part in enumerate(parts)])
-        drawn = None
+        found, drawn = run.annealed(pair.images, rows), None
         if simulated:
-            drawn, both = run.both(simulated, rows)
-            found.update(both)
+            with seeded(run.stream(_SIMULATED, 0)):
+                drawn, latents = simulate(pair.model, simulated)
+            found |= run.annealed(drawn, rows, latents)
     attributes = {
         **_attributes(pair, guide, seed),
         "num_particles": index(chains),
@@ -223,52 +221,46 @@ class _Run(NamedTuple):
     pilot_chains: int
     prior_share: float
 
-    def forward(self, images: Tensor, number: int) -> dict[str, np.ndarray]:
-        """Anneal chains to the posterior of images; arrays (chains, images) by name."""
-        path = self._path(images)
-        moves, betas, epsilons = self._tuned(path, images, number)
-        with seeded(self._stream(_MAIN, number)):
-            found = anneal(path, path.draw(), betas, epsilons, moves)
-        return _by_name(("log_weight", "acceptance_rate"), found, len(images))
+    def annealed(
+        self, images: Tensor, rows: int, latents: dict[str, Tensor] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Anneal chains to the posterior of images, and back from their latents if these are given.
 
-    def both(self, simulated: int, rows: int) -> tuple[Tensor, dict[str, np.ndarray]]:
-        """Draw images with their latents, anneal in both directions, and return the images too."""
-        with seeded(self._stream(_SIMULATED, 0)):
-            images, latents = simulate(self.model, simulated)
+        Returns:
+            Arrays (chains, images) by the names of their variables in sample_stats.
+        """
         parts = []
         for number, part in enumerate(images.split(rows)):
-            values = {name: value.split(rows)[number] for name, value in latents.items()}
-            parts.append(self._back(part, values, number))
-        return images, _joined(parts)
+            known = latents and {name: value.split(rows)[number] for name, value in latents.items()}
+            found = self._of_part(part, number, known)
+            parts.append({n: each.view(-1, len(part)).cpu().numpy() for n, each in found.items()})
+        return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
-    def _path(self, images: Tensor) -> AnnealedPath:
-        """Return the path of the chains of images; a guide that is fitted to images is fitted."""
-        guide = self.guide
-        guide = guide.fitted(images) if isinstance(guide, SemiAmortized) else guide
-        return AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
-
-    def _back(self, images: Tensor, latents: dict[str, Tensor], number: int) -> dict:
-        path = self._path(images)
-        stream = number + 1 << 32  # not those of the given images
-        moves, betas, epsilons = self._tuned(path, images, stream)
-        with seeded(self._stream(_MAIN, stream)):
-            forward, _ = anneal(path, path.draw(), betas, epsilons, moves)
+    def _of_part(
+        self, images: Tensor, number: int, latents: dict[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        """Return what `annealed` does, (chains x images,), for the images of one pass."""
+        guide = self.guide.fitted(images) if isinstance(self.guide, SemiAmortized) else self.guide
+        path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
+        number = number if latents is None else number + 1 << 32  # not a stream of given images
+        moves, betas, epsilons = self._tuned(path, images, number)
+        with seeded(self.stream(_MAIN, number)):
+            forward, rate = anneal(path, path.draw(), betas, epsilons, moves)
+        if latents is None:
+            return {"log_weight": forward, "acceptance_rate": rate}
         exact = path.state({name: tiled(latents[name], self.chains) for name in path.latents})
-        with seeded(self._stream(_BACK, stream)):
+        with seeded(self.stream(_BACK, number)):
             back, _ = anneal(path, exact, betas, epsilons, moves, reverse=True)
-        return _by_name(_OF_SIMULATED, (forward, back), len(images))
+        return dict(zip(_OF_SIMULATED, (forward, back), strict=True))
 
     def _tuned(
         self, path: AnnealedPath, images: Tensor, number: int
     ) -> tuple[Moves, Tensor, Tensor]:
-        """Return the moves, the temperatures, and the lengths of steps, (T + 1, rows) each.
-
-        A pilot finds temperatures and lengths, for each image its own. Chains do not see it.
-        """
+        """Return the moves, and temperatures and lengths of a pilot, (T + 1, rows) each."""
         size = sum(choice.size for choice in path.choices.values())
         flips = min(size, _FLIPS) if self.flips is None else self.flips
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
-        with seeded(self._stream(_PILOT, number)):
+        with seeded(self.stream(_PILOT, number)):
             scale = _scale(path, images)
             copies = self.pilot_chains, *[1] * (scale.dim() - 1)
             small = path.at(tiled(images, self.pilot_chains))
@@ -280,7 +272,8 @@ class _Run(NamedTuple):
         moves = Moves(self.leapfrogs, flips, scale)
         return moves, placed.repeat(1, self.chains), epsilons.repeat(1, self.chains)
 
-    def _stream(self, kind: int, number: int) -> int:
+    def stream(self, kind: int, number: int) -> int:
+        """Return the seed of one kind of noise in one pass."""
         return chain_seed(self.seed, 1 + 4 * number + kind)
 
 
@@ -291,9 +284,8 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
     """
     orders = path.columns_in_orders()
     if isinstance(path.guide, GaussNewton) and path.guide.whole:
-        places = [path.places[name].columns for name in path.guide.locs]
         own = path.guide.factor()
-        order = torch.cat([torch.arange(path.columns, device=own.device)[c] for c in places])
+        order = path.columns_of(path.guide.locs).to(own.device)
         factor = torch.empty_like(own).index_copy(1, order, own)
         if len(orders) == 1:
             return factor
@@ -367,12 +359,3 @@ def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) 
         observed[f"simulated_{space.variable}"] = (["simulated", *space.dims], drawn.cpu().numpy())
     stats = {name: (["chain", "draw", rows[name]], array[None]) for name, array in found.items()}
     return {"sample_stats": stats, "observed_data": observed}
-
-
-def _by_name(names: tuple[str, ...], found: tuple[Tensor, ...], images: int) -> dict:
-    return {n: v.view(-1, images).cpu().numpy() for n, v in zip(names, found, strict=True)}
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the arrays (chains, images) of several parts of the images as one."""
-    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}

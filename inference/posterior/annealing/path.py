@@ -21,8 +21,9 @@ start in the order of the guide: no other one gives other weights.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,12 +35,12 @@ from pyro.poutine.escape_messenger import EscapeMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import NonlocalExit
 from torch import Tensor
-from torch.distributions.transforms import Transform
+from torch.distributions.transforms import identity_transform
 
-from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
+from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, UnservedSite, family_of
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
-from capsule_zoo.inference.posterior.site_vector import Place, SiteVector
+from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.inference.training.checkpoint import random_state, set_random_state
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
@@ -76,10 +77,15 @@ class State(NamedTuple):
     def where(self, accepted: Tensor, other: "State") -> "State":
         """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
         choices = {
-            name: torch.where(_over(accepted, value), value, other.choices[name])
+            name: _where(accepted, value, other.choices[name])
             for name, value in self.choices.items()
         }
-        return State(torch.where(accepted[:, None], self.position, other.position), choices)
+        return State(_where(accepted, self.position, other.position), choices)
+
+    def rows(self, index: Any) -> "State":
+        """Return the rows with this index."""
+        choices = {name: value[index] for name, value in self.choices.items()}
+        return State(self.position[index], choices)
 
 
 class Terms(NamedTuple):
@@ -105,6 +111,11 @@ class Terms(NamedTuple):
         beta = beta[:, None] if isinstance(beta, Tensor) else beta
         return self.slope_of_start + beta * self.slope_of_gain
 
+    def where(self, accepted: Tensor, other: "Terms") -> "Terms":
+        """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
+        both = [(a, b) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
+        return Terms(*(_where(accepted, *each) for each in both))
+
 
 class AnnealedPath:
     """The path for a batch of rows; see the top of this file.
@@ -117,6 +128,8 @@ class AnnealedPath:
 
     Attributes:
         continuous: the continuous sites, side by side.
+        places: the columns of each in a position, by name.
+        columns: the length of a position.
         choices: the discrete sites, by name.
         beside: by discrete site, the sites after it on the reals whose elements are its own, such
             as the poses of parts after their presences; none if the model sums sites out.
@@ -142,11 +155,19 @@ class AnnealedPath:
         self.choices: dict[str, Choice] = {}
         for name, site in prior.items():
             family = _family(model, name, site["fn"])
-            if isinstance(family, ByLogits) and family.temperature is None:
+            if isinstance(family, Continuous):
+                self.continuous.add(name, site["value"], family.transform)
+            elif family.temperature is None:
                 self.choices[name] = _choice(family, site["value"])
+            elif family.of_logits:
+                self.continuous.add(name, site["value"])
             else:
-                transform = _transform(model, name, site["fn"], family)
-                self.continuous.add(name, site["value"], transform)
+                raise UnservedSite(
+                    f"site {name!r} of {name_of(model)} is relaxed and lies on a simplex, where "
+                    "annealing takes no Hamiltonian steps; measure the discrete model "
+                    "(discrete=True)"
+                )
+        self.places, self.columns = self.continuous.places, self.continuous.dimension
         exact = not any(site.enumerated for site in getattr(model, "sites", ()))
         self.beside = {name: self._beside(name, prior) if exact else [] for name in self.choices}
 
@@ -156,23 +177,13 @@ class AnnealedPath:
         like = prior[name]["fn"].batch_shape
         if math.prod(like[1:]) != self.choices[name].size:
             return []
-        reals = [each for each in after if each in self.places and not self.places[each].transform]
+        places = {each: self.places[each] for each in after if each in self.places}
+        reals = [each for each, place in places.items() if place.transform == identity_transform]
         return [each for each in reals if prior[each]["fn"].batch_shape == like]
-
-    @property
-    def places(self) -> dict[str, Place]:
-        """The columns of the continuous sites in a position."""
-        return self.continuous.places
-
-    @property
-    def columns(self) -> int:
-        """The length of a position."""
-        return self.continuous.dimension
 
     def at(self, images: Tensor) -> "AnnealedPath":
         """Return the same path for other rows."""
-        twin = object.__new__(AnnealedPath)
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.images = images
         return twin
 
@@ -229,7 +240,7 @@ class AnnealedPath:
 
     def values(self, state: State) -> dict[str, Tensor]:
         """Return the values of all sites, (rows, ...)."""
-        return self._values(state)[0]
+        return {**state.choices, **self.continuous.split(state.position)[0]}
 
     def terms(self, state: State, slopes: bool = False) -> Terms:
         """Compute both terms of log f_beta, with gradients if `slopes`."""
@@ -243,13 +254,9 @@ class AnnealedPath:
             slope_of_gain = _slope(gain, position, keep=False)
         return Terms(start.detach(), gain.detach(), slope_of_start, slope_of_gain)
 
-    def _values(self, state: State) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the values of all sites and the log Jacobian of their transforms, (rows,)."""
-        values, log_jacobian = self.continuous.split(state.position)
-        return {**state.choices, **values}, log_jacobian
-
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
-        values, log_jacobian = self._values(state)
+        moved, log_jacobian = self.continuous.split(state.position)
+        values = {**state.choices, **moved}
         with sharing(), poutine.block(), _same_noise(self.noise, self.images.device):
             joint = scored(self.model, values, self.images)
             start = self._start(values, joint)
@@ -280,18 +287,21 @@ class AnnealedPath:
             each.append(log_density(drawn, self.images))
         return torch.stack(each).logsumexp(0) - math.log(len(each))
 
+    def columns_of(self, sites: Iterable[str]) -> Tensor:
+        """Return the columns of continuous sites, one site after the other, (n,)."""
+        columns = torch.arange(self.columns)
+        return torch.cat([columns[:0], *(columns[self.places[name].columns] for name in sites)])
+
     def columns_in_orders(self) -> list[Tensor]:
         """Return the columns of a position after each change of places, (D,) each."""
-        columns = torch.arange(self.columns)
-        own = {name: columns[place.columns] for name, place in self.places.items()}
-        return [
-            torch.cat([columns[:0], *(own[order.get(name, name)] for name in own)])
-            for order in self.orders
-        ]
+        return [self.columns_of(order.get(n, n) for n in self.places) for order in self.orders]
 
 
 class Given(Messenger):
-    """A messenger that gives latent sites their values and lets the program score them."""
+    """A messenger that gives latent sites their values and lets the program score them.
+
+    Unlike those of `poutine.condition` they stay latent, for programs that replay their own traces.
+    """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -363,30 +373,12 @@ def _family(model: Callable, name: str, law: Any) -> Any:
         ) from None
 
 
-def _transform(model: Callable, name: str, law: Any, family: Any) -> Transform | None:
-    """Return the transform of a continuous or relaxed site; None where the support is the reals."""
-    if not isinstance(family, ByLogits):
-        return family.transform
-    support = getattr(law, "support", None)
-    while isinstance(support, torch.distributions.constraints.independent):
-        support = support.base_constraint
-    if support is torch.distributions.constraints.real:
-        return None
-    raise UnservedSite(
-        f"site {name!r} of {name_of(model)} is relaxed and lies on a simplex, where annealing "
-        "takes no Hamiltonian steps; measure the discrete model (discrete=True)"
-    )
-
-
 def _choice(family: ByLogits, value: Tensor) -> Choice:
     """Return the coordinates of a discrete site from its values (rows, ...)."""
     numbers = value[0].numel()
-    if family.categories is not None:
-        return Choice(family.categories, numbers, one_hot=False)
     if issubclass(family.family, torch.distributions.OneHotCategorical):
-        values = value.shape[-1]
-        return Choice(values, numbers // values, one_hot=True)
-    return Choice(2, numbers, one_hot=False)
+        return Choice(value.shape[-1], numbers // value.shape[-1], one_hot=True)
+    return Choice(family.categories or 2, numbers, one_hot=False)
 
 
 @contextmanager
@@ -409,6 +401,6 @@ def _slope(term: Tensor, position: Tensor, keep: bool) -> Tensor:
     return torch.zeros_like(position) if slope is None else slope
 
 
-def _over(accepted: Tensor, value: Tensor) -> Tensor:
-    """Return (rows,) with as many dims as a value (rows, ...)."""
-    return accepted.reshape(-1, *[1] * (value.dim() - 1))
+def _where(accepted: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return rows of `new` (rows, ...) where `accepted` (rows,), and those of `old` elsewhere."""
+    return torch.where(accepted.reshape(-1, *[1] * (new.dim() - 1)), new, old)

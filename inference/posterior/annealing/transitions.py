@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
@@ -137,11 +138,8 @@ def trajectory(
     gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
     rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
     accepted = torch.rand_like(rate) < rate
-    return (
-        state._replace(position=torch.where(accepted[:, None], position, state.position)),
-        chosen(accepted, end, terms),
-        rate,
-    )
+    moved = state._replace(position=position)
+    return moved.where(accepted, state), end.where(accepted, terms), rate
 
 
 def flip(
@@ -167,8 +165,7 @@ def flip(
         found = path.terms(proposed)
         ratio = (found.at(beta) - kept).nan_to_num(-math.inf)
         accepted = torch.rand_like(ratio).log() < ratio
-        state = proposed.where(accepted, state)
-        terms = chosen(accepted, found, terms)
+        state, terms = proposed.where(accepted, state), found.where(accepted, terms)
     return state, terms
 
 
@@ -177,13 +174,10 @@ def changed(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(value), device=value.device)
     at = torch.randint(choice.size, (len(value),), device=value.device)
     by = torch.randint(1, choice.values, (len(value),), device=value.device)
-    if not choice.one_hot:
-        flat = value.reshape(len(value), -1).clone()
-        flat[rows, at] = (flat[rows, at] + by).remainder(choice.values)
-        return flat.view_as(value), at
-    flat = value.reshape(len(value), choice.size, choice.values).clone()
-    chosen = (flat[rows, at].argmax(-1) + by).remainder(choice.values)
-    flat[rows, at] = torch.nn.functional.one_hot(chosen, choice.values).to(flat)
+    flat = value.reshape(len(value), choice.size, *[choice.values] * choice.one_hot).clone()
+    old = flat[rows, at].argmax(-1) if choice.one_hot else flat[rows, at]
+    new = (old + by).remainder(choice.values)
+    flat[rows, at] = one_hot(new, choice.values).to(flat) if choice.one_hot else new
     return flat.view_as(value), at
 
 
@@ -255,10 +249,3 @@ def spaced(
 def _spread(gain: Tensor, images: int) -> Tensor:
     """Return the deviation of gains (rows,) over the chains of each image, (images,)."""
     return gain.view(-1, images).std(0, correction=0).nan_to_num(0.0, 0.0)
-
-
-def chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
-    """Return the terms of the accepted rows, and the old terms of the others."""
-    both = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
-    rows = accepted[:, None]
-    return Terms(*(torch.where(rows if a.dim() > 1 else accepted, a, b) for a, b in both))
