@@ -23,7 +23,7 @@ from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
 MODELS: dict[str, dict[str, Any]] = {
-    "small": dict(objects=16, parts=16, hidden=64),
+    "small": dict(objects=24, parts=16, hidden=64),
     "paper": dict(objects=24, parts=24, hidden=128, sigma_image=1.0),
     "paper-40": dict(objects=24, parts=40, hidden=128, sigma_image=1.0),
 }
@@ -39,12 +39,12 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 ENCODERS = {"small": "perceptron", "paper": "set_transformer", "paper-40": "set_transformer"}
 TRAINING = {"small": "stages", "paper": "joint", "paper-40": "joint"}
-SHARES = {"parts": 0.6, "objects": 0.3, "all": 0.1}
+SHARES = {"parts": 0.45, "objects": 0.15, "all": 0.4}
 JOINT: dict[str, Any] = dict(
     lr={"model": 7.5e-3, "guide": 1.5e-3}, pace=Pace("linear", warmup=50, clip=1e4), batch_size=64
 )
 ALONE: dict[str, Any] = dict(lr={"model": 1e-2, "guide": 2e-3}, pace=Pace("linear", warmup=50))
-ON_READS: dict[str, Any] = dict(lr=1e-3, pace=Pace("linear", warmup=50))
+ON_READS: dict[str, Any] = dict(lr=1e-4, pace=Pace("linear", warmup=50))
 TOGETHER: dict[str, Any] = dict(lr=2e-4, pace=Pace("linear", warmup=50))
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 12, 12),
