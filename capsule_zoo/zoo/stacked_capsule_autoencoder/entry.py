@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper-40": dict(objects=24, parts=40, hidden=128, sigma_image=1.0),
 }
 READERS: dict[str, dict[str, Any]] = {
-    "small": dict(channels=32),
+    "small": dict(channels=64),
     "paper": dict(channels=128, max_scale=1.01, anisotropy=None),
     "paper-40": dict(channels=128, max_scale=1.01, anisotropy=None),
 }
