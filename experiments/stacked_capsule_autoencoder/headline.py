@@ -305,7 +305,7 @@ def seeds(
     """Measure the published weights and runs of other seeds as `mnist` does (10 minutes).
 
     The other runs are trained first, each by the command on the card of the weights with another
-    seed: `capsule-zoo train stacked-capsule-autoencoder --data mnist --batch-size 32 --steps 45000
+    seed: `capsule-zoo train stacked-capsule-autoencoder --data mnist --batch-size 32 --steps 60000
     --seed 1`. Rows are seeds; `mean` is over the seeds, with the standard error of the mean.
 
     Args:
