@@ -128,13 +128,7 @@ class Settings:
     sizes: Mapping[str, Mapping[str, Any]] | None = None
 
 
-@experiment(
-    "stacked-capsule-autoencoder/mnist",
-    data="mnist",
-    minutes=120,
-    role="comparison",
-    lead="reconstructions",
-)
+@experiment("stacked-capsule-autoencoder/mnist", data="mnist", minutes=120, role="comparison")
 def mnist(options: Options, chosen: Settings) -> Result:
     """Train it and part-whole capsules on MNIST for equal times, and read the class (two hours).
 
@@ -294,7 +288,7 @@ WEIGHTS = "stacked-capsule-autoencoder-mnist"
 RUNS = (WEIGHTS, f"runs/{WEIGHTS}-1", f"runs/{WEIGHTS}-2")
 
 
-@experiment("stacked-capsule-autoencoder/seeds", data="mnist")
+@experiment("stacked-capsule-autoencoder/seeds", data="mnist", lead="reconstructions")
 def seeds(
     options: Options,
     *,
@@ -306,7 +300,8 @@ def seeds(
 
     The other runs are trained first, each by the command on the card of the weights with another
     seed: `capsule-zoo train stacked-capsule-autoencoder --data mnist --batch-size 32 --steps 60000
-    --seed 1`. Rows are seeds; `mean` is over the seeds, with the standard error of the mean.
+    --seed 1`. Rows are seeds; `mean` is over the seeds, with the standard error of the mean. The
+    pictures are of the first run.
 
     Args:
         runs: names of weights, or run folders.
@@ -320,4 +315,4 @@ def seeds(
         found[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
     rows = {**found, "mean": over_seeds(list(found.values()))}
     metrics: Metrics = {"weights": Table(by_quantity(rows))}
-    return Result(metrics)
+    return Result(metrics, pictures(load(runs[0]), data.test.images[:12]))
