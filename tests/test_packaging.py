@@ -29,7 +29,7 @@ ALLOWED = {
 }
 FOR_ALL = {"_version"}  # of the front door
 TOO_LARGE = {"capsule_zoo/weights/generative-capsnet-mnist.safetensors"}  # for a wheel
-MEGABYTES = 38  # of a wheel, at most; weights are 36 of them
+MEGABYTES = 39  # of a wheel, at most; weights are 37 of them
 
 
 def package_folders() -> dict[str, Path]:

@@ -296,12 +296,12 @@ def seeds(
     probed: int = Settings.probed,
     tested: int = Settings.tested,
 ) -> Result:
-    """Measure the published weights and runs of other seeds as `mnist` does (10 minutes).
+    """Measure the published weights and runs from other seeds (2 minutes).
 
-    The other runs are trained first, each by the command on the card of the weights with another
-    seed: `capsule-zoo train stacked-capsule-autoencoder --data mnist --batch-size 32 --steps 60000
-    --seed 1`. Rows are seeds; `mean` is over the seeds, with the standard error of the mean. The
-    pictures are of the first run.
+    They are measured as in `mnist`. The other runs are trained first, each by the command on the
+    card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder --data
+    mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds, with
+    the standard error of the mean. The pictures are of the first run.
 
     Args:
         runs: names of weights, or run folders.

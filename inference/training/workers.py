@@ -5,6 +5,7 @@ step equals the step of a single process on the whole batch.
 """
 
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+
+_groups = itertools.count()  # that this process created
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,12 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
         # group exists, the module keeps the group alive: its threads outlive
         # `destroy_process_group` and may abort the exit.
         importlib.import_module("torch._dynamo")
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Every group has keys of its own in the store: under those of an earlier group of this
+        # process the others may find its addresses, where nobody listens any more.
+        store, rank, size = next(distributed.rendezvous("env://"))
+        place = distributed.PrefixStore(f"group {next(_groups)}", store)
+        kind = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(kind, store=place, rank=rank, world_size=size)
     try:
         yield Workers(distributed.get_rank(), distributed.get_world_size(), device)
     finally:
