@@ -125,8 +125,9 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
         importlib.import_module("torch._dynamo")
         # Every group has keys of its own in the store: under those of an earlier group of this
         # process the others may find its addresses, where nobody listens any more.
-        store, rank, size = next(distributed.rendezvous("env://"))
-        place = distributed.PrefixStore(f"group {next(_groups)}", store)
+        library: Any = distributed  # which does not say that it exports both
+        store, rank, size = next(library.rendezvous("env://"))
+        place = library.PrefixStore(f"group {next(_groups)}", store)
         kind = "nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(kind, store=place, rank=rank, world_size=size)
     try:
