@@ -3,14 +3,14 @@
 import json
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from forks import Run, forks
 
 from capsule_zoo import create, registry
 from capsule_zoo.data import datasets, plugins, register_dataset
@@ -26,6 +26,27 @@ try:
     register("vae")(lambda image_shape=(1, 8, 8): None)
 finally:
     experiment("part-whole/digits")(lambda options: None)
+"""
+
+START = """
+import json, os, sys, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    import capsule_zoo.cli, capsule_zoo.experiments, capsule_zoo.inference, capsule_zoo.registry
+assert not (capsule_zoo.registry._registered or capsule_zoo.experiments._experiments)
+for line in sys.stdin:
+    folder, code, words = json.loads(line)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, which a fork leaves behind
+        child = os.fork()
+    if not child:
+        os.chdir(folder)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv[1:] = words
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 FOUND = """
@@ -64,9 +85,26 @@ def install(site: Path, package: str, code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[Run]:
-    """Return a function that runs a program in a folder, whose packages are installed."""
-    with forks(ROOT) as run:
+def python() -> Iterator[Callable[..., subprocess.CompletedProcess]]:
+    """Return a function that runs a program in a folder, where it leaves `out` and `err`.
+
+    Packages in the folder are installed. Every program is a process of its own. The import of the
+    zoo takes seconds: one process does it, looks up no name of the zoo, and forks for each program.
+    """
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", START]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+
+        def run(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess:
+            process.stdin.write(json.dumps([str(cwd), code, words]) + "\n")
+            process.stdin.flush()
+            status = int(process.stdout.readline())
+            printed = ((cwd / name).read_text() for name in ("out", "err"))
+            return subprocess.CompletedProcess(code, status, *printed)
+
         yield run
 
 
