@@ -73,11 +73,8 @@ def table(record: dict, patterns: Sequence[str] = ("*",), exact: bool = False) -
         keys = [[grid.names.get((row, column), "") for column in grid.columns] for row in grid.rows]
         lines = [[cells.get(key, "") for key in row] for row in keys]
         rows = [[in_words(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
-        rows += (
-            []
-            if exact
-            else [["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))]]
-        )
+        if not exact:
+            rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
         parts.append(_markdown([grid.title, *map(in_words, grid.columns)], rows))
     if singles:
         comma = "" if exact else ","

@@ -22,6 +22,7 @@ References:
 """
 
 import contextlib
+from collections.abc import Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -112,11 +113,10 @@ class FreeForm(PerImageGuide):
         repeats = self._repeats(images)
         plates: dict[str, pyro.plate] = {}
         laws = self._draw_together(repeats, plates) if self.factors else {}
-        drawn = {}
         for site in self.model.latent_sites:
-            law = laws[site.name] if site.name in laws else self._law(site, repeats)
-            drawn[site.name] = draw_site(self.model, site, law, plates)
-        return drawn
+            if site.name not in laws:
+                laws[site.name] = self._law(site, repeats)
+        return draw_sites(self.model, laws, plates)
 
     def _draw_together(
         self, repeats: int, plates: dict[str, pyro.plate]
@@ -165,6 +165,23 @@ class FreeForm(PerImageGuide):
             return family.point(loc, site.event_dim)
         scale = tiled(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
+
+
+def draw_sites(
+    model: Model,
+    laws: Mapping[str, dist.TorchDistribution],
+    plates: dict[str, pyro.plate] | None = None,
+) -> dict[str, Tensor]:
+    """Draw the latent sites of a model from given laws, in the plates of the model.
+
+    Args:
+        laws: the law of every latent site, by its name; sites are independent of each other.
+        plates: plates that exist already, by name.
+    """
+    plates = {} if plates is None else plates
+    return {
+        site.name: draw_site(model, site, laws[site.name], plates) for site in model.latent_sites
+    }
 
 
 def draw_site(

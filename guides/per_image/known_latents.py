@@ -7,12 +7,11 @@ With this guide a function of pairs, such as `intervene`, begins at these values
 
 from collections.abc import Mapping
 
-import pyro
 import pyro.distributions as dist
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image.free_form import draw_site
+from capsule_zoo.guides.per_image.free_form import draw_sites
 from capsule_zoo.models.base import Model
 
 
@@ -53,9 +52,8 @@ class KnownLatents(Guide[Model]):
                 f"this guide has values for {number} images, not {len(images)}; make a new "
                 f"{type(self).__name__} for other images"
             )
-        plates: dict[str, pyro.plate] = {}
-        drawn = {}
-        for site in self.model.latent_sites:
-            law = dist.Delta(self.values[site.name], event_dim=site.event_dim)
-            drawn[site.name] = draw_site(self.model, site, law, plates)
-        return drawn
+        laws: dict[str, dist.TorchDistribution] = {
+            site.name: dist.Delta(self.values[site.name], event_dim=site.event_dim)
+            for site in self.model.latent_sites
+        }
+        return draw_sites(self.model, laws)

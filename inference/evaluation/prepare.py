@@ -1,4 +1,8 @@
-"""Check a pair, its images and its labels, and convert them to the form that is evaluated."""
+"""Check a pair, its images and its labels, and convert them to the form that is evaluated.
+
+A relaxed pair has a log weight too, but it is a bound on the relaxed model only: it may exceed log
+p(image) of the model with presences of 0 or 1. Evaluations report which kind they used.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar

@@ -86,8 +86,15 @@ class StackedCapsuleObjective(Objective):
         normalized: bool = False,
     ) -> None:
         super().__init__()
-        sparsity = prior_within, prior_between, posterior_within, posterior_between
-        weights = dict(zip(TERMS, (image, parts, *sparsity, deformation), strict=True))
+        weights = {
+            "image": image,
+            "parts": parts,
+            "prior_within": prior_within,
+            "prior_between": prior_between,
+            "posterior_within": posterior_within,
+            "posterior_between": posterior_between,
+            "deformation": deformation,
+        }
         check_at_least(0, **weights)
         if present is not None:
             check_positive(present=present)

@@ -101,6 +101,7 @@ def annealed_log_likelihood(
             number of discrete values in one image if it is smaller.
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
+            Chains that adapted their own steps would give a biased estimate.
         prior_share: share of the prior in the start, below 1. It costs few nats, and saves many
             where the guide gives no density to some of the posterior.
         seed: seed of everything; torch's random state is left as it was.
