@@ -15,8 +15,7 @@ exp(-|image - color|^2 / 2 .15^2), so that a window holds one object though othe
 No order is learned and no state is carried along: attention is routed by what is left to explain.
 Every slot then holds a proposal, and the presences are summed out; see `guides.scenes.proposals`.
 
-A second sweep looks at every object again, at what all the others leave. Narrow slots, which start
-anew with a sharper attention, propose the parts of what a wide look took for one object.
+A second sweep looks at every object again, at what all the others leave.
 
 References:
     Eslami et al. 2016, "Attend, Infer, Repeat" (arXiv 1603.08575), whose guide is a recurrent

@@ -52,15 +52,24 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
 
 
 def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
-    data = "multi-mnist:canvas=60,most=3,overlap=1,train=40,test=24"
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.OVERLAPPING", data)
-    options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
-    chosen = dict(length=0.005, draws=1, sizes=SIZES)
+    data = "multi-mnist:canvas=60,most=3,train=40,test=24"
+    module = "capsule_zoo.experiments.scenes.counts"
+    monkeypatch.setattr(f"{module}.APART", data)
+    monkeypatch.setattr(f"{module}.OVERLAPPING", f"{data},overlap=1")
+    options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
+    chosen = dict(seeds=2, apart=0.005, length=0.005, draws=1, sizes={**SIZES, "slots": 4})
     result = find_experiment("scenes/overlap")(options, **chosen)
-    own = [result.metrics[f"count_accuracy_{number}_digits"] for number in range(4)]
-    for name, (share, _, tested) in result.metrics["count_accuracy"].items():
-        assert sum(found[name][2] for found in own) == tested == 24
-        assert sum(found[name][0] * found[name][2] for found in own) == pytest.approx(24 * share)
+    worst = result.metrics.pop("count_accuracy_worst")
+    for seed in (0, 1):
+        outcome = runs.read_metrics(tmp_path / f"overlap-{seed}")["outcome"]
+        for way, numbers in outcome.items():
+            share, _, tested = numbers["count_accuracy"]
+            own = [numbers[f"count_accuracy_{number}_digits"] for number in range(4)]
+            assert sum(each[2] for each in own) == tested == 24
+            assert sum(each[0] * each[2] for each in own) == pytest.approx(24 * share)
+            assert worst[way][0] <= share and result.metrics["count_accuracy"][way][2] == 2
+    parts = [load(tmp_path / "overlap-0" / name).model for name in ("apart", "")]
+    assert any((p != q).any() for p, q in zip(*(m.parameters() for m in parts), strict=True))
 
 
 def test_counts_beside_air(mnist_root, monkeypatch):
