@@ -57,7 +57,7 @@ def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
     monkeypatch.setattr(f"{module}.APART", data)
     monkeypatch.setattr(f"{module}.OVERLAPPING", f"{data},overlap=1")
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    chosen = dict(seeds=2, apart=0.005, length=0.005, draws=1, sizes={**SIZES, "slots": 4})
+    chosen = dict(seeds=2, apart=0.005, length=0.005, draws=1, sizes=SIZES)
     result = find_experiment("scenes/overlap")(options, **chosen)
     worst = result.metrics.pop("count_accuracy_worst")
     for seed in (0, 1):
