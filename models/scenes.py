@@ -5,7 +5,7 @@ and, where wanted, an angle) and a picture, which an object model draws: a VAE, 
 part-whole capsules, or any other model of small images. Objects hide the ground and each other.
 
     z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned law of their number
-    g   ~ Normal(0, 1.5)                      # logits of the ground: a color, or a small picture
+    g   ~ the latents of the ground model, if the ground is one; its mean picture is the ground
     for each slot s, with names slot_<s>/<site>:
     w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
     c_s ~ Normal(0, 1.5)                      # logits of a color, (B, C), where objects are masks
@@ -16,6 +16,7 @@ part-whole capsules, or any other model of small images. Objects hide the ground
     color = sum_s z_s a_s e^d_s p_s / sum_s z_s a_s e^d_s
     image ~ Normal((1 - free) color + free ground, sigma_image)
 
+The ground model is any image model too, such as `Tones`: a color, or a few, for each scene.
 x points to the right and y downwards, in half canvases from the middle. A picture of one channel is
 the coverage of an object that is white (on gray canvases) or of one color (c_s). A picture of one
 channel more than the canvas holds colors and, last, the coverage.
@@ -55,15 +56,15 @@ _LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logari
 
 
 class AsObject(Messenger):
-    """A context in which an image model draws its mean picture as an object of a scene.
+    """A context in which an image model draws its mean picture as an object or ground of a scene.
 
     Its image is not a site: it is not drawn, and the model returns the mean. Its other sites get
-    the slot's name in front, `slot_0/image_code`, or keep their names without a slot.
+    a name in front, `slot_0/image_code` or `ground/image_code`, or keep theirs without one.
     """
 
-    def __init__(self, slot: int | None = None) -> None:
+    def __init__(self, name: str = "") -> None:
         super().__init__()
-        self.prefix = "" if slot is None else f"slot_{slot}/"
+        self.prefix = name and f"{name}/"
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] == "image":
@@ -227,6 +228,49 @@ class CountLaw(dist.TorchDistribution):
         return values.expand(-1, *self.batch_shape, -1) if expand else values
 
 
+class Tones(Model):
+    """A ground of the colors of a grid, with smooth transitions, drawn anew for every scene.
+
+        logits ~ Normal(0, 1.5)                 # (B, C grid^2)
+        image  ~ Normal(sigmoid(logits), enlarged to the canvas, 0.3)
+
+    Args:
+        image_shape: (channels, height, width).
+        grid: rows and columns.
+        plate_dims: those of the scene.
+    """
+
+    sites = (Site("tones", ("images",), 1),)
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], grid: int, plate_dims: dict[str, int]
+    ) -> None:
+        super().__init__()
+        self.space, self.grid, self.plate_dims = ImageSpace(image_shape), grid, plate_dims
+        self.register_buffer("origin", torch.zeros(image_shape[0] * grid**2), persistent=False)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        number = batch_size if images is None else len(images)
+        with pyro.plate("images", number, dim=self.plate_dims["images"]):
+            logits = pyro.sample("tones", dist.Normal(self.origin, SPREAD).to_event(1))
+            colors = logits.sigmoid().unflatten(-1, (-1, self.grid, self.grid))
+            mean = enlarged(colors, self.image_shape[1:])
+            drawn = pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
+        return drawn.flatten(self.plate_dims["images"] - 3, -4)
+
+
+def enlarged(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return pictures (*batch, C, h, w) at a size, with smooth transitions, (*batch, C, H, W)."""
+    if pictures.shape[-2:] == size:
+        return pictures
+    if pictures.shape[-2:] == (1, 1):
+        return pictures.expand(*pictures.shape[:-2], *size)
+    flat = F.interpolate(pictures.flatten(0, -4), size, mode="bilinear")
+    return flat.unflatten(0, pictures.shape[:-3])
+
+
 class Scenes(Model):
     """The generative model of scenes, described at the top of this file.
 
@@ -241,8 +285,9 @@ class Scenes(Model):
         rate: odds of the presence of one object in a slot.
         counts: "rate" for the law that `rate` gives, or "learned".
         sigma_image: deviation of a pixel, in units of its range.
-        ground: "black", "learned" (one color for all scenes), "color" (one for each scene) or
-            "picture" (of 10x10 colors for each scene, with smooth transitions).
+        ground: "black", "learned" (one color for all scenes), "color" (one for each scene),
+            "picture" (of 10x10 colors for each scene, with smooth transitions), or a ground model,
+            any `Model` of images with the scene's channels.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
@@ -263,19 +308,23 @@ class Scenes(Model):
         rate: float = 0.5,
         counts: str = "rate",
         sigma_image: float = 0.3,
-        ground: str = "black",
+        ground: str | Model = "black",
     ) -> None:
         super().__init__()
         check_at_least(1, image_shape=image_shape, slots=slots)
         check_positive(size=size, size_spread=size_spread, rate=rate, sigma_image=sigma_image)
         check_at_least(0, turn=turn)
         check_one_of("counts", counts, ("rate", "learned"))
-        check_one_of("ground", ground, GROUNDS)
+        if not isinstance(ground, Model):
+            check_one_of("ground", ground, GROUNDS)
         self.space = ImageSpace(image_shape)
         self.slots, self.size, self.size_spread, self.turn = slots, size, size_spread, turn
-        self.rate, self.sigma_image, self.ground = rate, sigma_image, ground
+        self.rate, self.sigma_image = rate, sigma_image
         self.presence = "guided"
         self.thing = thing
+        if ground in GRIDS:
+            ground = Tones(image_shape, GRIDS[ground], dict(thing.plate_dims))
+        self.ground = ground
         self._check_thing()
         self.learned = counts == "learned"
         start = self._log_counts_of_rate(slots, torch.ones(()))
@@ -291,10 +340,20 @@ class Scenes(Model):
                 f"thing draws pictures of {self.thing.image_shape[0]} channels; objects of scenes "
                 f"of {channels} need 1 (a mask) or {channels + 1} (colors and a mask)"
             )
-        if any(site.enumerated for site in self.thing.sites):
+        for name, part in (("thing", self.thing), ("ground", self.ground_model)):
+            if part is not None and any(site.enumerated for site in part.sites):
+                raise ValueError(
+                    f"{name} enumerates some of its sites; use its form that sums them out by "
+                    'itself, such as selection="marginal"'
+                )
+        if self.ground_model is not None and (
+            self.ground_model.image_shape[0] != channels
+            or self.ground_model.plate_dims["images"] != self.plate_dims["images"]
+        ):
             raise ValueError(
-                "thing enumerates some of its sites; use its form that sums them out by itself, "
-                'such as selection="marginal"'
+                f"ground draws pictures of {self.ground_model.image_shape[0]} channels in a plate "
+                f"at dim {self.ground_model.plate_dims['images']}; the ground of these scenes "
+                f"needs {channels} channels, at dim {self.plate_dims['images']} as thing has it"
             )
 
     @property
@@ -314,9 +373,9 @@ class Scenes(Model):
         return self.image_shape[0] > 1 or self.thing.image_shape[0] > 1
 
     @property
-    def toned(self) -> bool:
-        """True where the ground of every scene is its own."""
-        return self.ground in GRIDS
+    def ground_model(self) -> Model | None:
+        """The model of the ground, where every scene has one of its own."""
+        return self.ground if isinstance(self.ground, Model) else None
 
     @property
     def pose_size(self) -> int:
@@ -335,8 +394,8 @@ class Scenes(Model):
         if self.presence != "all":
             summed = self.presence == "enumerate"
             own.append(Site("scene_presence", images, 1, discrete=True, enumerated=summed))
-        if self.toned:
-            own.append(Site("scene_ground", images, 1))
+        if self.ground_model is not None:
+            own += [replace(site, name=f"ground/{site.name}") for site in self.ground_model.sites]
         one = [Site("scene_pose", images, 1)]
         if self.tinted:
             one.append(Site("scene_color", images, 1))
@@ -360,9 +419,11 @@ class Scenes(Model):
         ]
 
     def discretized(self) -> "Scenes":
-        """Return the scene whose object model is discretized."""
-        thing = self.thing.discretized()
-        return self if thing is self.thing else self.sharing_parameters(thing=thing)
+        """Return the scene whose object model and ground model are discretized."""
+        parts = {"thing": self.thing, "ground": self.ground_model}
+        new = {n: part.discretized() for n, part in parts.items() if part is not None}
+        new = {name: part for name, part in new.items() if part is not parts[name]}
+        return self.sharing_parameters(**new) if new else self
 
     def with_enumerated_presences(self) -> "Scenes":
         """Return the model with the same parameters that sums the presences out by enumeration.
@@ -423,13 +484,9 @@ class Scenes(Model):
         scale = like.new_tensor(spread)
         return dist.Normal(torch.zeros_like(scale), scale).to_event(1)
 
-    def color_law(self, like: Tensor, cells: int = 1) -> dist.TorchDistribution:
-        """Return the law of the logits of the colors of so many cells, event (C * cells,)."""
-        return dist.Normal(like.new_zeros(self.image_shape[0] * cells), SPREAD).to_event(1)
-
-    def ground_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of the logits of the ground, event (C * grid^2,)."""
-        return self.color_law(like, GRIDS[self.ground] ** 2)
+    def color_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of the logits of a color, event (C,)."""
+        return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
 
     def usual(self, like: Tensor) -> Tensor:
         """Return half the usual size in half canvases, along x and y, (2,)."""
@@ -445,13 +502,13 @@ class Scenes(Model):
         presence = like.new_ones(self.slots)
         if self.presence != "all":
             presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
-        tone = self.draw("scene_ground", self.ground_law(like), plate) if self.toned else None
+        with AsObject("ground"):
+            ground = self.draw_ground(plate)
         placed = []
         for slot in range(self.slots):
-            with AsObject(slot):
+            with AsObject(f"slot_{slot}"):
                 placed.append(self.placed(self.draw_object(plate)))
-        pictures = together(placed)
-        mean = self.blend(presence[..., None, :], pictures, self.ground_of(tone, like)).squeeze(-4)
+        mean = self.blend(presence[..., None, :], together(placed), ground).squeeze(-4)
         return self.draw("image", self.image_law(self.with_inner(mean, 3)), plate, obs=images)
 
     @pyro_method
@@ -463,6 +520,18 @@ class Scenes(Model):
         standard = dist.Normal(like.new_zeros(()), like.new_ones(()))
         depth = self.draw("scene_depth", standard, plate) if self.colored else None
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
+
+    @pyro_method
+    def draw_ground(self, plate: pyro.plate) -> Tensor:
+        """Draw the ground of each scene, (*batch, C, H, W) or a tensor that broadcasts to it.
+
+        Call it within `AsObject`.
+        """
+        if self.ground_model is not None:
+            return enlarged(self.ground_model(batch_size=plate.size), self.image_shape[1:])
+        if self.ground_logits is not None:
+            return self.ground_logits.sigmoid()[..., None, None]
+        return self._like.new_zeros(self.image_shape[0], 1, 1)
 
     def plate(self, batch: int) -> pyro.plate:
         """Return the plate of a batch of scenes."""
@@ -503,21 +572,6 @@ class Scenes(Model):
         constant = images[0].numel() * math.log(self.sigma_image * math.sqrt(math.tau))
         return -0.5 * error / self.sigma_image**2 - constant
 
-    @pyro_method
-    def ground_of(self, logits: Tensor | None, like: Tensor) -> Tensor:
-        """Return the ground, (*batch, C, H, W) or a tensor that broadcasts to it."""
-        if self.ground == "black":
-            return like.new_zeros(self.image_shape[0], 1, 1)
-        if self.ground_logits is not None:
-            return self.ground_logits.sigmoid()[..., None, None]
-        assert logits is not None
-        grid = GRIDS[self.ground]
-        colors = logits.sigmoid().unflatten(-1, (-1, grid, grid))  # (*batch, C, grid, grid)
-        if grid == 1:
-            return colors
-        smooth = F.interpolate(colors.flatten(0, -4), self.image_shape[1:], mode="bilinear")
-        return smooth.unflatten(0, colors.shape[:-3])
-
     def placed(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""
         batch, size = drawn.pose.shape[:-1], self.image_shape[1:]
@@ -538,7 +592,7 @@ class Scenes(Model):
         """Compute the mean images (*batch, M, C, H, W) of M presences (*batch, M, S) of each scene.
 
         Args:
-            ground: see `ground_of`.
+            ground: see `draw_ground`.
         """
         ground = ground.unsqueeze(-4)
         free = _summed(presences, (-(1 - _LEAST_FREE) * pictures.cover).log1p()).exp()

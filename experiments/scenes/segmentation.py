@@ -20,7 +20,7 @@ from capsule_zoo.experiments import Job, Options, Result, Study, begun, experime
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
-from capsule_zoo.experiments.training import photographs
+from capsule_zoo.experiments.training import photographs as photographs_of
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
@@ -34,6 +34,7 @@ from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.zoo.scenes.entry import make_constant
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
@@ -42,6 +43,8 @@ WEIGHTS = "scenes-mnist"
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
+BLACK = "multi-mnist:train=60000"
+ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.25}
 FAINT = 0.1  # share of a pixel; where objects cover less, an object ends
 SIZES: dict[str, dict[str, Any]] = {
     "multi-sprites": dict(
@@ -236,33 +239,47 @@ def on_photographs(digits: Split, photos: Split, number: int, seed: int) -> Spli
     return Split(images, known.counts, "digits on photographs", known)
 
 
-@experiment("scenes/colour", data="cifar10", minutes=20)
+@experiment("scenes/colour", data="cifar10", minutes=36)
 def colour(
     options: Options,
     *,
+    digits: float = 6.0,
+    photographs: float = 10.0,
     length: float = 10.0,
     scenes: int = 20_000,
     tested: int = 1000,
     sizes: Any = None,
 ) -> Result:
-    """Find colored digits on photographs, with two laws of the ground (20 core-minutes).
+    """Find colored digits on photographs, with two models of the ground (36 core-minutes).
 
-    Earlier versions found nothing there. `picture` draws 10x10 colors with smooth transitions,
-    `color` one color for each scene.
+    `vae` is a ground that an autoencoder paints, which was trained on photographs alone. `picture`
+    draws 10x10 colors with smooth transitions. The shapes of digits are learned before, on black.
 
     Args:
-        length: minutes of a processor of training with each ground.
+        digits: minutes of training on digits on black, of the processor.
+        photographs: minutes of training of the autoencoder, of the processor.
+        length: minutes of training with each ground, of the processor.
         scenes: training scenes.
         tested: test scenes.
         sizes: sizes of the entries that replace the zoo's own.
     """
-    photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
-    data = on_photographs(digits.train, photos.train, scenes, 1)
-    test = on_photographs(digits.test, photos.test, tested, 2)
+    photos, gray = photographs_of("cifar10", options), load_dataset("mnist", options.data_root)
+    data = on_photographs(gray.train, photos.train, scenes, 1)
+    test = on_photographs(gray.test, photos.test, tested, 2)
+    busy = Checks(clock="processor")
+    black = load_dataset(BLACK, options.data_root)
+    shapes = begun("scenes", black, options, **(sizes or {}))
+    train(shapes, black, options, digits, name="digits", checks=busy)
+    painter = begun("vae", photos, options, latent=64)
+    train(painter, photos, options, photographs, name="photographs", checks=busy)
+    assert options.runs is not None
     found, figures = {}, {}
-    for ground in ("picture", "color"):
+    for ground, drawn in (("vae", str(options.runs / "photographs")), ("picture", "picture")):
         pyro.set_rng_seed(options.seed)
-        entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
+        own = {"ground": drawn, "train_ground": False, **ON_PHOTOGRAPHS, **(sizes or {})}
+        entry = create("scenes", image_shape=data.images.shape[1:], **own)
+        entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
+        make_constant(entry.model.thing)
         found[ground] = learned(entry, data, test, options, length, 5, ground)
         figures[ground] = found_objects(entry, test.images)
     return Result(by_quantity(found), figures)

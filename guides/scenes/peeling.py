@@ -82,7 +82,7 @@ class Peeling(WindowReader):
     """The guide that peels objects off a scene, described at the top of this file.
 
     Args:
-        model, reader: see `WindowReader`.
+        model, reader, ground_reader: see `WindowReader`.
         glimpse: height and width of a glimpse, in its own pixels.
         hidden: units of the network that looks.
         wide: size of a glimpse, in usual sizes of an object.
@@ -106,8 +106,9 @@ class Peeling(WindowReader):
         blur: float = 0.23,
         sweeps: int = 1,
         temperature: float = 0.0,
+        ground_reader: Guide | None = None,
     ) -> None:
-        super().__init__(model, reader)
+        super().__init__(model, reader, ground_reader)
         check_at_least(1, glimpse=glimpse, hidden=hidden, sweeps=sweeps)
         check_positive(wide=wide, blur=blur)
         check_at_least(0, temperature=temperature)
@@ -122,21 +123,22 @@ class Peeling(WindowReader):
     @pyro_method
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
-        backdrop = self.backdrop(images)
-        ground = backdrop[0]
+        ground = self.backdrop(images)
         proposals = self._peeled(images, ground)
         for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        return self.collected(images, proposals, *backdrop)
+        return self.collected(proposals, ground)
 
-    def _peeled(self, images: Tensor, ground: Tensor) -> list[Proposal]:
+    def _peeled(self, images: Tensor, ground: Proposal) -> list[Proposal]:
         """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for slot in range(self.model.slots):
             present = images.new_ones(len(images), slot)
-            canvas = self._canvas(proposals, ground, present) if slot else ground.expand_as(images)
+            canvas = ground.drawn.expand_as(images)
+            if slot:
+                canvas = self._canvas(proposals, ground, present)
             left = self.unexplained(images, canvas).detach()
             seen = blurred(left, deviation)
             if self.model.tinted:
@@ -147,11 +149,11 @@ class Peeling(WindowReader):
             proposals.append(self.propose(slot, self._read, images, left, about))
         return proposals
 
-    def _again(self, images: Tensor, ground: Tensor, proposals: list[Proposal]) -> list[Proposal]:
+    def _again(self, images: Tensor, ground: Proposal, proposals: list[Proposal]) -> list[Proposal]:
         """Return the proposals after each was looked at and read again given all the others."""
         proposals = list(proposals)
         with torch.no_grad():
-            present = self.presence_law(images, self.collected(images, proposals, ground)).mean
+            present = self.presence_law(images, self.collected(proposals, ground)).mean
         for number, proposal in enumerate(proposals):
             others = present.clone()
             others[:, number] = 0
@@ -163,10 +165,10 @@ class Peeling(WindowReader):
         return proposals
 
     @torch.no_grad()
-    def _canvas(self, proposals: list[Proposal], ground: Tensor, presence: Tensor) -> Tensor:
+    def _canvas(self, proposals: list[Proposal], ground: Proposal, presence: Tensor) -> Tensor:
         """Return the picture of proposals, (B, C, H, W), with presences (B, S)."""
         pictures = together([p.placed for p in proposals])
-        return self.model.blend(presence[:, None], pictures, ground)[:, 0]
+        return self.model.blend(presence[:, None], pictures, ground.drawn)[:, 0]
 
     def _read(self, images: Tensor, left: Tensor, about: Tensor, plate: pyro.plate) -> None:
         """Draw an object of each scene from a look about a pose at what is left unexplained."""

@@ -35,7 +35,6 @@ from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes import (
     AsObject,
     CountLaw,
-    Drawn,
     Pictures,
     Scenes,
     prefixes_of,
@@ -48,25 +47,38 @@ MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs
 
 
 class Proposal(NamedTuple):
-    """What a slot may hold: the sites of one object of each scene, and the object.
+    """What a slot may hold: the sites of one object of each scene, and the object. Or the ground.
 
     Attributes:
         guide_trace, model_trace: its sites in guide and model, with names without a slot.
-        drawn: the object.
+        drawn: the object; the picture of the ground.
         placed: its picture where it stands.
+        log_ratio: log p / q, (B,), in nats.
     """
 
     guide_trace: Trace
     model_trace: Trace
-    drawn: Drawn
-    placed: Pictures
+    drawn: Any
+    placed: Any
+    log_ratio: Tensor
+
+    @property
+    def sites(self) -> dict[str, dict]:
+        """The sites of the guide by name."""
+        nodes = prune_subsample_sites(self.guide_trace).nodes.items()
+        return {name: site for name, site in nodes if site["type"] == "sample"}
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The values of the sites by name."""
+        return {name: site["value"] for name, site in self.sites.items()}
 
     @property
     def score(self) -> Tensor:
         """The log density of draws without a gradient of their own, (B,)."""
-        total = torch.zeros_like(self.drawn.pose[:, 0])
-        for site in prune_subsample_sites(self.guide_trace).nodes.values():
-            if site["type"] == "sample" and not site["fn"].has_rsample:
+        total = torch.zeros_like(self.log_ratio)
+        for site in self.sites.values():
+            if not site["fn"].has_rsample:
                 total = total + site["log_prob"].reshape(len(total), -1).sum(-1)
         return total
 
@@ -76,26 +88,22 @@ class Found(NamedTuple):
 
     Attributes:
         proposals: one for each slot.
-        pictures, ground: what `Scenes.blend` takes.
+        pictures: what `Scenes.blend` takes.
+        ground: the proposal for the ground.
         log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
-        ground_law, tone: law and draw of the colors of a ground of the scene's own, or None.
-        ground_ratio: log p / q of the ground, (B,).
         states: what drawn presences depend on, (B, S, hidden); None where they are summed out.
     """
 
     proposals: list[Proposal]
     pictures: Pictures
-    ground: Tensor
+    ground: Proposal
     log_ratio: Tensor
-    ground_law: dist.TorchDistribution | None
-    tone: Tensor | None
-    ground_ratio: Tensor
     states: Tensor | None = None
 
     @property
     def score(self) -> Tensor:
         """The log density of draws without a gradient of their own, (B,)."""
-        return sum((p.score for p in self.proposals), torch.zeros_like(self.ground_ratio))
+        return sum((p.score for p in self.proposals), self.ground.score)
 
 
 class Chosen(dist.TorchDistribution):
@@ -245,52 +253,38 @@ class SceneGuide(Guide[Scenes]):
         model = self.model.with_objects(number)
         return self.sharing_parameters(_model=(model,), auxiliary=False)
 
-    def scope(self, slot: int | None = None) -> Any:
-        """Return the context in which proposals are drawn: hidden, or as the sites of a slot."""
-        return poutine.block(hide_types=["sample"]) if self.auxiliary else AsObject(slot)
-
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must write found")
 
-    def propose(self, slot: int, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
+    def propose(self, slot: int | None, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
         """Return the proposal for a slot that a function draws.
 
         Args:
+            slot: None for the ground.
             read: called as `read(images, *arguments, plate)`, it draws the sites of one object of
-                each scene, with names without a slot.
+                each scene, or of the ground, with names without a slot.
         """
-        model = self.model
-        with poutine.block(hide_types=["sample"]):
+        model, name = self.model, "ground" if slot is None else f"slot_{slot}"
+        draw = model.draw_ground if slot is None else model.draw_object
+        named = AsObject("" if self.auxiliary else name)
+        hidden = poutine.block(hide_types=["sample"])
+        with hidden:
             plate = model.plate(len(images))
-        with self.scope(slot):
+        with hidden if self.auxiliary else named:
             guide_trace = poutine.trace(read).get_trace(images, *arguments, plate)
-        with poutine.block(hide_types=["sample"]):
-            named = AsObject(None if self.auxiliary else slot)
-            replayed = poutine.replay(named(model.draw_object), trace=guide_trace)
+        with hidden:
+            replayed = poutine.replay(named(draw), trace=guide_trace)
             model_trace = poutine.trace(replayed).get_trace(plate)
         drawn = model_trace.nodes["_RETURN"]["value"]
-        return Proposal(guide_trace, model_trace, drawn, model.placed(drawn))
+        placed = drawn if slot is None else model.placed(drawn)
+        ratio = log_density(model_trace, images) - log_density(guide_trace, images)
+        return Proposal(guide_trace, model_trace, drawn, placed, ratio)
 
-    def collected(
-        self,
-        images: Tensor,
-        proposals: list[Proposal],
-        ground: Tensor,
-        ground_law: dist.TorchDistribution | None = None,
-        tone: Tensor | None = None,
-    ) -> Found:
-        """Return proposals together with their weights."""
-        ratios = [
-            log_density(p.model_trace, images) - log_density(p.guide_trace, images)
-            for p in proposals
-        ]
-        own = images.new_zeros(len(images))
-        if ground_law is not None and tone is not None:
-            own = self.model.ground_law(images).log_prob(tone) - ground_law.log_prob(tone)
+    def collected(self, proposals: list[Proposal], ground: Proposal) -> Found:
+        """Return the proposals of all slots together."""
         pictures = together([p.placed for p in proposals])
-        ratio = torch.stack(ratios, -1)
-        return Found(proposals, pictures, ground, ratio, ground_law, tone, own)
+        return Found(proposals, pictures, ground, torch.stack([p.log_ratio for p in proposals], -1))
 
     @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
@@ -312,7 +306,7 @@ class SceneGuide(Guide[Scenes]):
 
     def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
-        model, ground = self.model, found.ground
+        model, ground = self.model, found.ground.drawn
         each = rows.expand(len(images), *rows.shape[-2:])
 
         def likelihood(few: Tensor, each: Tensor, ground: Tensor, *pictures: Tensor) -> tuple:
@@ -325,7 +319,7 @@ class SceneGuide(Guide[Scenes]):
         (seen,) = in_chunks(likelihood, (images, each, grounds, *pictures), (), numbers)
         prior = model.presence_law(images).log_prob(each)
         used = (each * found.log_ratio[:, None]).sum(-1)
-        return seen + prior + used + found.ground_ratio[:, None]
+        return seen + prior + used + found.ground.log_ratio[:, None]
 
     @torch.no_grad()
     def _climbed(self, images: Tensor, found: Found) -> Tensor:
@@ -362,40 +356,32 @@ class SceneGuide(Guide[Scenes]):
         with plate:
             drawn = pyro.sample("scene_presence", law, infer=how)
         presence = drawn.reshape(len(copies), -1)
-        self._draw_ground(found, outer, plate)
+        self._draw("ground", found.ground, found.ground.sites, outer, plate)
         for slot, proposal in enumerate(found.proposals):
-            self._draw_slot(slot, proposal, presence[:, slot] > 0, outer, plate)
+            with poutine.block(hide_types=["sample"]):
+                prior = poutine.trace(AsObject()(self.model.draw_object))
+                sites = prior.get_trace(self.model.plate(len(copies))).nodes
+            self._draw(f"slot_{slot}", proposal, sites, outer, plate, presence[:, slot] > 0)
         return model.without_inner(drawn, 1)
 
-    def _draw_ground(self, found: Found, outer: torch.Size, plate: pyro.plate) -> None:
-        """Draw the ground's colors, if it has some; it was drawn before objects were proposed."""
-        law, tone = found.ground_law, found.tone
-        if law is None or tone is None:
-            return
-        mean, scale, value = (
-            self.model.with_inner(x.expand_as(tone), 1)
-            for x in (law.base_dist.loc, law.base_dist.scale, tone)
-        )
-        site = {"fn": dist.Normal(mean, scale).to_event(1), "value": value}
-        always = torch.ones(len(value), dtype=torch.bool, device=value.device)
-        with plate:
-            pyro.sample("scene_ground", folded(Chosen(always, site, site), outer))
-
-    def _draw_slot(
-        self, slot: int, proposal: Proposal, on: Tensor, outer: torch.Size, plate: pyro.plate
+    def _draw(
+        self,
+        name: str,
+        proposal: Proposal,
+        sites: Any,
+        outer: torch.Size,
+        plate: pyro.plate,
+        on: Tensor | None = None,
     ) -> None:
-        """Draw the sites of a slot: those of the proposal where it is on, else of the prior."""
-        with poutine.block(hide_types=["sample"]):
-            prior = poutine.trace(AsObject()(self.model.draw_object))
-            sites = prune_subsample_sites(prior.get_trace(self.model.plate(len(on)))).nodes
+        """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
         plates = {"images": plate}
-        for name, site in prune_subsample_sites(proposal.guide_trace).nodes.items():
-            if site["type"] != "sample":
-                continue
-            law = folded(Chosen(on, site, sites[name]), outer)
-            with AsObject(slot), ExitStack() as scope:
+        if on is None:
+            on = torch.ones_like(proposal.log_ratio, dtype=torch.bool)
+        for own, site in proposal.sites.items():
+            law = folded(Chosen(on, site, sites[own]), outer)
+            with AsObject(name), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:
                         plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
                     scope.enter_context(plates[frame.name])
-                pyro.sample(name, law)
+                pyro.sample(own, law)

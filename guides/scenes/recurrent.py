@@ -61,15 +61,17 @@ class AttendInferRepeat(WindowReader):
     """AIR's guide, described at the top of this file.
 
     Args:
-        model, reader: see `WindowReader`.
+        model, reader, ground_reader: see `WindowReader`.
         hidden: units of the LSTM, and of the network of the baseline.
 
     Raises:
         ValueError: `hidden` is below 1.
     """
 
-    def __init__(self, model: Scenes, reader: Guide, *, hidden: int = 256) -> None:
-        super().__init__(model, reader)
+    def __init__(
+        self, model: Scenes, reader: Guide, *, hidden: int = 256, ground_reader: Guide | None = None
+    ) -> None:
+        super().__init__(model, reader, ground_reader)
         check_at_least(1, hidden=hidden)
         pixels = math.prod(model.image_shape)
         with poutine.block(), torch.random.fork_rng(), torch.no_grad():
@@ -100,8 +102,8 @@ class AttendInferRepeat(WindowReader):
     @pyro_method
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
-        backdrop = self.backdrop(images)
-        left = self.unexplained(images, backdrop[0])
+        ground = self.backdrop(images)
+        left = self.unexplained(images, ground.drawn)
         about = images.new_zeros(len(images), self.model.pose_size)
         last, state = images.new_zeros(len(images), self.last), None
         proposals: list[Proposal] = []
@@ -112,7 +114,7 @@ class AttendInferRepeat(WindowReader):
             look = left, about, self.where(state[0])
             proposals.append(self.propose(slot, self.read, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
-        found = self.collected(images, proposals, *backdrop)
+        found = self.collected(proposals, ground)
         return found._replace(states=torch.stack(states, 1))
 
     @pyro_method

@@ -39,7 +39,7 @@ class SlotAttention(WindowReader):
     """The guide by slot attention, described at the top of this file.
 
     Args:
-        model, reader: see `WindowReader`.
+        model, reader, ground_reader: see `WindowReader`.
         channels: of the convolutions, whose last one has a fourth of the image's rows and columns.
         width: units of a slot.
         iterations: rounds of attention.
@@ -56,8 +56,9 @@ class SlotAttention(WindowReader):
         channels: int = 32,
         width: int = 64,
         iterations: int = 3,
+        ground_reader: Guide | None = None,
     ) -> None:
-        super().__init__(model, reader)
+        super().__init__(model, reader, ground_reader)
         check_at_least(1, channels=channels, width=width, iterations=iterations)
         self.width, self.iterations = width, iterations
         linear, norm = PyroModule[nn.Linear], PyroModule[nn.LayerNorm]
@@ -111,10 +112,10 @@ class SlotAttention(WindowReader):
         """Draw proposals for all slots of images (B, C, H, W)."""
         model = self.model
         noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
-        backdrop = self.backdrop(images)
-        left = self.unexplained(images, backdrop[0])
+        ground = self.backdrop(images)
+        left = self.unexplained(images, ground.drawn)
         slots, middles = self.attended(images, left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
         proposals = [self.propose(s, self.read, images, left, *x) for s, x in enumerate(looks)]
-        return self.collected(images, proposals, *backdrop)
+        return self.collected(proposals, ground)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.models.scenes import GRIDS, Scenes, crop
+from capsule_zoo.guides.scenes.proposals import Proposal, SceneGuide
+from capsule_zoo.models.scenes import Scenes, Tones, crop, enlarged
 
 
 def pose_head(inputs: int, numbers: int) -> nn.Linear:
@@ -43,6 +43,22 @@ def medians(images: Tensor, grid: int) -> Tensor:
     return near.flatten(4).median(-1).values.flatten(1)
 
 
+class MedianTones(Guide[Tones]):
+    """The guide to `Tones` whose laws lie about the median colors of cells and their neighbors."""
+
+    def __init__(self, model: Tones) -> None:
+        super().__init__(model)
+        self.spread = nn.Parameter(torch.full_like(model.origin, -2.0))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        """Draw the logits of the colors of images (B, C, H, W)."""
+        dim = self.model.plate_dims["images"]
+        median = medians(images, self.model.grid).clamp(0.01, 0.99).logit()
+        mean = median.reshape(len(median), *(1,) * (-1 - dim), -1)
+        with pyro.plate("images", len(images), dim=dim):
+            pyro.sample("tones", dist.Normal(mean, self.spread.exp()).to_event(1))
+
+
 class WindowReader(SceneGuide):
     """The base of guides that look, and then read a window; a subclass writes `found`.
 
@@ -50,14 +66,22 @@ class WindowReader(SceneGuide):
         model: the scenes.
         reader: a guide of the object model, `model.thing`. If it has `context` channels it reads
             the image too.
+        ground_reader: a guide of the ground model, if there is one; for `Tones` it is made.
+
+    Raises:
+        ValueError: there is a ground model, and no guide that reads it.
     """
 
-    def __init__(self, model: Scenes, reader: Guide) -> None:
+    def __init__(self, model: Scenes, reader: Guide, ground_reader: Guide | None = None) -> None:
         super().__init__(model)
         self.reader = reader
-        if model.toned:
-            size = model.image_shape[0] * GRIDS[model.ground] ** 2
-            self.ground_spread = nn.Parameter(torch.full((size,), -2.0))
+        if isinstance(model.ground, Tones):
+            ground_reader = MedianTones(model.ground)
+        if model.ground_model is not None and ground_reader is None:
+            raise ValueError(
+                f"the ground is a {type(model.ground).__name__}; give its guide as ground_reader"
+            )
+        self.ground_reader = ground_reader
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -74,7 +98,9 @@ class WindowReader(SceneGuide):
         model = self.model.discretized()
         if model is self.model:
             return self
-        return self.sharing_parameters(_model=(model,), reader=self.reader.discretized())
+        ground = self.ground_reader and self.ground_reader.discretized()
+        readers = dict(reader=self.reader.discretized(), ground_reader=ground)
+        return self.sharing_parameters(_model=(model,), **readers)
 
     def unexplained(self, images: Tensor, canvas: Tensor) -> Tensor:
         """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""
@@ -82,19 +108,14 @@ class WindowReader(SceneGuide):
             return (images - canvas).clamp(0, 1)
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
 
-    def backdrop(
-        self, images: Tensor
-    ) -> tuple[Tensor, dist.TorchDistribution | None, Tensor | None]:
-        """Return the ground, the law of its colors about median pixels, and the colors drawn."""
-        if not self.model.toned:
-            return self.model.ground_of(None, images), None, None
-        model = self.model
-        median = medians(images, GRIDS[model.ground]).clamp(0.01, 0.99).logit()
-        law = dist.Normal(median, self.ground_spread.exp()).to_event(1)
-        wide = dist.Normal(model.with_inner(median, 1), self.ground_spread.exp()).to_event(1)
-        with self.scope():
-            tone = model.draw("scene_ground", wide, model.plate(len(images)))
-        return model.ground_of(tone, images), law, tone
+    def backdrop(self, images: Tensor) -> Proposal:
+        """Return the proposal for the ground."""
+        return self.propose(None, self._read_ground, images)
+
+    def _read_ground(self, images: Tensor, plate: pyro.plate) -> None:
+        """Draw the sites of the ground, if it has some."""
+        if self.ground_reader is not None and self.model.ground_model is not None:
+            self.ground_reader.forward(enlarged(images, self.model.ground_model.image_shape[1:]))
 
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate

@@ -120,7 +120,7 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     color, depth = (None if x is None else x[chosen] for x in (color, depth))
     pictures = Pictures(cover_of[chosen], color, depth)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
-    ground = found.ground if found.ground.dim() == 3 else found.ground[chosen]
+    ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
     mean, owners, cover = shown(model, on, pictures, ground)
     left = (mean - images).square().flatten(1).mean(1)
     draws_less = torch.tensor(float(draws)).log()

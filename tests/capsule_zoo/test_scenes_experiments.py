@@ -153,14 +153,18 @@ def test_a_window_shows_a_digit_as_mnist_does():
 
 
 def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
-    photos = load_dataset("tetrominoes:train=20,test=5")
-    monkeypatch.setattr(
-        "capsule_zoo.experiments.scenes.segmentation.photographs", lambda *_: photos
-    )
+    photos, module = load_dataset("tetrominoes:train=20,test=5"), "experiments.scenes.segmentation"
+    monkeypatch.setattr(f"capsule_zoo.{module}.photographs_of", lambda *_: photos)
+    monkeypatch.setattr(f"capsule_zoo.{module}.BLACK", "multi-mnist:train=40,test=6")
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
-    chosen = dict(length=0.005, scenes=20, tested=8, sizes=SIZES)
-    result = find_experiment("scenes/colour")(options, **chosen)
-    assert result.metrics["ari"].keys() == {"picture", "color"} == set(result.figures)
+    minutes = dict(digits=0.005, photographs=0.005, length=0.005)
+    result = find_experiment("scenes/colour")(options, scenes=20, tested=8, sizes=SIZES, **minutes)
+    assert result.metrics["ari"].keys() == {"vae", "picture"} == set(result.figures)
+    before = {name: load(tmp_path / name).model for name in ("digits", "photographs", "vae")}
+    for learned, kept in (("digits", "thing"), ("photographs", "ground")):
+        part, whole = getattr(before["vae"], kept).state_dict(), before[learned]
+        own = (whole.thing if kept == "thing" else whole).state_dict()
+        assert all(torch.equal(own[name], value) for name, value in part.items())
 
 
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):

@@ -142,14 +142,14 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
         torch.manual_seed(1)
         found = guide.found(images)
         rows = subsets_of(model.slots, images)
-        means = model.blend(rows, found.pictures, found.ground)
+        means = model.blend(rows, found.pictures, found.ground.drawn)
         each = model.log_likelihood(images, means) + model.presence_law(images).log_prob(rows)
         values = {n: site["value"] for n, site in latent_sites(drawn).items()}
         torch.manual_seed(1)  # of the first noise of slots
         with Given({n: value.clone() for n, value in values.items()}):
             again = poutine.trace(guide).get_trace(images)
-    by_hand = each.logsumexp(-1) + found.log_ratio.sum(-1) + found.ground_ratio
-    of_each = each + found.log_ratio @ rows.T + found.ground_ratio[:, None]
+    by_hand = each.logsumexp(-1) + found.log_ratio.sum(-1) + found.ground.log_ratio
+    of_each = each + found.log_ratio @ rows.T + found.ground.log_ratio[:, None]
     torch.testing.assert_close(guide.log_weights(images, found, rows), of_each)
     torch.testing.assert_close(weight, by_hand)
     torch.testing.assert_close(log_density(again, images), log_density(drawn, images))

@@ -23,6 +23,13 @@ from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, prefixes_
 from capsule_zoo.registry import create, load, save, small_sizes
 
 LIKE = torch.zeros((), dtype=torch.float64)
+
+
+def painted() -> ConvolutionalEncoder:
+    """Return the guide of an autoencoder that paints grounds of 5x5 pixels."""
+    return ConvolutionalEncoder(VariationalAutoencoder((3, 5, 5), 2, channels=3), 5)
+
+
 FORMS = {
     "gray": dict(channels=1),
     "learned counts": dict(channels=1, counts="learned"),
@@ -31,6 +38,7 @@ FORMS = {
     "textured": dict(channels=3, texture=True, ground="learned"),
     "gray on gray": dict(channels=1, ground="color"),
     "on a picture": dict(channels=3, ground="picture"),
+    "on a painted ground": dict(channels=3, ground=painted),
 }
 
 
@@ -39,9 +47,12 @@ def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int =
     pyro.set_rng_seed(0)
     own = 1 + channels if texture else 1
     thing = VariationalAutoencoder((own, 6, 6), 2, channels=3)
-    model = Scenes((channels, 10, 12), thing, slots, size=6.0, **options)
+    ground = options.pop("ground", "black")
+    behind = painted() if ground is painted else None
+    ground = behind.model if behind else ground
+    model = Scenes((channels, 10, 12), thing, slots, size=6.0, ground=ground, **options)
     reader = ConvolutionalEncoder(thing, 5, context=channels)
-    guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps)
+    guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps, ground_reader=behind)
     images = torch.rand(3, channels, 10, 12, generator=torch.Generator().manual_seed(1))
     return model.double(), guide.double(), images.double()
 
@@ -121,9 +132,8 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
 
     def draws_all(images):
         found, plate = guide.found(images), model.plate(len(images))
-        always = torch.ones(len(images), dtype=torch.bool)
         for slot, proposal in enumerate(found.proposals):
-            guide._draw_slot(slot, proposal, always, torch.Size(), plate)
+            guide._draw(f"slot_{slot}", proposal, proposal.sites, torch.Size(), plate)
 
     torch.manual_seed(4)
     objective = TraceEnum_ELBO(max_plate_nesting=1)
@@ -352,3 +362,34 @@ def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
     found = find_objects(model, guide, torch.cat([blank, full]))
     assert found.unexplained[1] > 0.1 > found.unexplained[0]
     assert segment(model, guide, blank).shape == (1, 1, 10, 12)
+
+
+def test_any_image_model_is_a_ground(tmp_path):
+    behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, hidden=5)
+    save(create("vae", **behind), tmp_path / "vae")
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
+    entry = create("scenes", ground=str(tmp_path / "vae"), **sizes)
+    model, images = entry.model, torch.rand(2, 3, 12, 10)
+    entry.objective.differentiable_loss(model, entry.guide, images).backward()
+    assert not [*model.ground.parameters()]
+    assert all(p.grad.abs().sum() > 0 for p in entry.guide.ground_reader.parameters())
+    empty, code = torch.zeros(2, 2), torch.randn(2, 2)
+    given = {"scene_presence": empty, "ground/image_code": code}
+    nodes = poutine.trace(poutine.condition(model, given)).get_trace(batch_size=2).nodes
+    alone = load(tmp_path / "vae").model.mean_image(code)
+    enlarged = torch.nn.functional.interpolate(alone, (12, 10), mode="bilinear")
+    torch.testing.assert_close(nodes["image"]["fn"].mean, enlarged)
+    save(entry, tmp_path / "scenes")
+    again = load(tmp_path / "scenes").model.state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_grounds_that_do_not_fit_are_refused():
+    thing, ground = VariationalAutoencoder((1, 6, 6), 2), VariationalAutoencoder((1, 8, 8), 2)
+    with pytest.raises(ValueError, match="needs 3 channels, at dim -1"):
+        Scenes((3, 10, 10), thing, ground=ground)
+    model = Scenes((1, 10, 10), thing, ground=ground)
+    with pytest.raises(ValueError, match="give its guide as ground_reader"):
+        Peeling(model, ConvolutionalEncoder(thing, 5))
+    with pytest.raises(ValueError, match="leave out ground_sizes"):
+        create("scenes", ground="scenes-mnist", ground_sizes=dict(latent=3))

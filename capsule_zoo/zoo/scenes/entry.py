@@ -10,6 +10,7 @@ from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
+from capsule_zoo.models.scenes import GROUNDS
 from capsule_zoo.registry import Entry, create, list_models, load, register
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
@@ -17,31 +18,22 @@ from capsule_zoo.zoo.scenes.figures import found_objects
 VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
 
 
-def object_entry(
-    thing: str, channels: int, window: int, sizes: Mapping[str, Any], texture: bool = False
-) -> Entry:
-    """Return the entry whose model draws one object: an untrained one, or trained weights.
+def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], what: str) -> Entry:
+    """Return the entry whose model draws objects or grounds: an untrained one, or trained weights.
 
     Args:
-        thing: the name of an entry, or of trained weights or a run folder.
-        channels: of the scene.
-        window: height and width of the pictures of an untrained entry, in pixels.
-        sizes: of an untrained entry.
-        texture: objects have colors inside, not one color each.
+        name: the name of an entry, or of trained weights or a run folder.
+        given: sizes of an untrained entry, unless `sizes` replace them.
+        what: the name of the argument of `scenes`.
 
     Raises:
         ValueError: sizes are given for trained weights, whose sizes are theirs.
     """
-    check_at_least(1, window=window)
-    if thing not in list_models():
-        if sizes:
-            raise ValueError(f"{thing} is trained and has its own sizes; leave out thing_sizes")
-        return load(thing)
-    own = 1 + channels if texture else 1
-    given = {"image_shape": (own, window, window), **sizes}
-    if thing == "vae":
-        given = {**VAE_SIZES, "context": channels, **given}
-    return create(thing, **given)
+    if name in list_models():
+        return create(name, **{**given, **sizes})
+    if sizes:
+        raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
+    return load(name)
 
 
 def reader_of(inner: Entry) -> Guide:
@@ -72,7 +64,7 @@ def make_constant(module: nn.Module) -> None:
         hidden=6,
         width=6,
     ),
-    takes={"sizes": Takes(Scenes, without=("thing",))},
+    takes={"sizes": Takes(Scenes, without=("thing", "ground"))},
     data="multi-mnist",
 )
 def scenes(
@@ -82,6 +74,9 @@ def scenes(
     window: int = 28,
     texture: bool = False,
     train_thing: bool = True,
+    ground: str = "black",
+    ground_sizes: Mapping[str, Any] = {},
+    train_ground: bool = True,
     glimpse: int = 20,
     hidden: int = 200,
     blur: float = 0.23,
@@ -99,6 +94,11 @@ def scenes(
         window: height and width of an object's own picture, in pixels, where `thing` is an entry.
         texture: objects have colors inside, and not one color each.
         train_thing: train the object model too; it is best kept as it is where it is trained.
+        ground: argument of `Scenes`, or what draws the ground: the name of an entry, or of trained
+            weights or a run folder.
+        ground_sizes: sizes of the entry `ground`.
+        train_ground: train the ground model too. Its guide is trained in any case, because objects
+            hide parts of a ground.
         glimpse: argument of `Peeling`.
         hidden: argument of `Peeling`, and of `AttendInferRepeat`.
         blur: argument of `Peeling`.
@@ -111,14 +111,27 @@ def scenes(
         two-sweeps: the same, and once more, each off what all others leave.
     """
     check_at_least(1, glimpse=glimpse, hidden=hidden, width=width)
-    inner = object_entry(thing, image_shape[0], window, thing_sizes, texture)
-    model = Scenes(image_shape, inner.model, **sizes)
+    check_at_least(1, window=window)
+    channels = image_shape[0]
+    given: dict[str, Any] = {"image_shape": (1 + channels if texture else 1, window, window)}
+    if thing == "vae":
+        given |= {**VAE_SIZES, "context": channels}
+    inner, behind = part_entry(thing, given, thing_sizes, "thing"), None
+    if ground not in GROUNDS:
+        behind = part_entry(ground, {"image_shape": image_shape}, ground_sizes, "ground")
+    model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **sizes)
     if not train_thing:
         for program in (inner.model, inner.guide):
             make_constant(program)
+    if behind and not train_ground:
+        make_constant(behind.model)
 
     def of(kind: Callable[..., Guide], **how: Any) -> Callable[[Entry], Guide]:
-        return lambda entry: kind(entry.model, reader_of(inner), **how)
+        def made(entry: Entry) -> Guide:
+            ground_reader = behind and reader_of(behind)
+            return kind(entry.model, reader_of(inner), ground_reader=ground_reader, **how)
+
+        return made
 
     peeling = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
     return Entry(

@@ -67,11 +67,10 @@ class ScenesView(View[Sites]):
         draw, row = divmod(int(law.log_weight.argmax()), law.log_weight.shape[1])
         sites = {WEIGHT: law.log_weight[draw, row]}
         sites[PRESENCE] = model.with_inner(law.rows[draw, row][None], 1)
-        if found.tone is not None:
-            sites["scene_ground"] = model.with_inner(found.tone[draw][None], 1)
-        for slot, proposal in enumerate(found.proposals):
-            drawn = _values(proposal.guide_trace).items()
-            sites |= {f"slot_{slot}/{name}": value[draw : draw + 1] for name, value in drawn}
+        proposals = {f"slot_{slot}": each for slot, each in enumerate(found.proposals)}
+        for name, proposal in {"ground": found.ground, **proposals}.items():
+            drawn = proposal.values.items()
+            sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in drawn}
         return sites
 
     def handles(self) -> list[str]:
@@ -108,7 +107,7 @@ class ScenesView(View[Sites]):
             if self.state[PRESENCE].all():
                 raise ValueError("all slots hold an object; take one away first")
             with torch.no_grad():
-                prior = poutine.trace(AsObject(handle)(self.model.draw_object))
+                prior = poutine.trace(AsObject(f"slot_{handle}")(self.model.draw_object))
                 self.state = {**self.state, **_values(prior.get_trace(self.model.plate(1)))}
         self.change(handle, "presence", float(action == "add from prior"))
         return handle
@@ -143,11 +142,13 @@ class ScenesView(View[Sites]):
     @torch.no_grad()
     def _shown(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `inference.evaluation.objects.shown` says of the state."""
-        model, tone, placed = self.model, self.state.get("scene_ground"), []
-        ground = model.ground_of(None if tone is None else model.without_inner(tone, 1), self.image)
-        for slot in range(model.slots):
-            with poutine.condition(data=self.state), AsObject(slot):
-                placed.append(model.placed(model.draw_object(model.plate(1))))
+        model, plate, placed = self.model, self.model.plate(1), []
+        with poutine.condition(data=self.state):
+            with AsObject("ground"):
+                ground = model.draw_ground(plate)
+            for slot in range(model.slots):
+                with AsObject(f"slot_{slot}"):
+                    placed.append(model.placed(model.draw_object(plate)))
         return shown(model, self.state[PRESENCE].reshape(1, -1), together(placed), ground)
 
 
