@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import Delta
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from capsule_zoo import guides
@@ -22,6 +22,7 @@ from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
 
 
 class IncompatibleGuide(ValueError):
@@ -164,15 +165,6 @@ def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> 
     except Exception as error:
         return [f"the model cannot run on the guide's draws: {one_line(error)}"]
     return []
-
-
-def latent_sites(trace: Trace) -> dict[str, dict]:
-    """Return the unobserved sample sites of a trace, by name."""
-    return {
-        name: site
-        for name, site in trace.nodes.items()
-        if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
-    }
 
 
 def is_delta(fn: Any) -> bool:

@@ -241,6 +241,7 @@ class Tones(Model):
     """
 
     sites = (Site("tones", ("images",), 1),)
+    origin: Tensor
 
     def __init__(
         self, image_shape: tuple[int, int, int], grid: int, plate_dims: dict[str, int]

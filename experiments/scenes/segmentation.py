@@ -270,7 +270,7 @@ def colour(
     black = load_dataset(BLACK, options.data_root)
     shapes = begun("scenes", black, options, **(sizes or {}))
     train(shapes, black, options, digits, name="digits", checks=busy)
-    painter = begun("vae", photos, options, latent=64)
+    painter = begun("vae", photos, options, latent=160, sigma_image=0.05)
     train(painter, photos, options, photographs, name="photographs", checks=busy)
     assert options.runs is not None
     found, figures = {}, {}

@@ -25,13 +25,12 @@ from pyro import poutine
 from pyro.nn import pyro_method
 from pyro.poutine import Trace
 from pyro.poutine.runtime import get_plates
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.common.spaces import tiled
-from capsule_zoo.models.common.trace_density import log_density
+from capsule_zoo.models.common.trace_density import latent_sites, log_density, log_score
 from capsule_zoo.models.scenes import (
     AsObject,
     CountLaw,
@@ -65,8 +64,7 @@ class Proposal(NamedTuple):
     @property
     def sites(self) -> dict[str, dict]:
         """The sites of the guide by name."""
-        nodes = prune_subsample_sites(self.guide_trace).nodes.items()
-        return {name: site for name, site in nodes if site["type"] == "sample"}
+        return latent_sites(self.guide_trace)
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -76,11 +74,7 @@ class Proposal(NamedTuple):
     @property
     def score(self) -> Tensor:
         """The log density of draws without a gradient of their own, (B,)."""
-        total = torch.zeros_like(self.log_ratio)
-        for site in self.sites.values():
-            if not site["fn"].has_rsample:
-                total = total + site["log_prob"].reshape(len(total), -1).sum(-1)
-        return total
+        return log_score(self.guide_trace, self.log_ratio)
 
 
 class Found(NamedTuple):

@@ -26,7 +26,6 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule, pyro_method
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
@@ -34,6 +33,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetLaw
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.trace_density import latent_sites
 from capsule_zoo.models.scenes import AsObject, Scenes
 
 _UNIT = 100.0  # nats of a unit of the baseline's network
@@ -41,8 +41,7 @@ _UNIT = 100.0  # nats of a unit of the baseline's network
 
 def drawn_values(trace: Trace) -> list[Tensor]:
     """Return the values of the sites of one object of each scene, each (B, size)."""
-    sites = prune_subsample_sites(trace).nodes.values()
-    values = [site["value"] for site in sites if site["type"] == "sample"]
+    values = [site["value"] for site in latent_sites(trace).values()]
     return [value.reshape(len(value), -1) for value in values]
 
 

@@ -43,6 +43,7 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.trace_density import log_score
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 
@@ -174,11 +175,7 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
         surrogate = log_weight + log_q - log_q.detach()
     if free.differentiable:
         return log_weight, surrogate
-    score = sum(
-        site["fn"].log_prob(site["value"]).reshape(len(log_weight), -1).sum(1)
-        for site in drawn.nodes.values()
-        if site["type"] == "sample" and not site["fn"].has_rsample
-    )
+    score = log_score(drawn, rows)
     log_weight = log_weight.view(draws, -1)
     others = (log_weight.sum(0) - log_weight) / (draws - 1)
     surrogate = surrogate + ((log_weight - others).detach() * score.view(draws, -1)).flatten()

@@ -1,13 +1,33 @@
-"""The log density of a traced program, image by image."""
+"""The latent sites of a traced program, and its log density, image by image."""
 
 from collections import OrderedDict
 
 from pyro.ops.contract import contract_tensor_tree
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
 IMAGES_PLATE = "images"
+
+
+def latent_sites(trace: Trace) -> dict[str, dict]:
+    """Return the unobserved sample sites of a trace, by name."""
+    return {
+        name: site
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
+    }
+
+
+def log_score(trace: Trace, images: Tensor) -> Tensor:
+    """Return the log density of draws without a gradient of their own, (B,), in nats.
+
+    Args:
+        images: (B, C, H, W).
+    """
+    drawn = [site for site in latent_sites(trace).values() if not site["fn"].has_rsample]
+    terms = [site["fn"].log_prob(site["value"]).reshape(len(images), -1).sum(1) for site in drawn]
+    return sum(terms, images.new_zeros(len(images)))
 
 
 def log_density(trace: Trace, images: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ the largest weight; see `guides.scenes.proposals`. A handle is a slot. The state
 
 import torch
 from pyro import poutine
-from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.explore.view import SQUARE, Control, Place, View
@@ -16,6 +15,7 @@ from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.inference.evaluation.objects import shown, visible
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.trace_density import latent_sites
 from capsule_zoo.models.scenes import AsObject, Scenes, together, window
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
@@ -108,7 +108,8 @@ class ScenesView(View[Sites]):
                 raise ValueError("all slots hold an object; take one away first")
             with torch.no_grad():
                 prior = poutine.trace(AsObject(f"slot_{handle}")(self.model.draw_object))
-                self.state = {**self.state, **_values(prior.get_trace(self.model.plate(1)))}
+                drawn = latent_sites(prior.get_trace(self.model.plate(1))).items()
+            self.state = {**self.state, **{name: site["value"] for name, site in drawn}}
         self.change(handle, "presence", float(action == "add from prior"))
         return handle
 
@@ -150,9 +151,3 @@ class ScenesView(View[Sites]):
                 with AsObject(f"slot_{slot}"):
                     placed.append(model.placed(model.draw_object(plate)))
         return shown(model, self.state[PRESENCE].reshape(1, -1), together(placed), ground)
-
-
-def _values(trace: poutine.Trace) -> Sites:
-    """Return the values of the sites of a trace."""
-    nodes = prune_subsample_sites(trace).nodes.items()
-    return {name: site["value"] for name, site in nodes if site["type"] == "sample"}
