@@ -44,7 +44,7 @@ READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
 BLACK = "multi-mnist:train=60000"
-ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.25}
+ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
 FAINT = 0.1  # share of a pixel; where objects cover less, an object ends
 SIZES: dict[str, dict[str, Any]] = {
     "multi-sprites": dict(
