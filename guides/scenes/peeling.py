@@ -127,7 +127,7 @@ class Peeling(WindowReader):
         proposals = self._peeled(images, ground)
         for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        return self.collected(proposals, ground)
+        return Found(proposals, ground)
 
     def _peeled(self, images: Tensor, ground: Proposal) -> list[Proposal]:
         """Return proposals for all slots, one after the other, at what the others leave."""
@@ -153,7 +153,7 @@ class Peeling(WindowReader):
         """Return the proposals after each was looked at and read again given all the others."""
         proposals = list(proposals)
         with torch.no_grad():
-            present = self.presence_law(images, self.collected(proposals, ground)).mean
+            present = self.presence_law(images, Found(proposals, ground)).mean
         for number, proposal in enumerate(proposals):
             others = present.clone()
             others[:, number] = 0

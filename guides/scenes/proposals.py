@@ -16,6 +16,8 @@ more: a test holds a case in which its mean exceeds log p.
 import copy
 import math
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import pyro
@@ -49,14 +51,13 @@ class Proposal(NamedTuple):
     """What a slot may hold: the sites of one object of each scene, and the object. Or the ground.
 
     Attributes:
-        guide_trace, model_trace: its sites in guide and model, with names without a slot.
+        guide_trace: its sites in the guide, with names without a slot.
         drawn: the object; the picture of the ground.
         placed: its picture where it stands.
         log_ratio: log p / q, (B,), in nats.
     """
 
     guide_trace: Trace
-    model_trace: Trace
     drawn: Any
     placed: Any
     log_ratio: Tensor
@@ -77,22 +78,29 @@ class Proposal(NamedTuple):
         return log_score(self.guide_trace, self.log_ratio)
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Found:
     """Proposals for all slots of a batch of scenes.
 
     Attributes:
         proposals: one for each slot.
-        pictures: what `Scenes.blend` takes.
         ground: the proposal for the ground.
-        log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
         states: what drawn presences depend on, (B, S, hidden); None where they are summed out.
     """
 
     proposals: list[Proposal]
-    pictures: Pictures
     ground: Proposal
-    log_ratio: Tensor
     states: Tensor | None = None
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """The pictures of all slots."""
+        return together([proposal.placed for proposal in self.proposals])
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """log p(u_s) / q(u_s | ...), (B, S), in nats."""
+        return torch.stack([proposal.log_ratio for proposal in self.proposals], -1)
 
     @property
     def score(self) -> Tensor:
@@ -273,12 +281,7 @@ class SceneGuide(Guide[Scenes]):
         drawn = model_trace.nodes["_RETURN"]["value"]
         placed = drawn if slot is None else model.placed(drawn)
         ratio = log_density(model_trace, images) - log_density(guide_trace, images)
-        return Proposal(guide_trace, model_trace, drawn, placed, ratio)
-
-    def collected(self, proposals: list[Proposal], ground: Proposal) -> Found:
-        """Return the proposals of all slots together."""
-        pictures = together([p.placed for p in proposals])
-        return Found(proposals, pictures, ground, torch.stack([p.log_ratio for p in proposals], -1))
+        return Proposal(guide_trace, drawn, placed, ratio)
 
     @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
@@ -350,29 +353,28 @@ class SceneGuide(Guide[Scenes]):
         with plate:
             drawn = pyro.sample("scene_presence", law, infer=how)
         presence = drawn.reshape(len(copies), -1)
-        self._draw("ground", found.ground, found.ground.sites, outer, plate)
+        always = torch.ones_like(presence[:, 0]) > 0
+        self._draw("ground", found.ground, found.ground.sites, always, outer, plate)
         for slot, proposal in enumerate(found.proposals):
             with poutine.block(hide_types=["sample"]):
                 prior = poutine.trace(AsObject()(self.model.draw_object))
-                sites = prior.get_trace(self.model.plate(len(copies))).nodes
-            self._draw(f"slot_{slot}", proposal, sites, outer, plate, presence[:, slot] > 0)
+                sites = latent_sites(prior.get_trace(self.model.plate(len(copies))))
+            self._draw(f"slot_{slot}", proposal, sites, presence[:, slot] > 0, outer, plate)
         return model.without_inner(drawn, 1)
 
     def _draw(
         self,
         name: str,
         proposal: Proposal,
-        sites: Any,
+        prior: dict[str, dict],
+        on: Tensor,
         outer: torch.Size,
         plate: pyro.plate,
-        on: Tensor | None = None,
     ) -> None:
         """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
         plates = {"images": plate}
-        if on is None:
-            on = torch.ones_like(proposal.log_ratio, dtype=torch.bool)
         for own, site in proposal.sites.items():
-            law = folded(Chosen(on, site, sites[own]), outer)
+            law = folded(Chosen(on, site, prior[own]), outer)
             with AsObject(name), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:

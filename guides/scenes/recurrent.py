@@ -113,8 +113,7 @@ class AttendInferRepeat(WindowReader):
             look = left, about, self.where(state[0])
             proposals.append(self.propose(slot, self.read, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
-        found = self.collected(proposals, ground)
-        return found._replace(states=torch.stack(states, 1))
+        return Found(proposals, ground, torch.stack(states, 1))
 
     @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:

@@ -118,4 +118,4 @@ class SlotAttention(WindowReader):
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
         proposals = [self.propose(s, self.read, images, left, *x) for s, x in enumerate(looks)]
-        return self.collected(proposals, ground)
+        return Found(proposals, ground)

@@ -132,8 +132,9 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
 
     def draws_all(images):
         found, plate = guide.found(images), model.plate(len(images))
+        always = torch.ones(len(images), dtype=torch.bool)
         for slot, proposal in enumerate(found.proposals):
-            guide._draw(f"slot_{slot}", proposal, proposal.sites, torch.Size(), plate)
+            guide._draw(f"slot_{slot}", proposal, proposal.sites, always, torch.Size(), plate)
 
     torch.manual_seed(4)
     objective = TraceEnum_ELBO(max_plate_nesting=1)
