@@ -86,6 +86,7 @@ def test_ablations_record_every_variant():
     assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
 
 
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
 @pytest.mark.parametrize("data", ["mnist", "affnist", "cifar10"])
 def test_both_models_are_trained_for_equal_times_and_measured(data, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
