@@ -336,12 +336,20 @@ class Scenes(Model):
     def _check_thing(self) -> None:
         """Raise ValueError unless the object model can draw objects of this scene."""
         channels = self.image_shape[0]
+        parts = {"thing": self.thing, "ground": self.ground_model}
+        for name, part in parts.items():
+            if part is not None and (part.supervised or not part.normalized):
+                what = "explains labels" if part.supervised else "has a density up to a constant"
+                raise ValueError(
+                    f"{name} is a {type(part).__name__}, which {what}; choose a directed model of "
+                    "images, such as that of the entry vae"
+                )
         if self.thing.image_shape[0] not in (1, channels + 1):
             raise ValueError(
                 f"thing draws pictures of {self.thing.image_shape[0]} channels; objects of scenes "
                 f"of {channels} need 1 (a mask) or {channels + 1} (colors and a mask)"
             )
-        for name, part in (("thing", self.thing), ("ground", self.ground_model)):
+        for name, part in parts.items():
             if part is not None and any(site.enumerated for site in part.sites):
                 raise ValueError(
                     f"{name} enumerates some of its sites; use its form that sums them out by "

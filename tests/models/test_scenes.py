@@ -333,6 +333,25 @@ def test_objects_that_do_not_fit_are_refused():
         create("scenes", thing="vae-mnist", thing_sizes=dict(latent=3))
 
 
+@pytest.mark.parametrize("part", ["thing", "ground"])
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("cnn", "explains labels; choose"),
+        ("capsule-rbm", "has a density up to a constant; choose"),
+        ("constellations", "draws points and no images; choose"),
+    ],
+)
+def test_models_that_draw_no_images_are_refused(part, entry, problem):
+    with pytest.raises(ValueError, match=f"{part} .*{problem}"):
+        create("scenes", **{part: entry})
+
+
+def test_sizes_of_a_ground_without_sizes_are_refused():
+    with pytest.raises(ValueError, match="ground 'learned' has no sizes; leave out ground_sizes"):
+        create("scenes", ground="learned", ground_sizes=dict(latent=3))
+
+
 def test_what_is_found_is_scored_as_it_should_be():
     numbers = torch.zeros(1, 6, 8, dtype=torch.uint8)
     numbers[0, 1:3, 1:4], numbers[0, 3:6, 5:8] = 1, 2

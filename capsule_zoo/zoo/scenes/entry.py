@@ -11,7 +11,7 @@ from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.models.scenes import GROUNDS
-from capsule_zoo.registry import Entry, create, list_models, load, register
+from capsule_zoo.registry import Entry, create, list_models, load, register, takes_images
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
 
@@ -27,9 +27,11 @@ def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], wh
         what: the name of the argument of `scenes`.
 
     Raises:
-        ValueError: sizes are given for trained weights, whose sizes are theirs.
+        ValueError: an entry of points; sizes are given for trained weights, whose sizes are theirs.
     """
     if name in list_models():
+        if not takes_images(name):
+            raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         return create(name, **{**given, **sizes})
     if sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
@@ -117,6 +119,8 @@ def scenes(
     if thing == "vae":
         given |= {**VAE_SIZES, "context": channels}
     inner, behind = part_entry(thing, given, thing_sizes, "thing"), None
+    if ground in GROUNDS and ground_sizes:
+        raise ValueError(f"ground {ground!r} has no sizes; leave out ground_sizes")
     if ground not in GROUNDS:
         behind = part_entry(ground, {"image_shape": image_shape}, ground_sizes, "ground")
     model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **sizes)
