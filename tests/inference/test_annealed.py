@@ -22,12 +22,13 @@ from capsule_zoo.inference import (
     gauss_newton,
     summarize,
 )
+from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing import transitions
 from capsule_zoo.inference.posterior.annealing.annealed import _scale, temperatures_along_sigmoid
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, Terms
-from capsule_zoo.inference.posterior.annealing.transitions import Moves, changed, transition
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, Terms, scored
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, changed, transition, turn
 from capsule_zoo.inference.posterior.refine import SemiAmortized
-from capsule_zoo.models import CapsuleRBM
+from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, list_models, small_sizes, takes_images
@@ -152,6 +153,30 @@ class SlotsGuide(Guide[Slots]):
                 pyro.sample(site.name, dist.Normal(at, 0.7))
 
 
+class Units(CapsuleHelmholtzMachine):
+    """A Helmholtz machine of three capsules and six units, 512 states."""
+
+    def __init__(self) -> None:
+        super().__init__((1, 2, 2), (1, 2), units=2, switch_start=0.5)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter += torch.randn_like(parameter)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """Compute log p(image), (B,), as a sum over all states."""
+        states = torch.tensor([*itertools.product((0.0, 1.0), repeat=9)]).double()
+        sizes = {"capsule2_switch": 1, "capsule2_hidden": 2, "capsule1_switch": 2}
+        top, hidden, switch, units = states.split([*sizes.values(), 4], 1)
+        values = dict(zip([*sizes, "capsule1_hidden"], (top, hidden, switch, units), strict=True))
+        values["capsule2_hidden"] = hidden.unflatten(1, (1, 2))
+        values["capsule1_hidden"] = units.unflatten(1, (2, 2))
+        found = []
+        for image in images:
+            repeated = image.expand(len(states), -1, -1, -1)
+            found.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
+        return torch.stack(found)
+
+
 CASES = {
     "linear Gaussian from the prior": lambda: (Conjugate().double(), None),
     "linear Gaussian from a guide": pair,
@@ -160,6 +185,7 @@ CASES = {
     "kinds and presences from a guide": lambda: _with(MixedGuide, Mixed().double()),
     "poses that follow presences": lambda: _with(PartsGuide, Parts().double()),
     "slots from a guide that finds one order": lambda: _with(SlotsGuide, Slots().double()),
+    "switches and units from the prior": lambda: (Units().double(), None),
 }
 SHARED = "linear Gaussian from a guide", "kinds and presences from a guide"
 STARTS = [(case, 0.0) for case in CASES] + [(case, 0.4) for case in SHARED]
@@ -348,7 +374,7 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
         annealed_log_likelihood(model, Narrow(model), shown, prior_share=1.0)
 
 
-@pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04)])
+@pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04), (Units, 1.0)])
 def test_transitions_keep_the_law_of_the_path_in_either_order(kind, step):
     """Start at exact draws of the posterior; the means of all latents and of log p(z | x) stay."""
     torch.manual_seed(0)
@@ -364,7 +390,7 @@ def test_transitions_keep_the_law_of_the_path_in_either_order(kind, step):
         for _ in range(3):
             epsilon = torch.full((number,), 0.7).double()
             state, terms, rate = transition(path, state, terms, 1.0, epsilon, moves, reverse)
-        moved = (state.position != exact.position).any(1).double().mean()
+        moved = (path.moved(state) != path.moved(exact)).any(1).double().mean()
         assert moved > 0.5 and 0.3 < rate.mean() < 1
         change = terms.at(1.0) - path.terms(exact).at(1.0)
         assert z_score(change.numpy(force=True)) < Z, reverse
@@ -415,6 +441,31 @@ def test_a_pose_is_drawn_again_from_its_prior_at_the_new_presence():
     torch.testing.assert_close(ratio, (each[0] - each[1]).detach())
     noise = (values[1] - laws[1].mean) / laws[1].stddev
     assert abs(noise.std().item() - 1) < 0.2
+
+
+def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
+    torch.manual_seed(0)
+    model = Units().double()
+    path = AnnealedPath(model, None, conjugate_images(400))
+    assert path.bits == ["capsule2_hidden", "capsule1_hidden"]
+    assert path.beside["capsule1_switch"] == ["capsule1_hidden"]
+    old = path.draw()
+    moves, epsilon = Moves(1, 0, old.position), torch.full((400,), 0.9).double()
+    new, terms, _ = turn(path, old, path.terms(old), 1.0, epsilon, moves)
+    assert ((path.moved(new) != path.moved(old)).sum(1) > 1).any()
+    torch.testing.assert_close(terms.at(1.0), path.terms(new).at(1.0))
+    there, at = changed(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
+    held = State(old.position, {**old.choices, "capsule1_switch": there})
+    drawn, ratio = path.redrawn(old, held, "capsule1_hidden", at)
+    rows = torch.arange(400)
+
+    def of_units(state: State) -> Tensor:
+        law = scored(model, path.values(state), path.images).nodes["capsule1_hidden"]["fn"]
+        return law.log_prob(state.choices["capsule1_hidden"])[rows, at]
+
+    torch.testing.assert_close(ratio, (of_units(old) - of_units(drawn)).detach())
+    moved = (drawn.choices["capsule1_hidden"] != old.choices["capsule1_hidden"]).any(-1)
+    assert moved.any() and not moved[rows, 1 - at].any()
 
 
 def test_terms_are_the_densities_of_evaluate_and_their_gradients():

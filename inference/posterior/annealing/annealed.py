@@ -96,9 +96,10 @@ def annealed_log_likelihood(
         images: (N, C, H, W), a tensor, a NumPy array, or a `Split`.
         chains: annealed chains of each image, K.
         temperatures: laws between the start and the posterior; the time grows with their number.
-        leapfrogs: steps of each Hamiltonian trajectory, one trajectory for each temperature.
-        flips: proposals to change a discrete value, at each temperature; by default 16, or the
-            number of discrete values in one image if it is smaller.
+        leapfrogs: steps of each Hamiltonian trajectory, one trajectory for each temperature; or,
+            without continuous sites, proposals to change many binary values at once.
+        flips: proposals to change one discrete value, at each temperature; by default 16, or the
+            number of such values in one image if it is smaller.
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
             Chains that adapted their own steps would give a biased estimate.
@@ -114,7 +115,7 @@ def annealed_log_likelihood(
 
         - log_weight (chain, draw, image): one annealed chain in each draw. `summarize` reads it as
           it reads importance weights: `iwae` is the lower bound.
-        - acceptance_rate: of the Hamiltonian steps, with the same dims.
+        - acceptance_rate: of the steps, with the same dims.
         - simulated_log_weight, reverse_log_weight (chain, draw, simulated), if any are simulated:
           log weights forward, and back from the exact draw. See `annealed_bounds`.
 
@@ -172,7 +173,7 @@ def annealed_bounds(idata: "InferenceData") -> dict[str, float | int]:
         lower: the mean over the given images of the lower bound on log p(image). If images were
         simulated, also simulated_lower and simulated_upper, the two bounds on these, and gap, the
         mean of their difference. Each comes with its standard error, `<name>_se`, NaN for a single
-        image. acceptance_rate of the Hamiltonian steps, num_chains, num_images and num_simulated.
+        image. acceptance_rate of the steps, num_chains, num_images and num_simulated.
 
     Raises:
         ValueError: the evaluation is not an annealing, or several were joined that differ.
@@ -258,7 +259,7 @@ class _Run(NamedTuple):
         self, path: AnnealedPath, images: Tensor, number: int
     ) -> tuple[Moves, Tensor, Tensor]:
         """Return the moves, and temperatures and lengths of a pilot, (T + 1, rows) each."""
-        size = sum(choice.size for choice in path.choices.values())
+        size = sum(path.choices[name].size for name in path.choices if name not in path.bits)
         flips = min(size, _FLIPS) if self.flips is None else self.flips
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
         with seeded(self.stream(_PILOT, number)):

@@ -89,7 +89,10 @@ class State(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The two terms of log f_beta, (rows,) in nats, and their gradients, (rows, D), if taken."""
+    """The two terms of log f_beta, (rows,) in nats, and their gradients, (rows, D), if taken.
+
+    Gradients are those in what steps move, see `AnnealedPath.moved`.
+    """
 
     start: Tensor
     gain: Tensor
@@ -101,7 +104,7 @@ class Terms(NamedTuple):
         return self.start + beta * self.gain
 
     def slope(self, beta: Beta) -> Tensor:
-        """Return the gradient of log f_beta in the position, (rows, D).
+        """Return the gradient of log f_beta, (rows, D).
 
         Raises:
             ValueError: no gradients were taken.
@@ -131,8 +134,11 @@ class AnnealedPath:
         places: the columns of each in a position, by name.
         columns: the length of a position.
         choices: the discrete sites, by name.
-        beside: by discrete site, the sites after it on the reals whose elements are its own, such
-            as the poses of parts after their presences; none if the model sums sites out.
+        beside: by discrete site, the sites after it whose elements are its own, discrete or on the
+            reals, such as the poses of parts after their presences; none if the model sums sites
+            out.
+        bits: the binary sites without such sites after them, if there is no continuous site. Many
+            of their values change at once; those of all other discrete sites change one by one.
 
     Raises:
         UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
@@ -170,16 +176,22 @@ class AnnealedPath:
         self.places, self.columns = self.continuous.places, self.continuous.dimension
         exact = not any(site.enumerated for site in getattr(model, "sites", ()))
         self.beside = {name: self._beside(name, prior) if exact else [] for name in self.choices}
+        self.bits = [
+            name
+            for name, choice in self.choices.items()
+            if not (self.columns or self.beside[name] or choice.one_hot) and choice.values == 2
+        ]
 
     def _beside(self, name: str, prior: Mapping[str, dict]) -> list[str]:
-        """Return the continuous sites on the reals that follow a discrete one, in its plates."""
+        """Return the sites, discrete or on the reals, that follow a discrete one in its plates."""
         after = self.latents[self.latents.index(name) + 1 :]
         like = prior[name]["fn"].batch_shape
         if math.prod(like[1:]) != self.choices[name].size:
             return []
         places = {each: self.places[each] for each in after if each in self.places}
         reals = [each for each, place in places.items() if place.transform == identity_transform]
-        return [each for each in reals if prior[each]["fn"].batch_shape == like]
+        free = [*reals, *(each for each in after if each in self.choices)]
+        return [each for each in free if prior[each]["fn"].batch_shape == like]
 
     def at(self, images: Tensor) -> "AnnealedPath":
         """Return the same path for other rows."""
@@ -223,6 +235,10 @@ class AnnealedPath:
         value = new.sample()
         before = old.log_prob(self.values(state)[name])
         ratio = (before - new.log_prob(value)).reshape(len(at), -1)[rows, at]
+        if name in self.choices:
+            held = proposed.choices[name].clone()
+            held[rows, at] = value[rows, at]
+            return proposed._replace(choices={**proposed.choices, name: held}), ratio
         position = proposed.position.clone()
         elements = position[:, self.places[name].columns].unflatten(1, (before[0].numel(), -1))
         elements[rows, at] = value.reshape(elements.shape)[rows, at]
@@ -242,16 +258,31 @@ class AnnealedPath:
         """Return the values of all sites, (rows, ...)."""
         return {**state.choices, **self.continuous.split(state.position)[0]}
 
+    def moved(self, state: State) -> Tensor:
+        """Return what steps move, (rows, D): the position, or the bits where there are some."""
+        if not self.bits:
+            return state.position
+        return torch.cat([state.choices[name].flatten(1) for name in self.bits], 1)
+
+    def with_moved(self, state: State, values: Tensor) -> State:
+        """Return the state with other values of what steps move, (rows, D)."""
+        if not self.bits:
+            return state._replace(position=values)
+        parts = values.split([self.choices[name].size for name in self.bits], 1)
+        pairs = zip(self.bits, parts, strict=True)
+        new = {name: part.view_as(state.choices[name]) for name, part in pairs}
+        return state._replace(choices={**state.choices, **new})
+
     def terms(self, state: State, slopes: bool = False) -> Terms:
         """Compute both terms of log f_beta, with gradients if `slopes`."""
         if not slopes:
             with torch.no_grad():
                 return Terms(*self._terms(state))
         with torch.enable_grad():
-            position = state.position.detach().requires_grad_()
-            start, gain = self._terms(state._replace(position=position))
-            slope_of_start = _slope(start, position, keep=True)
-            slope_of_gain = _slope(gain, position, keep=False)
+            moved = self.moved(state).detach().requires_grad_()
+            start, gain = self._terms(self.with_moved(state, moved))
+            slope_of_start = _slope(start, moved, keep=True)
+            slope_of_gain = _slope(gain, moved, keep=False)
         return Terms(start.detach(), gain.detach(), slope_of_start, slope_of_gain)
 
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
@@ -393,12 +424,12 @@ def _same_noise(state: dict[str, Tensor], device: torch.device) -> Iterator[None
         yield
 
 
-def _slope(term: Tensor, position: Tensor, keep: bool) -> Tensor:
-    """Return the gradient of every row's term in its position, (rows, D); zero where it is flat."""
+def _slope(term: Tensor, moved: Tensor, keep: bool) -> Tensor:
+    """Return the gradient of every row's term in what moves, (rows, D); zero where it is flat."""
     if not term.requires_grad:
-        return torch.zeros_like(position)
-    (slope,) = torch.autograd.grad(term.sum(), position, retain_graph=keep, allow_unused=True)
-    return torch.zeros_like(position) if slope is None else slope
+        return torch.zeros_like(moved)
+    (slope,) = torch.autograd.grad(term.sum(), moved, retain_graph=keep, allow_unused=True)
+    return torch.zeros_like(moved) if slope is None else slope
 
 
 def _where(accepted: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -9,13 +9,21 @@
                   follows the coordinate, such as the pose of a part its presence, is drawn again
                   from the prior with it or alone; the ratio is then that of Hastings:
                   f(z') p(A | t) / (f(z) p(A' | t')).
+    bits          if there is no continuous site, many bits are proposed to change at once,
+                  `leapfrogs` times. Bit i changes with probability
+                  sigmoid(d_i / 2 + log epsilon), where d_i is the change of log f by its gradient,
+                  and the proposal is accepted as Hastings has it: discrete Langevin steps, with
+                  epsilon = exp(-1 / 2 alpha).
 
-Both are reversible. A transition flips first and then takes Hamiltonian steps; its reversal does
-so in the opposite order. Step lengths are arguments: a chain that adapted its own would no longer
-leave the law unchanged, and its estimate would be biased. `pilot` finds them with other chains.
+All are reversible. A transition flips first and then takes steps, Hamiltonian ones or those of
+bits; its reversal does so in the opposite order. Step lengths are arguments: a chain that adapted
+its own would no longer leave the law unchanged, and its estimate would be biased. `pilot` finds
+them with other chains.
 
 References:
     Neal 2001, "Annealed Importance Sampling"; Neal 2011, "MCMC using Hamiltonian dynamics".
+    Zhang, Liu & Liu 2022, "A Langevin-like Sampler for Discrete Distributions" (arXiv 2206.09914),
+    whose sampler with a Metropolis step is that of bits.
 """
 
 import math
@@ -24,11 +32,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli
 from torch.nn.functional import one_hot
 
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
-TARGET = 0.75  # the acceptance of Hamiltonian steps that the pilot aims at
+TARGET = 0.75  # the acceptance of steps that the pilot aims at
 _QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target
 _SLOW = 0.05  # the same in a long run, once the first temperature is left
 _CHANGE = 10.0  # of log epsilon, that a run of any length must have time for
@@ -41,7 +50,7 @@ class Moves:
     """The settings of one transition.
 
     Attributes:
-        leapfrogs: leapfrog steps of a trajectory.
+        leapfrogs: leapfrog steps of a trajectory, or steps of bits.
         flips: proposals to change a discrete coordinate.
         scale: deviation of every coordinate of the position, (rows, D), or the factor S of a
             covariance of all, (B, D, D), where rows are B images several times over.
@@ -77,7 +86,7 @@ def anneal(
         epsilons: step lengths, (T + 1, rows).
 
     Returns:
-        The log weights, (rows,) in float64, and the mean acceptance of Hamiltonian steps, (rows,).
+        The log weights, (rows,) in float64, and the mean acceptance of steps, (rows,).
         The mean of the weights is p(image). If `reverse`, the mean of their inverses is
         1 / p(image).
     """
@@ -107,15 +116,15 @@ def transition(
     """Move every row, leaving f_beta unchanged; see the top of this file.
 
     Returns:
-        The new state, its terms, and the probability with which its trajectory was accepted,
-        (rows,).
+        The new state, its terms, and the probability with which its steps were accepted, (rows,).
     """
     rate = torch.ones_like(terms.gain)
     for kind in ("steps", "flips") if reverse else ("flips", "steps"):
-        if kind == "flips" and path.choices:
+        if kind == "flips" and len(path.choices) > len(path.bits):
             state, terms = flip(path, state, terms, beta, moves.flips)
-        elif kind == "steps" and path.columns:
-            state, terms, rate = trajectory(path, state, terms, beta, epsilon, moves)
+        elif kind == "steps" and (path.columns or path.bits):
+            step = trajectory if path.columns else turn
+            state, terms, rate = step(path, state, terms, beta, epsilon, moves)
     return state, terms, rate
 
 
@@ -142,6 +151,35 @@ def trajectory(
     return moved.where(accepted, state), end.where(accepted, terms), rate
 
 
+def turn(
+    path: AnnealedPath, state: State, terms: Terms, beta: Beta, epsilon: Tensor, moves: Moves
+) -> tuple[State, Terms, Tensor]:
+    """Propose to change many bits of every row at once, `leapfrogs` times; see `transition`."""
+    if terms.slope_of_gain is None:
+        terms = path.terms(state, slopes=True)
+    shift, rate = epsilon.clamp(max=1).log()[:, None], torch.zeros_like(terms.gain)
+    for _ in range(moves.leapfrogs):
+        bits = path.moved(state)
+        law = _turning(bits, terms.slope(beta), shift)
+        turned = law.sample()
+        new = (bits - turned).abs()
+        proposed = path.with_moved(state, new)
+        end = path.terms(proposed, slopes=True)
+        back = _turning(new, end.slope(beta), shift)
+        ratio = end.at(beta) - terms.at(beta)
+        ratio = ratio + (back.log_prob(turned) - law.log_prob(turned)).sum(1)
+        found = ratio.exp().clamp(max=1).nan_to_num(0.0)
+        accepted = torch.rand_like(found) < found
+        state, terms = proposed.where(accepted, state), end.where(accepted, terms)
+        rate += found / moves.leapfrogs
+    return state, terms, rate
+
+
+def _turning(bits: Tensor, slope: Tensor, shift: Tensor) -> Bernoulli:
+    """Return the law of which bits (rows, D) change, from the gradient of log f in them."""
+    return Bernoulli(logits=((0.5 - bits) * slope).nan_to_num(0.0) + shift)
+
+
 def flip(
     path: AnnealedPath, state: State, terms: Terms, beta: Beta, flips: int
 ) -> tuple[State, Terms]:
@@ -150,7 +188,7 @@ def flip(
     Where another site follows it (`path.beside`), a third of the proposals change the coordinate
     alone, a third draw what follows again with it, and a third draw that alone.
     """
-    names = list(path.choices)
+    names = [name for name in path.choices if name not in path.bits]
     sizes = torch.tensor([float(path.choices[name].size) for name in names])
     for site in torch.multinomial(sizes, flips, replacement=True).tolist():
         name = names[site]
