@@ -54,7 +54,7 @@ SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 1
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("scenes", "generative-capsnet-continuous", *SHAPED), HIDDEN),
-    "capsule-helmholtz": dict(temperatures=400),  # many units, which change one by one
+    "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
