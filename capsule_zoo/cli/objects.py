@@ -23,6 +23,15 @@ def segment(
     data: Data = None,
     data_root: DataRoot = None,
     images: AllImages = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Most objects; pictures then keep their size. [default: those of the run, in "
+            "pictures resized to its size]",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="[default: RUN/objects]")] = None,
@@ -38,13 +47,15 @@ def segment(
       capsule-zoo train scenes --data folder:PATH --minutes 10
       capsule-zoo segment runs/scenes-PATH-0
       capsule-zoo segment scenes-mnist --data multi-mnist --images 20 --out found
+      capsule-zoo segment scenes-mnist --data multi-mnist:canvas=80,most=5 --slots 7
     """
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.objects import segment_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
+    how = dict(only_tests=True, resize=slots is None)
+    entry, dataset, folder = runs.open_run(run, data, data_root, **how)
     target = out or folder / "objects"
-    found = segment_run(entry, dataset.test[:images], target, draws=draws, seed=seed)
+    found = segment_run(entry, dataset.test[:images], target, slots=slots, draws=draws, seed=seed)
     print_metrics(found)
     print(f"written to {target}")
     print_json(as_json, found)

@@ -344,7 +344,11 @@ def make_transform(words: str | None) -> Any:
 
 
 def open_run(
-    source: str, data: str | None = None, data_root: Path | None = None, only_tests: bool = False
+    source: str,
+    data: str | None = None,
+    data_root: Path | None = None,
+    only_tests: bool = False,
+    resize: bool = True,
 ) -> tuple[Entry, Dataset, Path]:
     """Return a trained entry, data of the size that it takes, and the folder for results.
 
@@ -352,6 +356,7 @@ def open_run(
         source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
         data: a data set's name; by default the one that the entry was trained on.
         only_tests: see `load_tests`: training images are not needed.
+        resize: resize the images to those that the entry was trained on.
 
     Raises:
         ValueError: neither a run nor trained weights, absent data, or a damaged file.
@@ -359,7 +364,7 @@ def open_run(
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
     name = data or read_recipe(source).get("data", Recipe.data)
-    size = entry.model.image_shape[1:] if takes_images(entry.name) else None
+    size = entry.model.image_shape[1:] if resize and takes_images(entry.name) else None
     read = load_tests if only_tests else load_dataset
     return entry, read(name, data_root, size=size), folder
 

@@ -25,17 +25,27 @@ from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
 from capsule_zoo.models import Constellations, Scenes
 from capsule_zoo.nearest import check_known
 from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.zoo.scenes.entry import on_canvas
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
 
 def segment_run(
-    entry: Entry, split: Split, out: Path, *, draws: int = 5, seed: int = 0
+    entry: Entry,
+    split: Split,
+    out: Path,
+    *,
+    slots: int | None = None,
+    draws: int = 5,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Write what is found in a split into a folder, and return a summary.
 
     The folder gets `objects.csv`, one row for each object; `counts.csv`, one row for each image;
     `masks/<image>.png`, whose pixels are numbers of objects, 0 for the ground; and
     `pictures/<image>.png`, the image with each object in its color and box.
+
+    Args:
+        slots: most objects of an image, which may then have any size; see `on_canvas`.
 
     Raises:
         ValueError: the entry is no model of scenes, or the images do not fit it.
@@ -45,6 +55,9 @@ def segment_run(
             f"{entry.name} finds no objects; train the entry scenes on these pictures first: "
             "capsule-zoo train scenes --data folder:PATH"
         )
+    if slots is not None:
+        height, width = split.images.shape[-2:]
+        entry = on_canvas(entry, height, width, slots)
     found = find_objects(entry.model, entry.guide, split.images, draws=draws, seed=seed)
     pictures = colored_objects(split.images, found.numbers, entry.model.slots)
     for kind in ("masks", "pictures"):

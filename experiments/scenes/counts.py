@@ -37,6 +37,7 @@ from capsule_zoo.inference import (
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
+from capsule_zoo.zoo.scenes.entry import on_canvas
 from capsule_zoo.zoo.scenes.figures import counts_against_time, found_objects
 
 DATA = "multi-mnist:train=60000"
@@ -49,6 +50,7 @@ WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
 MORE = (3, 4, 5)  # digits, of which no more than two were trained on
+LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
 PLACES = 0.1  # temperature of the places of attention
 
 
@@ -124,7 +126,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
         "steps": single(curve[-1][1]),
         "seconds": single(curve[-1][0]),
     }
-    wide = on_large_canvas(reader)
+    wide = on_canvas(reader, *LARGE)
     for digits in MORE:
         scenes = with_digits(digits, settings.more, options)
         numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, settings.draws)
@@ -153,12 +155,6 @@ def with_digits(number: int, test: int, options: Options) -> Split:
     return load_dataset(name, options.data_root).test
 
 
-def on_large_canvas(entry: Entry) -> Entry:
-    """Return the entry's pair for 80x80 pixels and 7 slots, of which each has the same odds."""
-    model = entry.model.on_canvas(80, 80, 7, rate=0.5)
-    return replace(entry, model=model, guide=entry.guide.on_model(model))
-
-
 def ways(entry: Entry) -> dict[str, Entry]:
     """Return the entry with each way of reading."""
     again = entry.guide_of(Peeling).sharing_parameters(sweeps=2)
@@ -184,7 +180,7 @@ def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int
     entry = load(options.run or WEIGHTS)
     sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
     for number in MORE:
-        sets[f"_{number}_digits"] = on_large_canvas(entry), with_digits(number, more, options)
+        sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
     found: dict[str, Any] = {}
     for suffix, (pair, test) in sets.items():
         for name, way in ways(pair).items():

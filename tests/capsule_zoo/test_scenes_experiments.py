@@ -2,19 +2,22 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import adjusted_rand_score
 
 from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
-from capsule_zoo.experiments.scenes.counts import PLACES, at_drawn_places, on_large_canvas
+from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, at_drawn_places
 from capsule_zoo.experiments.scenes.guides import FITTED
 from capsule_zoo.experiments.scenes.segmentation import best_of_pieces, windows_of
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs import folder as runs
+from capsule_zoo.zoo.scenes.entry import on_canvas
 
 SIZES = {key: small_sizes("scenes")[key] for key in ("window", "thing_sizes", "glimpse", "hidden")}
 
@@ -34,7 +37,7 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch):
 def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
     entry = create("scenes", **small_sizes("scenes"))
     reader = at_drawn_places(entry)
-    wide = on_large_canvas(reader)
+    wide = on_canvas(reader, *LARGE)
     assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
     assert wide.guide.temperature == PLACES and wide.guide.model is wide.model
     own = [p.data_ptr() for p in entry.guide.parameters()]
@@ -183,6 +186,13 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
         len(list((folder / "masks").iterdir())) == 3 == len(list((folder / "pictures").iterdir()))
     )
     assert len((folder / "objects.csv").read_text().splitlines()) == 1 + found["objects"]
+    larger = ["--data", "multi-sprites:train=20,test=2", "--slots", "3", "--out", "larger"]
+    with pytest.raises(SystemExit) as ended:
+        main(["segment", "run", "--draws", "1", *larger])
+    assert ended.value.code == 0
+    with Image.open(tmp_path / "larger" / "masks" / "1.png") as mask:
+        assert mask.size == (64, 64)
+    assert pd.read_csv(tmp_path / "larger" / "counts.csv")["count"].between(0, 3).all()
 
 
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):

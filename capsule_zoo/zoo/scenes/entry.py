@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
+from capsule_zoo.guides.scenes.windows import WindowReader
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.models.scenes import GROUNDS
@@ -41,6 +43,15 @@ def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], wh
 def reader_of(inner: Entry) -> Guide:
     """Return a copy of an entry's guide to the entry's own model; a guide has one owner."""
     return copy.deepcopy(inner.guide, {id(inner.model): inner.model})
+
+
+def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
+    """Return the pair for another canvas with so many slots, of which each has odds of one half.
+
+    Objects keep their size in pixels.
+    """
+    model = entry.model.on_canvas(height, width, slots, rate=0.5)
+    return replace(entry, model=model, guide=entry.guide_of(WindowReader).on_model(model))
 
 
 def make_constant(module: nn.Module) -> None:
