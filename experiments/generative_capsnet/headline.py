@@ -104,7 +104,13 @@ class Trainings:
 
 FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)
 RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # at .003 they draw nothing any more
-SHIFTED_AT_LENGTH = ("autoencoder", "digit_capsules", "continuous", "digit_capsules_linear")
+SHIFTED_AT_LENGTH = (
+    "autoencoder",
+    "autoencoder_linear",
+    "digit_capsules",
+    "continuous",
+    "digit_capsules_linear",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ _register(
 )
 _register(
     "shift-at-length",
-    "Shift 4 and 9 beyond training, after 20,000 updates (65 core-minutes).",
+    "Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes).",
     Lengths,
     defaults=dict(protocols=("shift",), decoders=SHIFTED_AT_LENGTH),
 )
