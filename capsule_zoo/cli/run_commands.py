@@ -237,6 +237,7 @@ def anneal(
         float, typer.Option(help="Share of the prior in the start of the chains, below 1.")
     ] = 0.0,
     seed: Seed = 0,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the log-likelihood of test images from both sides, in nats per image.
@@ -258,7 +259,7 @@ def anneal(
 
     entry, dataset, folder = runs.open_run(run, data, data_root)
     settings: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
-    settings |= dict(prior_share=prior_share, images=images, seed=seed)
+    settings |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
     found = anneal_run(entry, dataset, **settings)
     runs.note(folder, "anneal", found)
     print_metrics(found)

@@ -57,7 +57,8 @@ def anneal_run(
     Args:
         particles: draws of the guide for its own bounds.
         widening: updates that widen a guide of points.
-        settings: `images`, `seed` and `refinement` of `guide_losses`, and what it passes on.
+        settings: `images`, `seed`, `refinement` and `progress` of `guide_losses`, and what it
+            passes on.
 
     Returns:
         The numbers of `annealed_bounds`; the guide's elbo, iwae, ess and pareto_k on the same
@@ -84,6 +85,7 @@ def guide_losses(
     seed: int = 0,
     refinement: int = REFINEMENT,
     modes: int = MODES,
+    progress: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Measure what general guides, and the entry's own, lose on test images, in nats per image.
@@ -96,6 +98,7 @@ def guide_losses(
         steps: updates of every general guide, and those that widen a guide of points.
         refinement, modes: `steps` and `modes` of the `gauss_newton` from which chains start. Codes
             of more than 512 numbers have one point, and no guide `mixture`.
+        progress: show progress bars.
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
     Returns:
@@ -108,13 +111,12 @@ def guide_losses(
     refuse_without_bound(entry)
     data = as_scored(entry, data)
     test = data.test[:images].to(next(entry.model.parameters()).device)
-    guide = widened(entry, entry.guide, data, steps, seed) or entry.guide
+    guide = widened(entry, entry.guide, data, progress, steps=steps, seed=seed) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     start = start_of(entry, guide, test.images, seed=seed, steps=refinement, modes=modes)
-    annealed = annealed_log_likelihood(
-        entry.model, start, test, seed=seed, **{"simulated": 0, **settings}
-    )
+    settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
+    annealed = annealed_log_likelihood(entry.model, start, test, **settings)
     lower = log_mean(pooled_log_weight(annealed))
     found = {}
     for name in ("encoder", *(name for name in names if name in entry.fitters)):

@@ -86,7 +86,7 @@ def tighter_training(
 
 
 def from_one_seed(
-    job: Job[Mapping[str, int]], *, particles: int, batch_size: int, annealing: Mapping[str, int]
+    job: Job[Mapping[str, int]], *, particles: int, batch_size: int, annealing: Mapping[str, Any]
 ) -> dict[str, Numbers]:
     """Return the numbers of every row from one seed."""
     options, data = job.options, load_dataset("mnist", root=job.options.data_root)

@@ -535,6 +535,15 @@ def test_enumerated_sites_are_summed_out():
     torch.testing.assert_close(terms.at(1.0), model.log_evidence(images))
 
 
+def test_progress_is_shown_for_each_pass_on_request(capsys):
+    model, guide = pair()
+    for progress, passes in ((False, 0), (True, 3)):
+        how = dict(chains=2, simulated=2, progress=progress, **QUICK)
+        annealed_log_likelihood(model, guide, conjugate_images(1), **how)
+        shown = capsys.readouterr().err
+        assert shown.count("100%") == passes and ("annealing back" in shown) == progress
+
+
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
     model, guide = pair()
     shown = conjugate_images(3)
@@ -559,9 +568,9 @@ def test_steps_come_from_other_chains(monkeypatch):
     seen = []
     plain = annealed.anneal
 
-    def spied(path, state, betas, epsilons, moves, reverse=False):
+    def spied(path, state, betas, epsilons, *others):
         seen.append(epsilons[:, :3].clone())
-        return plain(path, state, betas, epsilons, moves, reverse)
+        return plain(path, state, betas, epsilons, *others)
 
     monkeypatch.setattr(annealed, "anneal", spied)
     model, guide = pair()

@@ -84,6 +84,7 @@ def annealed_log_likelihood(
     seed: int = 0,
     discrete: bool = True,
     batch_size: int = 512,
+    progress: bool = False,
 ) -> "InferenceData":
     """Estimate log p(image) by annealing, and measure the gap on images that the model draws.
 
@@ -109,6 +110,7 @@ def annealed_log_likelihood(
         discrete: measure `discretized()` where model and guide offer it; see `evaluate`.
         batch_size: rows in one pass: images times chains. A guide with parameters for each image
             gets all images in every pass.
+        progress: show a progress bar for each pass.
 
     Returns:
         An arviz InferenceData with the attributes of `evaluate`'s. Its group sample_stats holds:
@@ -144,7 +146,7 @@ def annealed_log_likelihood(
     start = model if guide is None else guide
     pair = prepare(model, start, images, labels=None, seed=seed, discrete=discrete)
     refuse_start(pair, guide, simulated)
-    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share
+    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share, progress
     began = time.perf_counter()
     mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
@@ -222,6 +224,7 @@ class _Run(NamedTuple):
     flips: int | None
     pilot_chains: int
     prior_share: float
+    progress: bool
 
     def annealed(
         self, images: Tensor, rows: int, latents: dict[str, Tensor] | None = None
@@ -247,12 +250,12 @@ class _Run(NamedTuple):
         number = number if latents is None else number + 1 << 32  # not a stream of given images
         moves, betas, epsilons = self._tuned(path, images, number)
         with seeded(self.stream(_MAIN, number)):
-            forward, rate = anneal(path, path.draw(), betas, epsilons, moves)
+            forward, rate = anneal(path, path.draw(), betas, epsilons, moves, False, self.progress)
         if latents is None:
             return {"log_weight": forward, "acceptance_rate": rate}
         exact = path.state({name: tiled(latents[name], self.chains) for name in path.latents})
         with seeded(self.stream(_BACK, number)):
-            back, _ = anneal(path, exact, betas, epsilons, moves, reverse=True)
+            back, _ = anneal(path, exact, betas, epsilons, moves, True, self.progress)
         return dict(zip(_OF_SIMULATED, (forward, back), strict=True))
 
     def _tuned(

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli
 from torch.nn.functional import one_hot
+from tqdm import tqdm
 
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
@@ -76,6 +77,7 @@ def anneal(
     epsilons: Tensor,
     moves: Moves,
     reverse: bool = False,
+    progress: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Anneal every row along the path, or back from its end to its start.
 
@@ -84,6 +86,7 @@ def anneal(
             `reverse`.
         betas: rising from 0 to 1, T + 1 of them, or (T + 1, rows).
         epsilons: step lengths, (T + 1, rows).
+        progress: show a progress bar.
 
     Returns:
         The log weights, (rows,) in float64, and the mean acceptance of steps, (rows,).
@@ -94,7 +97,8 @@ def anneal(
     log_weight = torch.zeros(len(path.images), dtype=torch.float64, device=path.images.device)
     accepted = torch.zeros_like(log_weight)
     terms = path.terms(state)
-    for t in reversed(order) if reverse else order:
+    words = "annealing back" if reverse else "annealing"
+    for t in tqdm(reversed(order) if reverse else order, words, len(order), disable=not progress):
         step = betas[t + 1] - betas[t] if reverse else betas[t] - betas[t - 1]
         log_weight += step * terms.gain.double()
         beta = betas[t].to(terms.gain) if isinstance(betas, Tensor) else betas[t]
