@@ -53,7 +53,8 @@ ANNEALED = (*QUICK, "capsule-helmholtz", "recurrent-capsules", *SHAPED, "draw", 
 SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 16}
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("scenes", "generative-capsnet-continuous", *SHAPED), HIDDEN),
+    **dict.fromkeys(("generative-capsnet-continuous", *SHAPED), HIDDEN),
+    "scenes": HIDDEN | dict(temperatures=2000),
     "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # of the scenes that are annealed
