@@ -111,7 +111,7 @@ def guide_losses(
     refuse_without_bound(entry)
     data = as_scored(entry, data)
     test = data.test[:images].to(next(entry.model.parameters()).device)
-    guide = widened(entry, entry.guide, data, progress, steps=steps, seed=seed) or entry.guide
+    guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     start = start_of(entry, guide, test.images, seed=seed, steps=refinement, modes=modes)

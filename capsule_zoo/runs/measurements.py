@@ -203,7 +203,7 @@ def compare_run(
         seconds[name] = time.perf_counter() - began
         if name not in entry.guides:
             continue
-        if (wide := widened(entry, guide, data, progress, steps=tune_steps, seed=seed)) is not None:
+        if (wide := widened(entry, guide, data, tune_steps, seed, progress)) is not None:
             pairs[f"{name}, widened"] = (entry.model, wide)
             seconds[f"{name}, widened"] = time.perf_counter() - began
     table = compare(pairs, test, num_particles=particles, seed=seed)
@@ -231,18 +231,14 @@ def _tuned(
 
 
 def widened(
-    entry: Entry, guide: nn.Module, data: Dataset, progress: bool = False, **settings: int
+    entry: Entry, guide: nn.Module, data: Dataset, steps: int, seed: int, progress: bool = False
 ) -> nn.Module | None:
-    """Return a guide of points, widened on training images; None if the guide has a density.
-
-    Args:
-        settings: steps and seed of `widen`.
-    """
+    """Return a guide of points, widened on training images; None if the guide has a density."""
     glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
     if not glance.attrs["point_sites"]:
         return None
     images = data.train[:WIDEN_IMAGES]
-    return widen(entry.model, guide, images, progress=progress, **settings)
+    return widen(entry.model, guide, images, steps=steps, seed=seed, progress=progress)
 
 
 def as_scored(entry: Entry, data: Dataset) -> Dataset:

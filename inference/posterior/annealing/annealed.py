@@ -262,7 +262,7 @@ class _Run(NamedTuple):
         self, path: AnnealedPath, images: Tensor, number: int
     ) -> tuple[Moves, Tensor, Tensor]:
         """Return the moves, and temperatures and lengths of a pilot, (T + 1, rows) each."""
-        size = sum(path.choices[name].size for name in path.choices if name not in path.bits)
+        size = sum(path.choices[name].size for name in path.flipped)
         flips = min(size, _FLIPS) if self.flips is None else self.flips
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
         with seeded(self.stream(_PILOT, number)):

@@ -138,7 +138,8 @@ class AnnealedPath:
             reals, such as the poses of parts after their presences; none if the model sums sites
             out.
         bits: the binary sites without such sites after them, if there is no continuous site. Many
-            of their values change at once; those of all other discrete sites change one by one.
+            of their values change at once.
+        flipped: all other discrete sites, whose values change one by one.
 
     Raises:
         UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
@@ -181,6 +182,7 @@ class AnnealedPath:
             for name, choice in self.choices.items()
             if not (self.columns or self.beside[name] or choice.one_hot) and choice.values == 2
         ]
+        self.flipped = [name for name in self.choices if name not in self.bits]
 
     def _beside(self, name: str, prior: Mapping[str, dict]) -> list[str]:
         """Return the sites, discrete or on the reals, that follow a discrete one in its plates."""

@@ -124,7 +124,7 @@ def transition(
     """
     rate = torch.ones_like(terms.gain)
     for kind in ("steps", "flips") if reverse else ("flips", "steps"):
-        if kind == "flips" and len(path.choices) > len(path.bits):
+        if kind == "flips" and path.flipped:
             state, terms = flip(path, state, terms, beta, moves.flips)
         elif kind == "steps" and (path.columns or path.bits):
             step = trajectory if path.columns else turn
@@ -192,10 +192,9 @@ def flip(
     Where another site follows it (`path.beside`), a third of the proposals change the coordinate
     alone, a third draw what follows again with it, and a third draw that alone.
     """
-    names = [name for name in path.choices if name not in path.bits]
-    sizes = torch.tensor([float(path.choices[name].size) for name in names])
+    sizes = torch.tensor([float(path.choices[name].size) for name in path.flipped])
     for site in torch.multinomial(sizes, flips, replacement=True).tolist():
-        name = names[site]
+        name = path.flipped[site]
         other, at = changed(state.choices[name], path.choices[name])
         proposed = state._replace(choices={**state.choices, name: other})
         kept = terms.at(beta)
