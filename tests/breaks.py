@@ -243,8 +243,8 @@ BREAKS = (
     Break(
         "class error of recurrent capsules on training images",
         "experiments/recurrent_capsules/headline.py",
-        '"class_error": class_error(entry, data.test),\n        "class_error_grey"',
-        '"class_error": class_error(entry, data.train),\n        "class_error_grey"',
+        '"class_error": class_error(entry, data.test),\n        "class_error_gray"',
+        '"class_error": class_error(entry, data.train),\n        "class_error_gray"',
         "capsule_zoo/test_recurrent_experiments.py",
     ),
     Break(

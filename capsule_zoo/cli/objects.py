@@ -62,7 +62,7 @@ def segment(
 
 
 def parse(
-    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Arrays points and present.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Array points, maybe present.")],
     guide: Annotated[
         str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized, of --run.")
     ] = "exact",
@@ -78,7 +78,7 @@ def parse(
 ) -> None:
     """Find the objects in scenes of points, and write the object and corner of every point.
 
-    FILE.npz holds points (S, N, 2) and present (S, N), and may hold templates (objects, corners,
+    FILE.npz holds points (S, N, 2), and may hold present (S, N) and templates (objects, corners,
     2), padded by NaN. Each scene is scaled to [-1, 1] first.
 
     \b

@@ -289,7 +289,7 @@ def guides(
         "delta": entry.guide,
         "delta, widened": wide,
         "routing": routed.guide,
-        "semi-amortised": SemiAmortized(normal.guide, limit(refining), law="normal"),
+        "semi-amortized": SemiAmortized(normal.guide, limit(refining), law="normal"),
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {

@@ -32,7 +32,7 @@ def missing(
     """Fill in hidden halves of digits; measure nats and errors of hidden pixels (10 minutes).
 
     One half of every held-out digit is hidden: left, right, top and bottom in turn. `fill_in`
-    infers the latents from the other half, once by the guide alone ("amortised"; it sees black at
+    infers the latents from the other half, once by the guide alone ("amortized"; it sees black at
     hidden pixels) and once followed by test-time inference on the observed pixels. Draws count
     alike. All rows predict a pixel by normal laws with the capsules' own deviation, so that their
     nats compare: the capsules, a VAE with as many latents as the objects have, a mixture around
@@ -52,7 +52,7 @@ def missing(
 
     found: dict[str, FilledIn] = {}
     for name, entry in {"part_whole": ours, "vae": vae}.items():
-        for kind, refining in {"_amortised": 0, "": options.shortened(steps)}.items():
+        for kind, refining in {"_amortized": 0, "": options.shortened(steps)}.items():
             options.say(f"Filling in hidden halves: {name}{kind}")
             found[f"{name}{kind}"] = fill_in(
                 entry.model,
@@ -134,9 +134,9 @@ def scores(filled: FilledIn, images: Tensor, observed: Tensor) -> Numbers:
 
 
 LABELS = {
-    "part_whole_amortised": "capsules, guide alone",
+    "part_whole_amortized": "capsules, guide alone",
     "part_whole": "capsules",
-    "vae_amortised": "VAE, guide alone",
+    "vae_amortized": "VAE, guide alone",
     "vae": "VAE",
     "training_images": "training images",
     "mean_image": "mean image",

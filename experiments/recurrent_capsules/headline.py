@@ -112,7 +112,7 @@ def mnist(options: Options, chosen: Bounded) -> Result:
         **{name: nats for name, nats in weighed.items() if name.startswith("neg_iwae")},
         "reconstruction": mean_and_error(-image_log_likelihood(entry.model, few.images, codes)),
         "class_error": class_error(entry, data.test),
-        "class_error_grey": class_error(entry, load_dataset("mnist", root=options.data_root).test),
+        "class_error_gray": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
     options.say("Training one that draws in a single step")
     single = create(entry.name, **{**entry.sizes, "steps": 1})

@@ -1,6 +1,6 @@
 """The base of guides that read parts off the image, and infer from the parts what stands above.
 
-Such a guide is made of two objects, and to change one of them is to change one argument:
+Such a guide has two halves, and to change one of them is to change one argument:
 
 >>> PartWholeGuide(model, reader=PartReader(channels=32), above=SetTransformers(width=48))
 >>> PartWholeGuide(model, reader=PartReader(channels=32), above=EMObjects(iterations=3))

@@ -1,1 +1,1 @@
-"""Guides to scenes: an object is proposed for every slot, and presences are summed out."""
+"""Guides to scenes: objects are proposed for slots; all but AIR's own sum presences out."""

@@ -89,10 +89,10 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits
     result, _ = reproduce("part-whole/guides", options, folder=tmp_path, particles=10)
     bounds = result.table[result.table["is_bound"]]
     assert set(result.table.index) - set(bounds.index) == {"delta"}
-    assert {"normal", "low rank", "routing", "semi-amortised"} <= set(bounds.index)
+    assert {"normal", "low rank", "routing", "semi-amortized"} <= set(bounds.index)
     assert (bounds["elbo"] < bounds["iwae"]).all()
     metrics = read_record("part-whole/guides", tmp_path)["metrics"]
-    assert {"iwae_10_low_rank", "ess_semi_amortised", "map_autodelta_relaxed"} <= set(metrics)
+    assert {"iwae_10_low_rank", "ess_semi_amortized", "map_autodelta_relaxed"} <= set(metrics)
     relaxed = {n for n in metrics if n.startswith("elbo_") and n.endswith("relaxed")}
     assert {"elbo_free_form_normal_relaxed", "elbo_autonormal_relaxed"} <= relaxed
     assert "elbo_autodelta_relaxed" not in relaxed

@@ -14,7 +14,7 @@ from capsule_zoo.experiments.part_whole.missing import (
 )
 from capsule_zoo.records import read_record
 
-ROWS = ("part_whole_amortised", "part_whole", "vae_amortised", "vae", "training_images")
+ROWS = ("part_whole_amortized", "part_whole", "vae_amortized", "vae", "training_images")
 QUANTITIES = ("log_hidden", "squared_error", "squared_error_drawn", "ess")
 
 

@@ -1,1 +1,1 @@
-"""The entry of capsule helmholtz, its figures and its view."""
+"""The entry of capsule Helmholtz machines."""

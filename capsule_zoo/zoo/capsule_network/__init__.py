@@ -1,1 +1,1 @@
-"""The entry of capsule network, its figures and its view."""
+"""The entry of the capsule network of 2017, and its figures."""

@@ -1,1 +1,1 @@
-"""The entry of capsule rbm, its figures and its view."""
+"""The entry of capsule RBMs."""

@@ -1,1 +1,1 @@
-"""The entry of cnn, its figures and its view."""
+"""The entry of the convolutional network."""

@@ -1,1 +1,1 @@
-"""The entry of constellations, its figures and its view."""
+"""The entry of constellations, and its figures."""

@@ -1,1 +1,1 @@
-"""The entry of generative capsnet, its figures and its view."""
+"""The entries of generative CapsNets, and their view."""

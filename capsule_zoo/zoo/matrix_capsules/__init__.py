@@ -1,1 +1,1 @@
-"""The entry of matrix capsules, its figures and its view."""
+"""The entry of matrix capsules, and its figures."""

@@ -1,1 +1,1 @@
-"""The entry of part whole, its figures and its view."""
+"""The entry of part-whole capsules, its figures and its view."""

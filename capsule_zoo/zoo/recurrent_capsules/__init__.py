@@ -1,1 +1,1 @@
-"""The entry of recurrent capsules, its figures and its view."""
+"""The entry of recurrent capsules, and its figures."""

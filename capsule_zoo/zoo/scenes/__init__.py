@@ -1,1 +1,1 @@
-"""The entry of scenes, with its figures."""
+"""The entry of scenes, its figures and its view."""

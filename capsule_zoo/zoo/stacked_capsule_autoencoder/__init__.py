@@ -1,1 +1,1 @@
-"""The entry of stacked capsule autoencoder, its figures and its view."""
+"""The entry of stacked capsule autoencoders, and its figures."""

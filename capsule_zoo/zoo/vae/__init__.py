@@ -1,1 +1,1 @@
-"""The entry of vae, its figures and its view."""
+"""The entry of the VAE."""
