@@ -4,15 +4,18 @@ A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scene
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pyro
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
@@ -21,10 +24,12 @@ from capsule_zoo.experiments.common.findings import (
     calibration_error,
     mean_and_error,
     over_seeds,
+    reliability,
     single,
 )
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.guides import Peeling
+from capsule_zoo.guides.scenes.proposals import Found
 from capsule_zoo.inference import (
     Check,
     Checks,
@@ -35,10 +40,16 @@ from capsule_zoo.inference import (
     summarize,
 )
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.records import Number
+from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.entry import on_canvas
-from capsule_zoo.zoo.scenes.figures import counts_against_time, found_objects
+from capsule_zoo.zoo.scenes.figures import (
+    counts_against_time,
+    counts_by_number,
+    counts_reliability,
+    found_objects,
+)
 
 DATA = "multi-mnist:train=60000"
 APART = "multi-mnist:canvas=60,most=3,train=60000"
@@ -49,9 +60,11 @@ MARKS = (1, 2, 3, 5, 8, 12, 20, 30, 60)  # minutes
 WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
-MORE = (3, 4, 5)  # digits, of which no more than two were trained on
+SEEN = 2  # most digits of a scene that was trained on
+MORE = (3, 4, 5)  # digits
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
 PLACES = 0.1  # temperature of the places of attention
+NEAR = 2  # pixels about the strokes of a digit that belong to them too
 
 
 @dataclass(frozen=True)
@@ -95,8 +108,13 @@ def counts(options: Options, chosen: Settings) -> Result:
     for name in tuple(right):
         right[f"{name}_worst"] = min(tuple(outcome["numbers"][name]) for outcome in outcomes)
     found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
-    curves = [[(row[0], row[2][0]) for row in outcome["curve"]] for outcome in outcomes]
+    curves = [shares_of(outcome["curve"]) for outcome in outcomes]
     return Result(found, {"": counts_against_time(curves, PUBLISHED)})
+
+
+def shares_of(curve: Sequence[tuple[float, int, Number]]) -> list[tuple[float, int, float]]:
+    """Return a curve without the errors of its shares."""
+    return [(seconds, updates, number[0]) for seconds, updates, number in curve]
 
 
 def one_seed(job: Job[Settings]) -> dict[str, Any]:
@@ -182,15 +200,46 @@ def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int
     for number in MORE:
         sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
     found: dict[str, Any] = {}
+    answers: dict[str, list[Tensor]] = {}
     for suffix, (pair, test) in sets.items():
         for name, way in ways(pair).items():
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
             read = find_objects(way.model, way.guide, test.images, draws=draws)
-            right = right_counts(read, test)
-            apart = calibration_error(read.count_probabilities.amax(1), right)
+            right, chance = right_counts(read, test), read.count_probabilities.amax(1)
+            apart = calibration_error(chance, right)
             found.setdefault(f"count_accuracy{suffix}", {})[name] = mean_and_error(right)
             found.setdefault(f"count_calibration{suffix}", {})[name] = single(apart, len(right))
-    return Result(found)
+            own = torch.stack([test.objects.counts.float(), chance, right])
+            answers.setdefault(name, []).append(own)
+    together = {name: torch.cat(own, 1) for name, own in answers.items()}
+    for name, shares in by_number(together).items():
+        for number in range(SEEN + 1):
+            if f"{number}" in shares:
+                found.setdefault(f"count_accuracy_{number}_digits", {})[name] = shares[f"{number}"]
+    return Result(found, figures_of(together))
+
+
+def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
+    """Return the share of right counts for every true number, by way to read.
+
+    Args:
+        answers: by way, for each scene the true number, the probability of the most likely number
+            and 1 if that is right, (3, N).
+    """
+    return {
+        name: {f"{n:.0f}": mean_and_error(right[true == n]) for n in true.unique().tolist()}
+        for name, (true, _, right) in answers.items()
+    }
+
+
+def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
+    """Draw the counts by true number, and their reliability; see `by_number`."""
+    kinds: dict[str, dict[str, Numbers]] = {}
+    for name, (true, chance, right) in answers.items():
+        for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
+            kinds.setdefault(kind, {})[name] = reliability(chance[here], right[here])
+    shares = counts_by_number(by_number(answers), SEEN)
+    return {"by_number": shares, "reliability": counts_reliability(kinds)}
 
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=60)
@@ -224,6 +273,58 @@ def overlap(
     first = load(study.folders(options)["overlap"])
     test = load_dataset(OVERLAPPING, options.data_root).test
     return Result(by_quantity(rows), {"": found_objects(first, test.images)})
+
+
+@torch.no_grad()
+def preferred_wrong(entry: Entry, scenes: Split, draws: int) -> Number:
+    """Return the share of wrongly counted scenes in which the model prefers the wrong number.
+
+    It prefers it if log p(image, wrong number), found by the guide, exceeds log p(image, true
+    number), found from the true places. Both are of so many draws; see `log_evidence_of_truth`.
+    What is left are scenes that the guide alone gets wrong. The share is 0 if no count is wrong.
+
+    Args:
+        entry: scenes with `Peeling` as their guide.
+        scenes: scenes with their objects, no more than the model has slots.
+        draws: draws of the guide that are combined.
+    """
+    found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
+    wrong = right_counts(found, scenes) == 0
+    if not wrong.any():
+        return single(0.0)
+    told = (found.log_evidence + found.count_probabilities.amax(1).log())[wrong]
+    given = log_evidence_of_truth(entry, scenes[wrong], draws)
+    return mean_and_error((told > given).float())
+
+
+@torch.no_grad()
+def log_evidence_of_truth(entry: Entry, scenes: Split, draws: int, seed: int = 0) -> Tensor:
+    """Estimate log p(image, true number) of scenes from the true places, (N,), in nats.
+
+    For each digit the guide looks at a picture of its ink alone: the pixels that it shows, and
+    those within `NEAR` of them that no other digit shows. As in every count, one choice of slots
+    stands for all that are equal.
+
+    Args:
+        entry, scenes, draws: see `preferred_wrong`.
+    """
+    guide, known, logs = entry.guide_of(Peeling), scenes.objects, []
+    most, slots = known.classes.shape[1], entry.model.slots
+    alone = guide.on_model(entry.model.with_slots(1))
+    near = F.max_pool2d(known.masks.float(), 2 * NEAR + 1, stride=1, padding=NEAR)
+    near = near * ((known.numbers == 0)[:, None] | known.masks)
+    with seeded(seed):
+        for images, masks, classes in zip(
+            *(x.split(20) for x in (scenes.images, near, known.classes)), strict=True
+        ):
+            inks = [tiled(images * masks[:, slot, None], draws) for slot in range(most)]
+            proposals = [alone.found(ink).proposals[0] for ink in inks]
+            proposals += proposals[-1:] * (slots - most)
+            copies = tiled(images, draws)
+            on = tiled(F.pad((classes >= 0).to(images), (0, slots - most)), draws)[:, None]
+            weight = guide.log_weights(copies, Found(proposals, guide.backdrop(copies)), on)
+            logs.append(weight.unflatten(0, (draws, len(images))).logsumexp(0)[:, 0])
+    return torch.cat(logs) - math.log(draws)
 
 
 def one_overlap(
@@ -287,7 +388,7 @@ def beside_air(
                 found.setdefault(f"count_accuracy_{mark}_minutes", {})[name] = within[-1]
         found.setdefault("updates", {})[name] = single(curve[-1][1])
         found.setdefault("seconds", {})[name] = single(curve[-1][0])
-    lines = [[(seconds, number[0]) for seconds, _, number in c] for c in curves.values()]
+    lines = [shares_of(curve) for curve in curves.values()]
     return Result(found, {"": counts_against_time(lines, PUBLISHED, list(curves))})
 
 

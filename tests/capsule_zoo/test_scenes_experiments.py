@@ -1,6 +1,7 @@
 """Experiments on scenes and the command that segments, in miniature."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,12 +10,16 @@ from PIL import Image
 from sklearn.metrics import adjusted_rand_score
 
 from capsule_zoo.cli import main
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Options, find_experiment
+from capsule_zoo.experiments.common.findings import reliability
+from capsule_zoo.experiments.scenes import counts
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, at_drawn_places
 from capsule_zoo.experiments.scenes.guides import FITTED
 from capsule_zoo.experiments.scenes.segmentation import best_of_pieces, windows_of
+from capsule_zoo.inference import find_objects
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.zoo.scenes.entry import on_canvas
@@ -52,6 +57,23 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     assert result.metrics["count_accuracy_3_digits"].keys() == set(ways)
     for share, _, tested in result.metrics["count_calibration"].values():
         assert 0 <= share <= 1 and tested == 4
+    (axis,) = result.figures["by_number"].axes
+    assert {place for line in axis.lines[:1] for place in line.get_xdata()} <= {0, 1, 2, 3}
+    kinds = [axis.get_title() for axis in result.figures["reliability"].axes]
+    assert kinds == ["0 to 2 digits", "3 to 5 digits"]
+
+
+def test_ways_of_reading_by_number_and_in_bins_of_probability():
+    true, right = torch.tensor([0.0, 2, 2, 3]), torch.tensor([1.0, 1, 0, 1])
+    shares = counts.by_number({"peeling": torch.stack([true, torch.ones(4), right])})["peeling"]
+    assert {number: (share, n) for number, (share, _, n) in shares.items()} == {
+        "0": (1, 1), "2": (0.5, 2), "3": (1, 1)
+    }  # fmt: skip
+    found = reliability(torch.tensor([0.96, 0.94, 0.52, 1.0]), torch.tensor([1, 1, 0, 1]))
+    assert {place: (share, n) for place, (share, _, n) in found.items()} == {
+        "0.5200": (0, 1), "0.9667": (1, 3)
+    }  # fmt: skip
+    assert all(error > 0 for _, error, _ in found.values())
 
 
 def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
@@ -203,3 +225,33 @@ def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["segment", "run"])
     assert "finds no objects" in capsys.readouterr().err
+
+
+def test_the_evidence_of_an_object_that_fills_its_scene_is_that_of_the_guide():
+    """Its ink alone is the image; an empty scene is explained by nothing, in one way."""
+    entry = create("scenes", **{**small_sizes("scenes"), "slots": 1})
+    numbers = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)[:, None, None].expand(4, 12, 10)
+    known = Objects(numbers, 9 * numbers[:, :1, 0].long() - 1, torch.zeros(4, 1, 4))
+    scenes = Split(torch.rand(4, 1, 12, 10), objects=known)
+    estimate = counts.log_evidence_of_truth(entry, scenes, 3)
+    found = find_objects(entry.model, entry.guide, scenes.images, draws=3)
+    every = found.log_evidence[:, None] + found.count_probabilities.log()
+    torch.testing.assert_close(estimate, every.gather(1, known.counts[:, None])[:, 0])
+
+
+def test_a_wrong_number_that_the_model_prefers_is_told_from_a_search_that_failed(monkeypatch):
+    entry = create("scenes", **small_sizes("scenes"))
+    told = torch.eye(3)[[1, 2, 0, 0]]
+    found = SimpleNamespace(
+        counts=told.argmax(1), count_probabilities=told, log_evidence=-3 * torch.ones(4)
+    )
+    classes = torch.tensor([[1, 2], [1, 2], [3, -1], [3, 4]])  # the second is counted right
+    known = Objects(torch.zeros(4, 12, 10, dtype=torch.uint8), classes, torch.zeros(4, 2, 4))
+    scenes = Split(torch.zeros(4, 1, 12, 10), objects=known)
+    monkeypatch.setattr(counts, "find_objects", lambda *_, **__: found)
+    for nats, share in ((-4.0, 1), (-2.0, 0)):
+        given = lambda _, few, __, nats=nats: torch.full((len(few),), nats)  # noqa: E731
+        monkeypatch.setattr(counts, "log_evidence_of_truth", given)
+        assert counts.preferred_wrong(entry, scenes, 2)[::2] == (share, 3)
+    found.counts = known.counts
+    assert counts.preferred_wrong(entry, scenes, 2) == (0, None, 1)

@@ -1,18 +1,21 @@
 """Figures of scenes: what was found, every object in its color and box, and draws of the prior."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.data.scenes import boxes_of, masks_of
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import image_rows, panels, part_colors
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from capsule_zoo.records import Numbers
 
 ZOOM = 4  # pixels of a picture for each pixel of an image
 
@@ -54,21 +57,54 @@ def found_objects(entry: Entry, images: Tensor) -> "Figure":
 
 
 def counts_against_time(
-    curves: Sequence[Sequence[tuple[float, float]]], published: float, names: Sequence[str] = ()
+    curves: Sequence[Sequence[tuple[float, int, float]]],
+    published: float,
+    names: Sequence[str] = (),
 ) -> "Figure":
-    """Draw the share of right counts against minutes of training, a line for each run.
+    """Draw the share of right counts against minutes and against updates, a line for each run.
 
     Args:
-        curves: for each run, pairs of seconds and share.
+        curves: for each run, its seconds, updates and share.
         published: a published share, drawn as a level line.
         names: of the runs; by default the number of its seed.
     """
-    figure, ((axes,),) = panels(size=(4.5, 3))
+    figure, (axes,) = panels(2, size=(4, 3), sharey=True)
     names = names or [f"seed {number}" for number in range(len(curves))]
     for name, curve in zip(names, curves, strict=True):
-        seconds, share = zip(*curve, strict=True)
-        axes.plot([s / 60 for s in seconds], share, lw=1, marker=".", label=name)
-    axes.axhline(published, color="gray", ls="--", lw=1, label="attend, infer, repeat")
-    axes.set(xlabel="minutes of training", ylabel="share of counts that are right")
-    axes.legend(fontsize=7)
+        seconds, updates, share = zip(*curve, strict=True)
+        for axis, places in zip(axes, ([s / 60 for s in seconds], updates), strict=True):
+            axis.plot(places, share, lw=1, marker=".", label=name)
+    for axis, words in zip(axes, ("minutes of training", "updates"), strict=True):
+        axis.axhline(published, color="gray", ls="--", lw=1, label="attend, infer, repeat")
+        axis.set(xlabel=words)
+    axes[0].set_ylabel("share of counts that are right")
+    axes[0].legend(fontsize=7)
+    return figure
+
+
+def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
+    """Draw the share of right counts against the probability of the most likely number.
+
+    A dotted line shows where both are equal.
+
+    Args:
+        bins: by kind of scene and way to read, the share at each mean probability.
+    """
+    figure = number_curves(bins, "probability of the most likely number")
+    for axis, kind in zip(figure.axes, bins, strict=True):
+        axis.plot((0, 1), (0, 1), color="gray", ls=":", lw=1)
+        axis.set(ylabel="share of counts that are right", xticks=(0.25, 0.5, 0.75, 1))
+        axis.set(title=kind, xlim=(0.2, 1.03), ylim=(-0.03, 1.03))
+    return figure
+
+
+def counts_by_number(shares: "Mapping[str, Numbers]", seen: int) -> "Figure":
+    """Draw the share of right counts against the true number of objects, a line for each way.
+
+    Args:
+        shares: by way to read, the share at each number.
+        seen: the largest number that was trained on; a dotted line lies above it.
+    """
+    figure = number_curves({"share of counts that are right": shares}, "objects in the scene")
+    figure.axes[0].axvline(seen + 0.5, color="gray", ls=":", lw=1)
     return figure
