@@ -242,17 +242,17 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     return {"by_number": shares, "reliability": counts_reliability(kinds)}
 
 
-@experiment("scenes/overlap", data="multi-mnist", minutes=60)
+@experiment("scenes/overlap", data="multi-mnist", minutes=200)
 def overlap(
     options: Options,
     *,
-    seeds: int = 3,
-    apart: float = 10.0,
+    seeds: int = 5,
+    apart: float = 20.0,
     length: float = 10.0,
-    draws: int = 25,
+    draws: int = 50,
     sizes: Any = None,
 ) -> Result:
-    """Count 0 to 3 digits that may hide each other, in three ways (60 core-minutes).
+    """Count 0 to 3 digits that may hide each other, in three ways (200 core-minutes).
 
     Objects are first learned from scenes in which digits stand apart, because two digits that lie
     on each other are else learned as one object. Then pixels deviate by .2, before by .3.
