@@ -19,5 +19,6 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
         known: the allowed names.
     """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {list(known)}"
+    all_names = f"there are {list(known) or 'none'}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else all_names
     return f"unknown {kind} {name!r}; {hint}"

@@ -227,8 +227,18 @@ def find_experiment(name: str) -> Experiment:
     """
     known = list_experiments()
     if name not in known:
-        raise ValueError(unknown("experiment", name, known))
+        raise ValueError(". ".join(filter(None, [unknown("experiment", name, known), not_here()])))
     return _experiments[name]
+
+
+def not_here() -> str:
+    """Return how to get the zoo's experiments where they are not installed, elsewhere ""."""
+    if any(module.ispkg for module in pkgutil.iter_modules(__path__)):
+        return ""
+    return (
+        "The zoo's experiments lie in a checkout, not in the wheel: clone its repository and run "
+        "`pip install -e .` there"
+    )
 
 
 def reproduce(

@@ -16,7 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from capsule_zoo import guides
+import capsule_zoo.guides as guides
 from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters

@@ -112,6 +112,12 @@ except ValueError as error:
 else:
     raise AssertionError("the wheel was to leave these weights out")
 assert importlib.resources.files("capsule_zoo.weights").is_dir()
+try:
+    capsule_zoo.experiments.find_experiment("part-whole/guides")
+except ValueError as error:
+    assert "unknown experiment" in str(error) and "lie in a checkout" in str(error), error
+else:
+    raise AssertionError("the wheel was to leave the experiments out")
 print(*sorted(name for name in sys.modules if name.startswith("capsule_zoo")))
 """
     run = [sys.executable, "-I", "-c", code]

@@ -88,11 +88,13 @@ def reproduce(
 
 def _list() -> dict[str, str]:
     """Print all experiments, and return their summaries by name."""
-    from capsule_zoo.experiments import find_experiment, list_experiments
+    from capsule_zoo.experiments import find_experiment, list_experiments, not_here
 
     found = {name: find_experiment(name).summary for name in list_experiments()}
     print_list(found)
-    print("\nThe settings of one of them: capsule-zoo reproduce EXPERIMENT --settings")
+    print(
+        not_here() or "\nThe settings of one of them: capsule-zoo reproduce EXPERIMENT --settings"
+    )
     return found
 
 
