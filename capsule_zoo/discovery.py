@@ -161,8 +161,8 @@ def list_weights(pattern: str = "*") -> dict[str, Weights]:
         file = path.with_suffix(".safetensors")
         if fnmatch(path.stem, pattern) and file.is_file():
             card = {"data": "unknown data", **read_recipe(path.stem)}
-            told = {name: card[name] for name in ("entry", "data", "guide", "headline")}
-            found[path.stem] = Weights(path.stem, bytes=file.stat().st_size, **told)
+            known = {name: card[name] for name in ("entry", "data", "guide", "headline")}
+            found[path.stem] = Weights(path.stem, bytes=file.stat().st_size, **known)
     return found
 
 

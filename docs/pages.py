@@ -42,7 +42,7 @@ RESULTS = DOCS.parent / "results"
 OTHERS = "others"
 DIAGRAMS = "diagrams"
 COMMAND_LINE = ("__main__",)  # documented by `commands`
-FRONT = ("figures", "runs")  # sub-packages of capsule_zoo whose modules the reference lists
+FRONT = ("runs",)  # sub-packages of capsule_zoo whose modules the reference lists
 _COMMENT = re.compile(
     r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+)(?P<more>.*))? -->$", flags=re.MULTILINE
 )
@@ -192,7 +192,9 @@ def _measured(name: str, root: str) -> str:
     found = find_experiment(name)
     words = f"{found.summary}\n\n{remainder(found.function.__doc__)}"
     paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
-    shown = [f"![{path.stem}]({root}results/{path.as_posix()})\n" for path in paths]
+    shown = [
+        f"![{readme.in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths
+    ]
     table = readme.table(read_record(name, RESULTS))
     return "\n".join([f"### {name}", "", words, "", *shown, table])
 
@@ -232,13 +234,13 @@ def _modules_in(package: ModuleType) -> Iterator[str]:
 def _reference(module: ModuleType, names: list[str]) -> str:
     """Return the autodoc directives that document these names of a module.
 
-    What another layer defines is in the index by the page of that layer.
+    What another layer defines is in the index by the page of that layer, but families have none.
     """
     kinds = {True: "autoclass", False: "autofunction"}
     written = []
     for name in names:
         thing = getattr(module, name)
-        own = thing.__module__.startswith(module.__name__)
+        own = thing.__module__.startswith((module.__name__, "capsule_zoo.zoo."))
         kind = kinds[inspect.isclass(thing)]
         written.append(f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not own))
     return "\n".join(written)

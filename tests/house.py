@@ -1,9 +1,10 @@
 """Measurements of the house: its size, and which file imports which. `make house` prints them."""
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,11 @@ SHARED = (
     "models/units",
     "guides/per_image",
     "inference/training",
+    "inference/training/starts",
     "inference/evaluation",
+    "inference/objectives",
     "capsule_zoo/figures",
+    "capsule_zoo/runs",
     "experiments/common",
 )
 LAYERS = ("data", "models", "guides", "inference", "capsule_zoo", "experiments")
@@ -64,6 +68,17 @@ class House:
         kept = (f for f in self.files if f.partition("/")[0] not in without)
         return sum((self.root / file).read_text().count("\n") for file in kept)
 
+    @property
+    def lines_in_the_wheel(self) -> int:
+        """The number of lines of the package, without the experiments of families."""
+        packages = "capsule_zoo", *MAPPED
+        kept = (
+            f
+            for f in self.files
+            if f.partition("/")[0] in packages and not re.match("experiments/.*/", f)
+        )
+        return sum((self.root / file).read_text().count("\n") for file in kept)
+
     @cached_property
     def function_lines(self) -> list[int]:
         """The lengths of all functions, in lines without their docstrings."""
@@ -89,18 +104,26 @@ class House:
     @cached_property
     def imports(self) -> dict[str, set[str]]:
         """The files that each file imports when it is itself imported, by path."""
+        return self._imports({file: tree.body for file, tree in self.files.items()})
+
+    @cached_property
+    def used(self) -> dict[str, set[str]]:
+        """The files that each file imports at some time, in its functions too, by path."""
+        return self._imports({file: list(ast.walk(tree)) for file, tree in self.files.items()})
+
+    def _imports(self, nodes: Mapping[str, Sequence[ast.AST]]) -> dict[str, set[str]]:
         modules = {module_of(file): file for file in self.files}
         found: dict[str, set[str]] = defaultdict(set)
-        for file, tree in self.files.items():
-            for name in _imported(tree):
+        for file, own in nodes.items():
+            for name in _imported(own):
                 target = modules.get(name)
                 if target not in (None, file):
                     found[file].add(target)
         return found
 
     def users(self, file: str) -> set[str]:
-        """Return the files that import a file; the face of a package counts."""
-        return {user for user, used in self.imports.items() if file in used}
+        """Return the files that import a file at some time; the face of a package counts."""
+        return {user for user, used in self.used.items() if file in used}
 
     @property
     def lonely(self) -> list[str]:
@@ -158,9 +181,9 @@ def module_of(file: str) -> str:
     return f"capsule_zoo.{name}" if file.partition("/")[0] in MAPPED else name
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of modules that a file imports at its top level."""
-    for node in tree.body:
+def _imported(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Yield the names of modules that the import statements among some nodes name."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -208,6 +231,7 @@ def report(house: House) -> str:
             "experiments", "benchmarks", "docs"
         ),
         "lines of source with experiments": house.lines("benchmarks", "docs"),
+        "lines of Python in the wheel": house.lines_in_the_wheel,
         "lines of a function without its docstring, median": median(house.function_lines),
         "lines of a function without its docstring, ninth decile": quantiles(
             house.function_lines, n=10

@@ -8,11 +8,15 @@ from house import ROOT, House, report
 
 # Ceilings, not goals. They rose for scenes, curvature and routings. The goals are 36,000 and 44,000
 # lines, and 20 in the ninth decile.
-LINES = 39_458
-LINES_WITH_EXPERIMENTS = 48_946
+LINES = 39_462
+LINES_WITH_EXPERIMENTS = 48_960
 MEDIAN, NINTH_DECILE = 6, 18  # lines of a function without its docstring
 ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 5  # of the family that is spread widest
+# Files of shared folders that one file uses, and why they lie there.
+WITH_ONE_USER = {
+    "capsule_zoo/runs/cards.py": "a card is made of a run folder; the command only prints it"
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +29,11 @@ def test_no_files_import_each_other_in_a_circle(house):
 
 
 def test_imports_run_down(house):
-    assert len(house.upward) <= 2, house.upward
+    assert len(house.upward) <= 1, house.upward
 
 
 def test_a_shared_folder_holds_what_two_files_use(house):
-    assert house.lonely == []
+    assert set(house.lonely) == set(WITH_ONE_USER)
 
 
 def test_the_house_does_not_grow_past_its_ceilings(house):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from capsule_zoo.figures.grids import panels
+from capsule_zoo.report.markdown import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -47,7 +48,7 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             places = [float(place) for place in curves[name]]
             ticks.update(places)
             values, errors, _ = zip(*curves[name].values(), strict=True)
-            style = dict(fmt=".-", capsize=3, label=name.replace("_", " "))
+            style = dict(fmt=".-", capsize=3, label=in_words(name))
             axis.errorbar(places, values, [error or 0 for error in errors], **style)
         axis.set(xlabel=axis_label, ylabel=quantity, xticks=sorted(ticks))
     axes[0].legend(fontsize=8)
@@ -79,7 +80,7 @@ def error_curves(
             count = len(errors)
             error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
             mean = errors.mean(0)
-            (line,) = axis.plot(places, mean, label=name.replace("_", " "))
+            (line,) = axis.plot(places, mean, label=in_words(name))
             band = dict(color=line.get_color(), alpha=0.25, lw=0)
             axis.fill_between(places, mean - error, mean + error, **band)
         axis.plot(places, blank[title], "k:", label="blank image")
@@ -130,7 +131,7 @@ def changes(
                 if all(number is not None for number in numbers):
                     values = [0.0, *(number[0] for number in numbers if number)]
                     style = f"C{index % 10}{styles[index // 10]}"
-                    axis.plot([0.0, *amounts], values, style, label=name.replace("_", " "))
+                    axis.plot([0.0, *amounts], values, style, label=in_words(name))
             if not column:
                 axis.set_ylabel(label)
         unit = next(iter(places)).split("_")[2] if places else ""
@@ -170,7 +171,7 @@ def curves_on_log_scale(
     """
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():
-        axis.plot(x, y, marker=marker, label=name.replace("_", " "))
+        axis.plot(x, y, marker=marker, label=in_words(name))
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
     axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)

@@ -84,11 +84,11 @@ class Goal:
 
     def as_dict(self) -> dict[str, object]:
         """Return the row for readers and programs."""
-        told = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
+        shown = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
         ours = self.ours or {"value": None, "se": None}
         numbers = {"ours": ours["value"], "se": ours["se"]}
         return {
-            **{n: getattr(self, n) for n in told},
+            **{n: getattr(self, n) for n in shown},
             **numbers,
             "record": f"{self.record}:{self.metric}",
         }

@@ -92,7 +92,7 @@ def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
         }
         for axis in figure.axes
     ]
-    assert lines[0] == lines[1] and set(lines[0]) == {"em", "own way"}
+    assert lines[0] == lines[1] and set(lines[0]) == {"EM", "own way"}
     assert len({color for color, _ in lines[0].values()}) == 2
     assert [axis.get_ylabel() for axis in figure.axes] == ["error", "again"]
     bars = figure.axes[0].containers[1][2][0].get_segments()

@@ -7,15 +7,15 @@ import torch
 from capsule_zoo.guides import EMConstellations, PartReader, PerceptronObjects, StackedCapsuleGuide
 from capsule_zoo.guides.parts.part_reader import Proposal
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads
-from capsule_zoo.inference.training.starts.clustered_objects import (
-    posterior_codes,
-    start_objects,
-    to_parameters,
-)
 from capsule_zoo.inference.training.starts.factor_analyzers import FactorAnalyzers
 from capsule_zoo.models import Capsules, StackedCapsuleAutoencoder, poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.sizes import sized
+from capsule_zoo.zoo.stacked_capsule_autoencoder.clustered_objects import (
+    posterior_codes,
+    start_objects,
+    to_parameters,
+)
 
 NUMBER, PARTS = 300, 4
 

@@ -16,10 +16,10 @@ from capsule_zoo.guides import (
 from capsule_zoo.guides.parts.guide import Above
 from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage
-from capsule_zoo.inference.training.starts.clustered_objects import start_objects
 from capsule_zoo.models import StackedCapsuleAutoencoder, check_one_of
 from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes, sized
+from capsule_zoo.zoo.stacked_capsule_autoencoder.clustered_objects import start_objects
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
 MODELS: dict[str, dict[str, Any]] = {
