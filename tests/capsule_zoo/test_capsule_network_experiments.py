@@ -23,12 +23,13 @@ def few(monkeypatch, unpainted):
     return data
 
 
-def test_mnist_reads_the_same_weights_by_every_routing(tmp_path):
-    metrics, figures = names_in_record("capsule-network/mnist", QUICK, tmp_path)
+@pytest.mark.parametrize("name", ["capsule-network/mnist", "capsule-network/paper"])
+def test_the_same_weights_are_read_by_every_routing(name, tmp_path):
+    metrics, figures = names_in_record(name, QUICK, tmp_path)
     errors = {f"error_{routing}" for routing in ROUTINGS}
     assert metrics == errors | {"test_error", "validation_error", "squared_error", "parameters"}
     assert figures == {"reconstructions", "dimensions"}
-    found = read_record("capsule-network/mnist", tmp_path)["metrics"]
+    found = read_record(name, tmp_path)["metrics"]
     assert found["test_error"] == found["error_dynamic"]
 
 

@@ -11,7 +11,6 @@ from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.constellations import headline as experiment
-from capsule_zoo.experiments.constellations import headline as learning
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
@@ -157,7 +156,7 @@ def test_training_of_a_guide_leaves_learned_templates_as_em_found_them():
 def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
     settings = dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16, proposals=3)
     options = Options(progress=False, processes=1, runs=tmp_path)
-    result = learning.learned(options, **settings)
+    result = find_experiment("constellations/learned")(options, **settings)
     metrics, _ = flatten(result.metrics)
     assert metrics["segmentation_exact_01"]["value"] > 0.9
     assert 0.03 < metrics["found_noise_01"]["value"] < 0.2

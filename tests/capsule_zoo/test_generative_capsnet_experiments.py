@@ -54,10 +54,13 @@ def small(monkeypatch):
     return few
 
 
-@pytest.mark.parametrize("name", ["shift", "rotate", "one-shot"])
-def test_a_record_holds_every_decoder_inside_and_outside(small, unpainted, tmp_path, name):
-    _, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **SMALL)
-    metrics = read_record(f"generative-capsnet/{name}", tmp_path)["metrics"]
+@pytest.mark.parametrize(
+    "experiment",
+    ["generative-capsnet/shift", "generative-capsnet/rotate", "generative-capsnet/one-shot"],
+)
+def test_a_record_holds_every_decoder_inside_and_outside(small, unpainted, tmp_path, experiment):
+    _, path = reproduce(experiment, OPTIONS, folder=tmp_path, **SMALL)
+    metrics, name = read_record(experiment, tmp_path)["metrics"], experiment.partition("/")[2]
     suffixes = ("", "_antidiagonal") if name == "shift" else ("",)
     for decoder in DECODERS:
         for digit in RARE:
@@ -170,11 +173,16 @@ def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_pat
         Lengths(protocols=("rotat",))
 
 
-@pytest.mark.parametrize("name, protocol", [("shift-at-length", "shift"), ("variants", "rotate")])
-def test_a_record_at_length_holds_its_own_experiment_and_decoders(small, tmp_path, name, protocol):
+@pytest.mark.parametrize(
+    "experiment, protocol",
+    [("generative-capsnet/shift-at-length", "shift"), ("generative-capsnet/variants", "rotate")],
+)
+def test_a_record_at_length_holds_its_own_protocol_and_decoders(
+    small, tmp_path, experiment, protocol
+):
     how = {**SMALL, "seeds": 1, "fitting": FAST, "capsules": {**CAPSULES, "channels": 2}}
-    _, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **how)
-    record = read_record(f"generative-capsnet/{name}", tmp_path)
+    _, path = reproduce(experiment, OPTIONS, folder=tmp_path, **how)
+    record, name = read_record(experiment, tmp_path), experiment.partition("/")[2]
     assert record["settings"]["protocols"] == [protocol]
     runs = record["tables"]["training"]["steps"]
     trained = [run.removeprefix(f"{protocol}_") for run in runs]

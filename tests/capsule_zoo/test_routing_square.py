@@ -34,12 +34,15 @@ def entry_of(name, few, routing):
     return create(name, **{**sizes, "image_shape": few.image_shape}, routing=routing)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize(
+    "name", ["capsule-network/routing-square", "matrix-capsules/routing-square"]
+)
 def test_every_routing_reads_every_training(name, tmp_path):
-    small = {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
+    sizes = small_sizes(name.partition("/")[0])
+    small = {k: v for k, v in sizes.items() if k not in ("image_shape", "classes")}
     names = ("dynamic", "self")
     how = dict(routings=names, seeds=1, steps=2, images=12, votes=6, tightened=1, sizes=small)
-    found, figures = names_in_record(f"{name}/routing-square", QUICK, tmp_path, **how)
+    found, figures = names_in_record(name, QUICK, tmp_path, **how)
     pairs = {f"{trained}_{read}" for trained in names for read in names}
     square = {
         f"{q}_{p}" for q in ("error", "calibration", "free_energy", "agreement") for p in pairs

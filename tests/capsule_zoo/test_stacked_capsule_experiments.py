@@ -81,14 +81,22 @@ def test_ablations_record_every_variant():
     del small["image_shape"]
     settings = dict(data="digits", steps=6, probed=60, tested=30, sizes=small)
     options = Options(progress=False, processes=1)
-    result = find_experiment(f"{NAME}/ablations")(options, **settings)
+    result = find_experiment("stacked-capsule-autoencoder/ablations")(options, **settings)
     assert set(result.metrics["probe_presence"]) == {*experiments.ABLATIONS, "random_start"}
     assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
-@pytest.mark.parametrize("data", ["mnist", "affnist", "cifar10"])
-def test_both_models_are_trained_for_equal_times_and_measured(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stacked-capsule-autoencoder/mnist",
+        "stacked-capsule-autoencoder/affnist",
+        "stacked-capsule-autoencoder/cifar10",
+    ],
+)
+def test_both_models_are_trained_for_equal_times_and_measured(name, tmp_path, monkeypatch):
+    data = name.partition("/")[2]
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
     monkeypatch.setattr(experiments, "photographs", lambda *a: few_digits(50, 30, 12))
     monkeypatch.setattr(experiments, "DEGREES", (0, 90))
@@ -97,12 +105,12 @@ def test_both_models_are_trained_for_equal_times_and_measured(data, tmp_path, mo
     for own in sizes.values():
         own.pop("image_shape", None)
     settings = dict(probed=40, tested=20, curved=10, sizes=sizes)
-    metrics, figures = names_in_record(f"{NAME}/{data}", options, tmp_path, **settings)
-    for name in ("stacked_capsule_autoencoder", "part_whole"):
+    metrics, figures = names_in_record(name, options, tmp_path, **settings)
+    for entry in ("stacked_capsule_autoencoder", "part_whole"):
         for quantity in ("steps", "core_minutes", "probe_presence", "clusters_presence"):
-            assert f"{quantity}_{name}" in metrics
-        assert (f"moved_presence_pose_{name}" in metrics) == (data == "mnist")
-        assert (f"rotation_{name}_90" in metrics) == (data == "mnist")
+            assert f"{quantity}_{entry}" in metrics
+        assert (f"moved_presence_pose_{entry}" in metrics) == (data == "mnist")
+        assert (f"rotation_{entry}_90" in metrics) == (data == "mnist")
     assert ("training_images" in metrics) == (data == "cifar10")
     assert "reconstructions" in figures and ("rotations" in figures) == (data == "mnist")
 
