@@ -4,6 +4,7 @@ The work is done in `capsule_zoo.runs`.
 """
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,16 +152,10 @@ def evaluate(
       capsule-zoo evaluate runs/part-whole-digits-0
       capsule-zoo evaluate runs/part-whole-mnist-0 --data rotated-mnist --particles 1000 --json
     """
-    from capsule_zoo.runs import folder as runs
-    from capsule_zoo.runs import measurements
+    from capsule_zoo.runs.measurements import evaluate_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
-    found = measurements.evaluate_run(entry, dataset, images=images, particles=particles, seed=seed)
-    runs.note(folder, "evaluate", found)
-    print_metrics(found)
-    if not found.get("is_bound", True):
-        print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
-    print_json(as_json, found)
+    how: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
+    _measure(evaluate_run, run, data, data_root, tests=True, as_json=as_json, **how)
 
 
 def error_rate(
@@ -179,14 +174,9 @@ def error_rate(
       capsule-zoo error-rate runs/cnn-digits-0
       capsule-zoo error-rate matrix-capsules-mnist --data affnist --images 2000
     """
-    from capsule_zoo.runs import folder as runs
-    from capsule_zoo.runs import measurements
+    from capsule_zoo.runs.measurements import error_rate_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
-    found = measurements.error_rate_run(entry, dataset, images=images)
-    runs.note(folder, "error_rate", found)
-    print_metrics(found)
-    print_json(as_json, found)
+    _measure(error_rate_run, run, data, data_root, tests=True, images=images, as_json=as_json)
 
 
 def log_partition(
@@ -211,16 +201,10 @@ def log_partition(
       capsule-zoo log-partition runs/capsule-rbm-digits-0
       capsule-zoo log-partition capsule-rbm-mnist --temperatures 1000
     """
-    from capsule_zoo.runs import folder as runs
-    from capsule_zoo.runs import measurements
+    from capsule_zoo.runs.measurements import log_partition_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
-    found = measurements.log_partition_run(
-        entry, dataset, images=images, chains=chains, temperatures=temperatures, seed=seed
-    )
-    runs.note(folder, "log_partition", found)
-    print_metrics(found)
-    print_json(as_json, found)
+    how: dict[str, Any] = dict(images=images, chains=chains, temperatures=temperatures, seed=seed)
+    _measure(log_partition_run, run, data, data_root, as_json=as_json, **how)
 
 
 def anneal(
@@ -254,16 +238,11 @@ def anneal(
       capsule-zoo anneal runs/vae-digits-0
       capsule-zoo anneal recurrent-capsules-mnist --images 10 --chains 8 --temperatures 200
     """
-    from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.annealing import anneal_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
-    settings: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
-    settings |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
-    found = anneal_run(entry, dataset, **settings)
-    runs.note(folder, "anneal", found)
-    print_metrics(found)
-    print_json(as_json, found)
+    how: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
+    how |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
+    _measure(anneal_run, run, data, data_root, as_json=as_json, **how)
 
 
 def compare(
@@ -397,6 +376,21 @@ def publish(
 
     path = cards.publish(run, name, record or [], data_root, into=into, overwrite=overwrite)
     print(f"card written to {path}")
+
+
+def _measure(
+    measure: Callable[..., dict], *where: Any, tests: bool = False, as_json: bool, **how: Any
+) -> None:
+    """Measure the run at `where`, add the result to its metrics.json, and print it."""
+    from capsule_zoo.runs import folder as runs
+
+    entry, dataset, folder = runs.open_run(*where, only_tests=tests)
+    found = measure(entry, dataset, **how)
+    runs.note(folder, measure.__name__.removesuffix("_run"), found)
+    print_metrics(found)
+    if not found.get("is_bound", True):
+        print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
+    print_json(as_json, found)
 
 
 def _names(words: str) -> list[str]:
