@@ -27,6 +27,7 @@ from capsule_zoo.cli.options import (
     read_settings,
 )
 
+_Where = tuple[str, str | None, Path | None]
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
 
 
@@ -155,7 +156,7 @@ def evaluate(
     from capsule_zoo.runs.measurements import evaluate_run
 
     how: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
-    _measure(evaluate_run, run, data, data_root, tests=True, as_json=as_json, **how)
+    _measure(evaluate_run, (run, data, data_root), tests=True, as_json=as_json, **how)
 
 
 def error_rate(
@@ -176,7 +177,7 @@ def error_rate(
     """
     from capsule_zoo.runs.measurements import error_rate_run
 
-    _measure(error_rate_run, run, data, data_root, tests=True, images=images, as_json=as_json)
+    _measure(error_rate_run, (run, data, data_root), tests=True, images=images, as_json=as_json)
 
 
 def log_partition(
@@ -204,7 +205,7 @@ def log_partition(
     from capsule_zoo.runs.measurements import log_partition_run
 
     how: dict[str, Any] = dict(images=images, chains=chains, temperatures=temperatures, seed=seed)
-    _measure(log_partition_run, run, data, data_root, as_json=as_json, **how)
+    _measure(log_partition_run, (run, data, data_root), as_json=as_json, **how)
 
 
 def anneal(
@@ -242,7 +243,7 @@ def anneal(
 
     how: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
     how |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
-    _measure(anneal_run, run, data, data_root, as_json=as_json, **how)
+    _measure(anneal_run, (run, data, data_root), as_json=as_json, **how)
 
 
 def compare(
@@ -379,7 +380,7 @@ def publish(
 
 
 def _measure(
-    measure: Callable[..., dict], *where: Any, tests: bool = False, as_json: bool, **how: Any
+    measure: Callable[..., dict], where: _Where, tests: bool = False, *, as_json: bool, **how: Any
 ) -> None:
     """Measure the run at `where`, add the result to its metrics.json, and print it."""
     from capsule_zoo.runs import folder as runs
