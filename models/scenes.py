@@ -456,7 +456,8 @@ class Scenes(Model):
             slots, rate: see `with_slots`.
         """
         check_at_least(1, height=height, width=width)
-        space = ImageSpace((self.image_shape[0], height, width))
+        shape, missing = (self.image_shape[0], height, width), self.missing_fill is not None
+        space = ImageSpace(shape, may_miss=missing)
         return self.sharing_parameters(space=space).with_slots(slots or self.slots, rate)
 
     def with_slots(self, slots: int, rate: float | None = None) -> "Scenes":
@@ -575,11 +576,15 @@ class Scenes(Model):
     def log_likelihood(self, images: Tensor, means: Tensor) -> Tensor:
         """Compute log p(image | mean), (B, M), of images (B, C, H, W) and means (B, M, C, H, W).
 
-        It is the log density of `image_law` in half of the time.
+        It is the log density of `image_law` in half of the time. A pixel that is NaN is left out.
         """
-        error = (images[:, None] - means).square().flatten(2).sum(-1)
-        constant = images[0].numel() * math.log(self.sigma_image * math.sqrt(math.tau))
-        return -0.5 * error / self.sigma_image**2 - constant
+        error, missing = images[:, None] - means, images.new_zeros(())
+        if self.missing_fill is not None:
+            hidden = images[:, None].isnan()
+            error, missing = torch.where(hidden, 0, error), hidden.flatten(2).sum(-1).to(error)
+        each = math.log(self.sigma_image * math.sqrt(math.tau))
+        constant = images[0].numel() * each - missing * each
+        return -0.5 * error.square().flatten(2).sum(-1) / self.sigma_image**2 - constant
 
     def placed(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""
@@ -592,6 +597,8 @@ class Scenes(Model):
             found = moved(whole, drawn.pose, size, self.usual(drawn.pose))
             color, cover, inside = found.split([self.image_shape[0], 1, 1], -3)
             color = color / inside.clamp_min(1e-3)
+        if not self.thing.means_in_range:
+            cover = cover.clamp(0, 1)
         if drawn.color is not None:
             color = drawn.color.expand(*batch, -1).sigmoid()[..., None, None]
         depth = None if drawn.depth is None else drawn.depth.expand(batch)[..., None]

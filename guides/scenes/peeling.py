@@ -132,6 +132,7 @@ class Peeling(WindowReader):
     def _peeled(self, images: Tensor, ground: Proposal) -> list[Proposal]:
         """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
+        whole = self.whole(images)
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for slot in range(self.model.slots):
@@ -142,7 +143,7 @@ class Peeling(WindowReader):
             left = self.unexplained(images, canvas).detach()
             seen = blurred(left, deviation)
             if self.model.tinted:
-                left = left * alike(images, color_at(images, blurred(left, 1.0) * seen))
+                left = left * alike(whole, color_at(whole, blurred(left, 1.0) * seen))
                 seen = blurred(left, deviation)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = focus(seen, drawn)
@@ -159,7 +160,7 @@ class Peeling(WindowReader):
             others[:, number] = 0
             left = self.unexplained(images, self._canvas(proposals, ground, others))
             if proposal.drawn.color is not None:
-                left = left * alike(images, proposal.drawn.color.detach().sigmoid())
+                left = left * alike(self.whole(images), proposal.drawn.color.detach().sigmoid())
             pose = proposal.drawn.pose.detach()
             proposals[number] = self.propose(number, self._read, images, left, pose)
         return proposals
@@ -173,6 +174,6 @@ class Peeling(WindowReader):
     def _read(self, images: Tensor, left: Tensor, about: Tensor, plate: pyro.plate) -> None:
         """Draw an object of each scene from a look about a pose at what is left unexplained."""
         around = torch.cat([about[:, :1] + math.log(self.wide), about[:, 1:]], -1)
-        both, usual = torch.cat([left, images], 1), self.model.usual(images)
+        both, usual = torch.cat([left, self.whole(images)], 1), self.model.usual(images)
         seen = crop(both, around, (self.glimpse,) * 2, usual)
         self.read(images, left, about, self.where(self.look(seen)), plate)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
+from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import latent_sites, log_density, log_score
 from capsule_zoo.models.scenes import (
@@ -239,6 +240,18 @@ class SceneGuide(Guide[Scenes]):
     """
 
     auxiliary = True
+    fill: Tensor | float | None = None
+
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Self:
+        """Return the guide with the same parameters for images in which NaN marks a missing pixel.
+
+        Networks see `fill` there. It is not scored, nor unexplained, so that no slot looks there.
+        """
+        return self.sharing_parameters(_model=(self.model.with_missing_pixels(),), fill=fill)
+
+    def whole(self, images: Tensor) -> Tensor:
+        """Return images with `fill` in place of missing pixels."""
+        return images if self.fill is None else filled(images, self.fill)
 
     def with_enumerated_presences(self) -> Self:
         """Return the guide with the same parameters whose sites are the proposals of all slots.

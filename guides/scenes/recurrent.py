@@ -105,10 +105,11 @@ class AttendInferRepeat(WindowReader):
         left = self.unexplained(images, ground.drawn)
         about = images.new_zeros(len(images), self.model.pose_size)
         last, state = images.new_zeros(len(images), self.last), None
+        whole = self.whole(images).flatten(1)
         proposals: list[Proposal] = []
         states = []
         for slot in range(self.model.slots):
-            state = self.cell(torch.cat([images.flatten(1), last], -1), state)
+            state = self.cell(torch.cat([whole, last], -1), state)
             states.append(state[0])
             look = left, about, self.where(state[0])
             proposals.append(self.propose(slot, self.read, images, *look))
@@ -124,6 +125,6 @@ class AttendInferRepeat(WindowReader):
         log_q = prefix_log_probs(self.stay(states)[..., 0])
         rows = images.new_ones(slots + 1, slots).tril(-1)
         weight = self.log_weights(images, found, rows)
-        seen = torch.cat([images.flatten(1), states.mean(1)], -1).detach()
+        seen = torch.cat([self.whole(images).flatten(1), states.mean(1)], -1).detach()
         baseline = weight[:, 0].detach() + _UNIT * self.expected(seen)[:, 0]
         return SubsetLaw(weight, rows, self.model.inner, log_q, baseline)

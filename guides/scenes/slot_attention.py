@@ -114,7 +114,7 @@ class SlotAttention(WindowReader):
         noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         ground = self.backdrop(images)
         left = self.unexplained(images, ground.drawn)
-        slots, middles = self.attended(images, left, noise)
+        slots, middles = self.attended(self.whole(images), left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
         proposals = [self.propose(s, self.read, images, left, *x) for s, x in enumerate(looks)]

@@ -34,13 +34,14 @@ def pose_head(inputs: int, numbers: int) -> nn.Linear:
 def medians(images: Tensor, grid: int) -> Tensor:
     """Return the median colors of images (B, C, H, W) about the places of a grid, (B, C grid^2).
 
-    A neighborhood is three cells wide, so that a stroke covers less than half of it.
+    A neighborhood is three cells wide, so that a stroke covers less than half of it. Pixels that
+    are NaN are left out.
     """
     if grid == 1:
-        return images.flatten(2).median(-1).values
+        return images.flatten(2).nanmedian(-1).values
     cells = F.interpolate(images, (2 * grid, 2 * grid), mode="area")
     near = F.pad(cells, (2, 2, 2, 2), mode="replicate").unfold(2, 6, 2).unfold(3, 6, 2)
-    return near.flatten(4).median(-1).values.flatten(1)
+    return near.flatten(4).nanmedian(-1).values.flatten(1)
 
 
 class MedianTones(Guide[Tones]):
@@ -53,7 +54,7 @@ class MedianTones(Guide[Tones]):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         """Draw the logits of the colors of images (B, C, H, W)."""
         dim = self.model.plate_dims["images"]
-        median = medians(images, self.model.grid).clamp(0.01, 0.99).logit()
+        median = medians(images, self.model.grid).nan_to_num(0.5).clamp(0.01, 0.99).logit()
         mean = median.reshape(len(median), *(1,) * (-1 - dim), -1)
         with pyro.plate("images", len(images), dim=dim):
             pyro.sample("tones", dist.Normal(mean, self.spread.exp()).to_event(1))
@@ -104,6 +105,8 @@ class WindowReader(SceneGuide):
 
     def unexplained(self, images: Tensor, canvas: Tensor) -> Tensor:
         """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""
+        if self.fill is not None:
+            images = torch.where(images.isnan(), canvas, images)
         if images.shape[1] == 1 and self.model.ground == "black":
             return (images - canvas).clamp(0, 1)
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
@@ -115,7 +118,8 @@ class WindowReader(SceneGuide):
     def _read_ground(self, images: Tensor, plate: pyro.plate) -> None:
         """Draw the sites of the ground, if it has some."""
         if self.ground_reader is not None and self.model.ground_model is not None:
-            self.ground_reader.forward(enlarged(images, self.model.ground_model.image_shape[1:]))
+            seen = images if isinstance(self.model.ground, Tones) else self.whole(images)
+            self.ground_reader.forward(enlarged(seen, self.model.ground_model.image_shape[1:]))
 
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate
@@ -127,7 +131,7 @@ class WindowReader(SceneGuide):
             about: poses, (B, 3 or 4).
             looked: means and log deviations, (B, 2 * sum of `numbers`).
         """
-        model = self.model
+        model, images = self.model, self.whole(images)
         usual = model.usual(images)
         means, deviations = looked.chunk(2, -1)
         means, deviations = (x.split(self.numbers, -1) for x in (means, deviations.exp()))

@@ -93,7 +93,8 @@ def find_objects(
             f"guide must propose objects, as Peeling does, to find objects in a scene; "
             f"{type(guide).__name__} does not"
         )
-    model.space.check(images)
+    for each in (model, guide.model):
+        each.space.check(images)
     keep_memory()
     rows = max(1, batch_size // draws)
     with seeded(seed):
@@ -122,7 +123,7 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
     mean, owners, cover = shown(model, on, pictures, ground)
-    left = (mean - images).square().flatten(1).mean(1)
+    left = (mean - images).square().flatten(1).nanmean(1)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
     return posterior, on > 0, pose, owners, cover, left, evidence - draws_less

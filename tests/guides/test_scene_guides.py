@@ -15,6 +15,7 @@ from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.objectives import summed_presences
 from capsule_zoo.inference.posterior.annealing.path import Given
+from capsule_zoo.inference.posterior.fill_in import fill_in
 from capsule_zoo.models.common import chunks
 from capsule_zoo.models.scenes import subsets_of
 from capsule_zoo.registry import create, small_sizes
@@ -118,6 +119,49 @@ def test_objects_are_found_by_every_guide(name):
     found = find_objects(entry.model, entry.guide, images, draws=3)
     torch.testing.assert_close(found.count_probabilities.sum(-1), images.new_ones(4))
     assert found.log_evidence.isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture")])
+@pytest.mark.parametrize("name", GUIDES)
+def test_missing_pixels_are_left_out(name, sizes):
+    entry, images = small(name, **sizes)
+    pair = entry.model.with_missing_pixels(), entry.guide.with_missing_pixels()
+    entry.objective.load_state_dict({"done": 400})
+    torch.manual_seed(2)
+    observed = torch.rand(4, 1, 12, 10) < 0.5
+    half, values = images.where(observed, torch.nan), []
+    for model, guide, seen in [(entry.model, entry.guide, images), (*pair, images), (*pair, half)]:
+        torch.manual_seed(1)
+        loss = entry.objective.differentiable_loss(model, guide, seen)
+        loss.backward()
+        with torch.no_grad():
+            found = find_objects(model, guide, seen, draws=2)
+        slopes = [p.grad.clone() for p in guide.parameters() if p.grad is not None]
+        guide.zero_grad(set_to_none=True)
+        assert all(slope.isfinite().all() for slope in slopes)
+        assert found.unexplained.isfinite().all()
+        values.append([loss.detach(), found.log_evidence, *slopes])
+    for plain, switched in zip(values[0], values[1], strict=True):
+        assert torch.equal(plain, switched)
+    found, rows = guide.found(half), subsets_of(entry.model.slots, images)
+    means = model.blend(rows, found.pictures, found.ground.drawn)
+    density = torch.distributions.Normal(means, model.sigma_image).log_prob(images[:, None])
+    of_each = (density * observed[:, None]).flatten(2).sum(-1) + found.log_ratio @ rows.T
+    of_each = of_each + model.presence_law(images).log_prob(rows) + found.ground.log_ratio[:, None]
+    torch.testing.assert_close(guide.log_weights(half, found, rows), of_each)
+    filled = fill_in(entry.model, entry.guide, images, observed, num_particles=4)
+    assert filled.images.isfinite().all() and filled.log_hidden.isfinite().all()
+
+
+def test_no_slot_looks_at_missing_pixels_and_grounds_are_medians_of_the_others():
+    entry, _ = small("peeling", image_shape=(3, 12, 10), ground="picture", slots=1)
+    images = torch.full((2, 3, 12, 10), 0.7).double()
+    images[:, :, 1:4, 1:4] = torch.tensor([0.0, 1.0]).double()[:, None, None, None]
+    images[:, :, 5:] = torch.nan
+    guide = entry.guide.with_missing_pixels()
+    left = guide.unexplained(images, torch.full_like(images, 0.7))
+    assert left[:, :, 5:].max() == 0 and left[:, :, 1:4, 1:4].min() > 0.2
+    torch.testing.assert_close(medians(images, 1), torch.full((2, 3), 0.7).double())
 
 
 def test_air_refuses_another_canvas_and_slot_attention_takes_it():
