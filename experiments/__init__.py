@@ -236,7 +236,7 @@ def not_here() -> str:
     if any(module.ispkg for module in pkgutil.iter_modules(__path__)):
         return ""
     return (
-        "The zoo's experiments lie in a checkout, not in the wheel: clone its repository and run "
+        "Experiments lie in a checkout of the zoo, not in the wheel: clone its repository and run "
         "`pip install -e .` there"
     )
 
