@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.networks.leading import classes_of_pairs
+from capsule_zoo.models.networks.leading import PairsOfImages
 from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
 
 PER_SQUARED_ERROR = 0.0005  # the paper's weight of the reconstruction in units of the margin loss
@@ -127,7 +127,7 @@ class CapsuleNetwork(Model):
         check_labels(labels, self.num_classes)
 
 
-class OverlappingCapsuleNetwork(CapsuleNetwork):
+class OverlappingCapsuleNetwork(PairsOfImages, CapsuleNetwork):
     """The capsule network for two images, one laid over the other (section 6 of the paper).
 
     The capsules of a pair are inferred from the overlay of an image and the one before it in the
@@ -135,6 +135,3 @@ class OverlappingCapsuleNetwork(CapsuleNetwork):
     of the image's own class; the paper draws both images of a pair. An image is the first of one
     pair and the second of another, so that each is drawn.
     """
-
-    def present(self, labels: Tensor) -> Tensor:
-        return classes_of_pairs(labels, self.num_classes)

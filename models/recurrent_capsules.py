@@ -56,7 +56,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.networks.leading import classes_of_pairs, joined, with_previous
+from capsule_zoo.models.networks.leading import PairsOfImages, joined
 from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
@@ -323,18 +323,12 @@ class RecurrentCapsules(Model):
             )
 
 
-class OverlappingCapsules(RecurrentCapsules):
+class OverlappingCapsules(PairsOfImages, RecurrentCapsules):
     """Recurrent capsules that know the classes of two images, one laid over the other.
 
     The model draws each image, as `RecurrentCapsules` do. The margin loss asks for the classes of
     the image and of the one before it in the batch, whose overlay the capsules see.
     """
-
-    def seen(self, images: Tensor) -> Tensor:
-        return with_previous(images)
-
-    def present(self, labels: Tensor) -> Tensor:
-        return classes_of_pairs(labels, self.num_classes)
 
 
 def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:

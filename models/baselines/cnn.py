@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier, standardized
-from capsule_zoo.models.networks.leading import classes_of_pairs, over_leading, with_previous
+from capsule_zoo.models.networks.leading import PairsOfImages
 
 
 class ConvolutionalClassifier(Classifier):
@@ -117,21 +117,13 @@ class EqualClassifier(Classifier):
         return self.read(self.layers(self.stem(images)).flatten(1))
 
 
-class OverlappingEqualClassifier(EqualClassifier):
+class OverlappingEqualClassifier(PairsOfImages, EqualClassifier):
     """The `EqualClassifier` of two images, one laid over the other, that names the classes of both.
 
     The overlay is of an image and the one before it in the batch. There is one logit for each
-    class, and `label` is what `classes_of_pairs` makes of the labels.
+    class, and `label` is 1 for the classes of both.
     """
 
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        self.check_labels(labels)
-        present = None if labels is None else classes_of_pairs(labels, self.num_classes)
-        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-            images = self.sample_images(images)
-            scores = over_leading(self.scores, with_previous(images), event_dim=3)
-            law = dist.Bernoulli(logits=scores).to_event(1)
-            pyro.sample("label", law, obs=None if present is None else present.to(scores))
-        return images
+    def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
+        present = None if labels is None else self.present(labels).to(scores)
+        pyro.sample("label", dist.Bernoulli(logits=scores).to_event(1), obs=present)

@@ -62,8 +62,12 @@ class Classifier(Model):
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
             images = self.sample_images(images)
-            scores = over_leading(self.scores, images, event_dim=3)
+            scores = over_leading(self.scores, self.seen(images), event_dim=3)
             self.sample_label(scores, labels)
+        return images
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Return what the scores are computed from, of images (*batch, C, H, W): the images."""
         return images
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:

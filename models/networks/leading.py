@@ -56,6 +56,13 @@ def with_previous(values: Tensor) -> Tensor:
     return torch.maximum(values, values.roll(1, 0))
 
 
-def classes_of_pairs(labels: Tensor, classes: int) -> Tensor:
-    """Return 1 for the classes that are in each pair and 0 for others, (B, classes)."""
-    return with_previous(F.one_hot(labels, classes))
+class PairsOfImages:
+    """What models see and name that take each image laid over the one before it in the batch."""
+
+    num_classes: int
+
+    def seen(self, images: Tensor) -> Tensor:
+        return with_previous(images)
+
+    def present(self, labels: Tensor) -> Tensor:
+        return with_previous(F.one_hot(labels, self.num_classes))
