@@ -19,6 +19,7 @@ from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Size,
     Source,
+    all_pictures,
     array_file,
     binarized_mnist,
     data_folder,
@@ -95,6 +96,15 @@ def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset
     few = f"{name}{',' if options else ':'}train=20" if kind in SCENES else name
     data = load_dataset(few, root, **how)
     return replace(data, name=name, test=replace(data.test, name=f"{name}/test"))
+
+
+def load_pictures(name: str, size: Size | None = None) -> tuple[Split, list[str]] | None:
+    """Load all of a user's own pictures, and the file of each; None where `name` is other data."""
+    kind, _, path = full_name(name).partition(":")
+    if kind != "folder":
+        return None
+    images, files = all_pictures(Path(path), size)
+    return Split(images, name=name), files
 
 
 def _joined(split: Split, other: Split) -> Split:

@@ -137,6 +137,22 @@ def folder(path: Path, size: Size | None = None) -> Source:
     return Source(train, test, names, validation=count // 10)
 
 
+def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str]]:
+    """Read all of the user's own images in the order of their files, and name the file of each.
+
+    Args:
+        path: a folder as `folder` reads it, or a file as `array_file` does.
+    """
+    sides = [p for p in (path / "train", path / "test") if p.is_dir()]
+    sides = sides if (path / "train").is_dir() else [path]
+    files = [path]
+    if path.suffix.lower() not in ARRAYS:
+        files = [f for side in sides for part in _files_by_class(side).values() for f in part]
+    images, numbers = _read_images(files, size)
+    names = [f.name if f == path else f.relative_to(path).as_posix() for f in files]
+    return images, [n for n, of in zip(names, numbers, strict=True) for _ in range(of)]
+
+
 def array_file(path: Path, size: Size | None = None) -> Source:
     """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth is for testing.
 

@@ -49,7 +49,7 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses
 
-GROUNDS = ("black", "learned", "color", "picture")
+GROUNDS = ("black", "learned", "learned-picture", "color", "picture")
 GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that every scene has of its own
 SPREAD = 1.5  # deviation of the logits of a color
 _LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
@@ -282,13 +282,16 @@ class Scenes(Model):
         slots: S, the most objects of a scene.
         size: usual height and width of an object's picture, in pixels.
         size_spread: deviation of the log size.
+        size_law: "given" for the law of `size` and `size_spread`, or "learned": the median size and
+            the deviation of the log size are parameters that start there.
         turn: deviation of an object's angle, in radians; 0 for upright objects.
         rate: odds of the presence of one object in a slot.
         counts: "rate" for the law that `rate` gives, or "learned".
         sigma_image: deviation of a pixel, in units of its range.
-        ground: "black", "learned" (one color for all scenes), "color" (one for each scene),
-            "picture" (of 10x10 colors for each scene, with smooth transitions), or a ground model,
-            any `Model` of images with the scene's channels.
+        ground: "black", "learned" (one color for all scenes), "learned-picture" (one picture for
+            all, resized on another canvas), "color" (one for each scene), "picture" (of 10x10
+            colors for each scene, with smooth transitions), or a ground model, any `Model` of
+            images with the scene's channels.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
@@ -305,6 +308,7 @@ class Scenes(Model):
         *,
         size: float = 24.0,
         size_spread: float = 0.15,
+        size_law: str = "given",
         turn: float = 0.0,
         rate: float = 0.5,
         counts: str = "rate",
@@ -316,6 +320,7 @@ class Scenes(Model):
         check_positive(size=size, size_spread=size_spread, rate=rate, sigma_image=sigma_image)
         check_at_least(0, turn=turn)
         check_one_of("counts", counts, ("rate", "learned"))
+        check_one_of("size_law", size_law, ("given", "learned"))
         if not isinstance(ground, Model):
             check_one_of("ground", ground, GROUNDS)
         self.space = ImageSpace(image_shape)
@@ -330,8 +335,10 @@ class Scenes(Model):
         self.learned = counts == "learned"
         start = self._log_counts_of_rate(slots, torch.ones(()))
         self.count_logits = nn.Parameter(start) if self.learned else None
-        channels = image_shape[0]
-        self.ground_logits = nn.Parameter(torch.zeros(channels)) if ground == "learned" else None
+        size_start = torch.tensor([0.0, math.log(size_spread)])  # mean, log deviation of log size
+        self.size_moments = nn.Parameter(size_start) if size_law == "learned" else None
+        shape = {"learned": image_shape[:1], "learned-picture": image_shape}.get(str(ground))
+        self.ground_logits = None if shape is None else nn.Parameter(torch.zeros(shape))
 
     def _check_thing(self) -> None:
         """Raise ValueError unless the object model can draw objects of this scene."""
@@ -492,7 +499,12 @@ class Scenes(Model):
         """Return the law of the pose of one object, event (3,) or (4,)."""
         spread = [self.size_spread, 0.7, 0.7, self.turn][: self.pose_size]
         scale = like.new_tensor(spread)
-        return dist.Normal(torch.zeros_like(scale), scale).to_event(1)
+        mean = torch.zeros_like(scale)
+        if self.size_moments is not None:
+            size = self.size_moments
+            mean = torch.cat([size[:1], mean[1:]])
+            scale = torch.cat([size[1:].exp(), scale[1:]])
+        return dist.Normal(mean, scale).to_event(1)
 
     def color_law(self, like: Tensor) -> dist.TorchDistribution:
         """Return the law of the logits of a color, event (C,)."""
@@ -540,7 +552,10 @@ class Scenes(Model):
         if self.ground_model is not None:
             return enlarged(self.ground_model(batch_size=plate.size), self.image_shape[1:])
         if self.ground_logits is not None:
-            return self.ground_logits.sigmoid()[..., None, None]
+            ground = self.ground_logits.sigmoid()
+            if ground.dim() == 1:
+                return ground[:, None, None]
+            return enlarged(ground[None], self.image_shape[1:])[0]
         return self._like.new_zeros(self.image_shape[0], 1, 1)
 
     def plate(self, batch: int) -> pyro.plate:

@@ -23,6 +23,9 @@ def segment(
     data: Data = None,
     data_root: DataRoot = None,
     images: AllImages = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of own pictures, only a fifth: not trained on.")
+    ] = False,
     slots: Annotated[
         int | None,
         typer.Option(
@@ -37,10 +40,11 @@ def segment(
     out: Annotated[Path | None, typer.Option(help="[default: RUN/objects]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the objects of test pictures: their number, boxes and masks, as files.
+    """Find the objects of pictures: their number, boxes and masks, as files.
 
     RUN is a run of scenes. The folder gets objects.csv, counts.csv, masks/ (pixels are numbers of
-    objects) and pictures/ (every object in its color and box).
+    objects) and pictures/ (every object in its color and box). Of a folder of your own all pictures
+    are read, those of training too, and the tables name their files; else test pictures.
 
     \b
     Examples:
@@ -52,10 +56,10 @@ def segment(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.objects import segment_run
 
-    how = dict(only_tests=True, resize=slots is None)
-    entry, dataset, folder = runs.open_run(run, data, data_root, **how)
-    target = out or folder / "objects"
-    found = segment_run(entry, dataset.test[:images], target, slots=slots, draws=draws, seed=seed)
+    opened = runs.open_pictures(run, data, data_root, slots is None, held_out)
+    entry, pictures, files, folder = opened
+    target, few = out or folder / "objects", pictures[:images]
+    found = segment_run(entry, few, target, files=files, slots=slots, draws=draws, seed=seed)
     print_metrics(found)
     print(f"written to {target}")
     print_json(as_json, found)

@@ -26,8 +26,8 @@ import pyro
 from pandas import DataFrame
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, load_dataset, transforms
-from capsule_zoo.data.datasets import full_name, load_tests
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
@@ -361,12 +361,35 @@ def open_run(
     Raises:
         ValueError: neither a run nor trained weights, absent data, or a damaged file.
     """
+    entry, folder, name, size = _opened(source, data, resize)
+    read = load_tests if only_tests else load_dataset
+    return entry, read(name, data_root, size=size), folder
+
+
+def open_pictures(
+    source: str, data: str | None, data_root: Path | None, resize: bool, held_out: bool
+) -> tuple[Entry, Split, list[str], Path]:
+    """Return a trained entry, its test images or all own pictures, their files, and the folder.
+
+    Args:
+        held_out: of own pictures too, only those that are held out for testing, without files.
+        source, data, resize: see `open_run`.
+    """
+    entry, folder, name, size = _opened(source, data, resize)
+    pictures = None if held_out else load_pictures(name, size)
+    split, files = pictures or (load_tests(name, data_root, size=size).test, [])
+    return entry, split, files, folder
+
+
+def _opened(
+    source: str, data: str | None, resize: bool
+) -> tuple[Entry, Path, str, tuple[int, int] | None]:
+    """Return a trained entry, the folder for results, the name of its data, and their size."""
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
     name = data or read_recipe(source).get("data", Recipe.data)
     size = entry.model.image_shape[1:] if resize and takes_images(entry.name) else None
-    read = load_tests if only_tests else load_dataset
-    return entry, read(name, data_root, size=size), folder
+    return entry, folder, name, size
 
 
 def output_folder(source: str) -> Path:

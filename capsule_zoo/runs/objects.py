@@ -1,7 +1,7 @@
 """The objects of a user's pictures and of scenes of points, from files into files."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def segment_run(
     split: Split,
     out: Path,
     *,
+    files: Sequence[str] = (),
     slots: int | None = None,
     draws: int = 5,
     seed: int = 0,
@@ -45,6 +46,7 @@ def segment_run(
     `pictures/<image>.png`, the image with each object in its color and box.
 
     Args:
+        files: the file of each image, for the tables.
         slots: most objects of an image, which may then have any size; see `on_canvas`.
 
     Raises:
@@ -66,7 +68,7 @@ def segment_run(
         Image.fromarray(mask.numpy().astype(np.uint8)).save(out / f"masks/{number}.png")
         pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
         Image.fromarray(pixels).save(out / f"pictures/{number}.png")
-    objects, counts = tables(found)
+    objects, counts = tables(found, files)
     objects.to_csv(out / "objects.csv", index=False)
     counts.to_csv(out / "counts.csv", index=False)
     return {
@@ -77,8 +79,12 @@ def segment_run(
     }
 
 
-def tables(found: FoundObjects) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a row for each object, with its box and pose, and a row for each image."""
+def tables(found: FoundObjects, files: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a row for each object, with its box and pose, and a row for each image.
+
+    Args:
+        files: the file of each image, which gets a column if there are any.
+    """
     image, slot = (index.numpy() for index in found.presence.nonzero(as_tuple=True))
     box, pose = found.boxes[image, slot].numpy(), found.pose[image, slot].numpy()
     objects = pd.DataFrame({"image": image, "object": slot + 1})
@@ -87,6 +93,8 @@ def tables(found: FoundObjects) -> tuple[pd.DataFrame, pd.DataFrame]:
     counts = pd.DataFrame({"image": range(len(found.counts)), "count": found.counts.numpy()})
     counts["probability"] = found.count_probabilities.amax(-1).numpy().round(4)
     counts["unexplained"] = found.unexplained.numpy().round(6)
+    for table in (objects, counts) if files else ():
+        table.insert(1, "file", [files[number] for number in table["image"]])
     return objects, counts
 
 

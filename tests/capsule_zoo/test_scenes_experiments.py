@@ -217,6 +217,28 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
     assert pd.read_csv(tmp_path / "larger" / "counts.csv")["count"].between(0, 3).all()
 
 
+def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {**small_sizes("scenes"), "image_shape": (1, 35, 35)}
+    (tmp_path / "own").mkdir()
+    for number in range(6):
+        gray = Image.new("L", (35, 35), 40 * number)
+        gray.save(tmp_path / "own" / f"picture-{number}.png")
+    given = {"data": "folder:own", "limits": {"steps": 1}, "sizes": sizes}
+    runs.train("scenes", tmp_path / "run", given, progress=False)
+    for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
+        with pytest.raises(SystemExit) as ended:
+            main(["segment", "run", "--draws", "1", *options])
+        counts = pd.read_csv(tmp_path / options[-1] / "counts.csv")
+        assert ended.value.code == 0 and len(counts) == number
+        if number == 6:
+            assert counts["file"].tolist() == [f"picture-{n}.png" for n in range(6)]
+            assert "file" in pd.read_csv(tmp_path / "all" / "objects.csv")
+    for number in (0, 5):  # the corner of a picture is in no object, or in none that covers it
+        with Image.open(tmp_path / f"all/pictures/{number}.png") as shown:
+            assert (max(shown.getpixel((0, 0))) > 50) == (number == 5)
+
+
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_sizes("vae")}

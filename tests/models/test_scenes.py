@@ -14,7 +14,7 @@ from capsule_zoo.data.scenes import Objects, boxes_of
 from capsule_zoo.guides import ConvolutionalEncoder, Guide, Peeling
 from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
-from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
+from capsule_zoo.inference import SummedPresences, count, find_objects, fit, log_weights, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, visible
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
@@ -51,7 +51,7 @@ def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int =
     ground = options.pop("ground", "black")
     behind = painted() if ground is painted else None
     ground = behind.model if behind else ground
-    model = Scenes((channels, 10, 12), thing, slots, size=6.0, ground=ground, **options)
+    model = Scenes((channels, 10, 12), thing, slots, ground=ground, **{"size": 6.0, **options})
     reader = ConvolutionalEncoder(thing, 5, context=channels)
     guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps, ground_reader=behind)
     images = torch.rand(3, channels, 10, 12, generator=torch.Generator().manual_seed(1))
@@ -453,6 +453,41 @@ def test_any_image_model_is_a_ground(tmp_path):
     save(entry, tmp_path / "scenes")
     again = load(tmp_path / "scenes").model.state_dict()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_learned_law_of_sizes_starts_at_the_given_one_and_moves_towards_the_true_size():
+    """Squares of 6 pixels, given as 4: the median of log sizes is log 1.5 = .41."""
+    given, _, _ = pair(slots=1, size=4.0, sigma_image=0.1)
+    model, guide, _ = pair(slots=1, size=4.0, sigma_image=0.1, size_law="learned")
+    model.load_state_dict(given.state_dict(), strict=False)  # weights of before have no such law
+    law, old = model.pose_law(LIKE).base_dist, given.pose_law(LIKE).base_dist
+    torch.testing.assert_close(law.mean, old.mean, rtol=0, atol=0)
+    torch.testing.assert_close(law.stddev, old.stddev)
+    with torch.no_grad():
+        [*model.thing.parameters()][-1].fill_(4)  # pictures are full squares
+    pose = torch.randn(64, 3).double() * LIKE.new_tensor([0, 0.2, 0.2])
+    pose[:, 0] = math.log(1.5)
+    images = moved(LIKE.new_ones(64, 1, 6, 6), pose, (10, 12), model.usual(pose)).clamp(0, 1)
+    how = dict(lr=0.02, batch_size=16, objective=SummedPresences(updates=1))
+    fit(model, guide, images, steps=80, **how)
+    assert 0.35 < model.size_moments[0] < 0.46
+
+
+def test_a_picture_that_all_scenes_share_is_learned():
+    pyro.set_rng_seed(0)
+    picture = torch.linspace(0.1, 0.9, 12).expand(3, 10, 12).contiguous()
+    images = (picture + 0.05 * torch.randn(64, 3, 10, 12)).clamp(0, 1)
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 10, 12), "rate": 0.01}
+    entry = create("scenes", ground="learned-picture", **sizes)
+    how = dict(steps=80, lr=0.05, batch_size=16, objective=SummedPresences(updates=1))
+    fit(entry.model, entry.guide, images, **how)
+    found = entry.model.ground_logits.sigmoid()
+    assert (found - picture).abs().mean() < 0.05
+    larger = entry.model.on_canvas(20, 24)
+    given = {"scene_presence": torch.zeros(1, 2)}
+    image = poutine.trace(poutine.condition(larger, given)).get_trace(batch_size=1).nodes["image"]
+    small = torch.nn.functional.avg_pool2d(image["fn"].mean, 2)[0]
+    assert (small - found).abs().mean() < 0.02
 
 
 def test_grounds_that_do_not_fit_are_refused():
