@@ -41,8 +41,14 @@ def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], wh
 
 
 def reader_of(inner: Entry) -> Guide:
-    """Return a copy of an entry's guide to the entry's own model; a guide has one owner."""
-    return copy.deepcopy(inner.guide, {id(inner.model): inner.model})
+    """Return a copy of an entry's guide to the entry's own model; a guide has one owner.
+
+    Where poses are points in the entry's guide they are normal in the copy, with the same weights:
+    which slots hold an object follows from densities, and points have none.
+    """
+    points = inner.default_guide == "delta"
+    guide = inner.make_guide("normal") if points else inner.guide
+    return copy.deepcopy(guide, {id(inner.model): inner.model})
 
 
 def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
