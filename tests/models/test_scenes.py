@@ -15,6 +15,7 @@ from capsule_zoo.guides import ConvolutionalEncoder, Guide, Peeling
 from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, count, find_objects, fit, log_weights, segment
+from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, visible
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
@@ -359,6 +360,20 @@ def test_any_image_model_is_an_object(thing):
     weight, _, _ = log_weights(entry.model.discretized(), entry.guide.discretized(), images)
     assert weight.isfinite().all()
     assert count(entry.model, entry.guide, images).shape == (3,)
+
+
+@pytest.mark.parametrize("thing", ["part-whole", "stacked-capsule-autoencoder"])
+def test_an_object_is_read_by_laws_with_a_density(thing):
+    """Where the object's own guide has points, slots would seem to hold objects that are not."""
+    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
+    own = {k: v for k, v in small_sizes("scenes").items() if k != "thing_sizes"}
+    sizes["template_size"] = 5
+    entry = create("scenes", **{**own, "window": 12}, thing=thing, thing_sizes=sizes)
+    windows = torch.rand(2, 1, 12, 12)
+    _, drawn, read = log_weights(entry.model.thing, entry.guide.reader, windows)
+    assert not point_sites(drawn, read)
+    inner = create(thing, image_shape=(1, 12, 12), **sizes)
+    assert point_sites(*log_weights(inner.model, inner.guide, windows)[1:])
 
 
 def test_a_trained_object_is_used_as_it_is(tmp_path):

@@ -23,6 +23,9 @@ VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
 def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], what: str) -> Entry:
     """Return the entry whose model draws objects or grounds: an untrained one, or trained weights.
 
+    Where poses are points in its guide they become normal, with the same weights: which slots hold
+    an object follows from densities, and points have none.
+
     Args:
         name: the name of an entry, or of trained weights or a run folder.
         given: sizes of an untrained entry, unless `sizes` replace them.
@@ -34,21 +37,17 @@ def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], wh
     if name in list_models():
         if not takes_images(name):
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
-        return create(name, **{**given, **sizes})
-    if sizes:
+        entry = create(name, **{**given, **sizes})
+    elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
-    return load(name)
+    else:
+        entry = load(name)
+    return entry.use_guide("normal") if entry.default_guide == "delta" else entry
 
 
 def reader_of(inner: Entry) -> Guide:
-    """Return a copy of an entry's guide to the entry's own model; a guide has one owner.
-
-    Where poses are points in the entry's guide they are normal in the copy, with the same weights:
-    which slots hold an object follows from densities, and points have none.
-    """
-    points = inner.default_guide == "delta"
-    guide = inner.make_guide("normal") if points else inner.guide
-    return copy.deepcopy(guide, {id(inner.model): inner.model})
+    """Return a copy of an entry's guide to the entry's own model; a guide has one owner."""
+    return copy.deepcopy(inner.guide, {id(inner.model): inner.model})
 
 
 def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
