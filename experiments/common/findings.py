@@ -72,30 +72,9 @@ def calibration_error(confidence: Tensor, right: Tensor) -> float:
         confidence: probabilities of the predicted classes, (N,).
         right: True where the prediction is correct, (N,).
     """
-    index = _bins_of(confidence)
+    index = (confidence * BINS).long().clamp(max=BINS - 1)
     apart = torch.zeros(BINS).index_add(0, index, confidence.float() - right.float())
     return (apart.abs().sum() / len(right)).item()
-
-
-def reliability(confidence: Tensor, right: Tensor) -> Numbers:
-    """Return the share of right predictions by the mean confidence of each bin that holds some.
-
-    An error is that of the share with one right and one wrong prediction more, so that it is above
-    zero where all are right. The arguments are those of `calibration_error`.
-    """
-    found: Numbers = {}
-    index = _bins_of(confidence)
-    for number in index.unique():
-        own, chance = right[index == number].float(), confidence[index == number].mean().item()
-        share = (own.sum().item() + 1) / (len(own) + 2)
-        error = (share * (1 - share) / (len(own) + 3)) ** 0.5
-        found[f"{chance:.4f}"] = own.mean().item(), error, len(own)
-    return found
-
-
-def _bins_of(confidence: Tensor) -> Tensor:
-    """Return the number of the bin of each probability, (N,)."""
-    return (confidence * BINS).long().clamp(max=BINS - 1)
 
 
 def median_and_error(values: Tensor, seed: int) -> Number:

@@ -24,7 +24,6 @@ from capsule_zoo.experiments.common.findings import (
     calibration_error,
     mean_and_error,
     over_seeds,
-    reliability,
     single,
 )
 from capsule_zoo.experiments.scenes.air import TutorialAir
@@ -60,6 +59,7 @@ MARKS = (1, 2, 3, 5, 8, 12, 20, 30, 60)  # minutes
 WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
+DOUBTS = (1e-8, 1e-6, 1e-4, 1e-2)  # probabilities between bins of doubt
 SEEN = 2  # most digits of a scene that was trained on
 MORE = (3, 4, 5)  # digits
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
@@ -205,11 +205,12 @@ def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int
         for name, way in ways(pair).items():
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
             read = find_objects(way.model, way.guide, test.images, draws=draws)
-            right, chance = right_counts(read, test), read.count_probabilities.amax(1)
-            apart = calibration_error(chance, right)
+            right, chances = right_counts(read, test), read.count_probabilities
+            apart = calibration_error(chances.amax(1), right)
             found.setdefault(f"count_accuracy{suffix}", {})[name] = mean_and_error(right)
             found.setdefault(f"count_calibration{suffix}", {})[name] = single(apart, len(right))
-            own = torch.stack([test.objects.counts.float(), chance, right])
+            doubt = chances.scatter(1, read.counts[:, None], 0).sum(1)
+            own = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(own)
     together = {name: torch.cat(own, 1) for name, own in answers.items()}
     for name, shares in by_number(together).items():
@@ -223,8 +224,8 @@ def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
     """Return the share of right counts for every true number, by way to read.
 
     Args:
-        answers: by way, for each scene the true number, the probability of the most likely number
-            and 1 if that is right, (3, N).
+        answers: by way, for each scene the true number, the probability of all numbers but the
+            most likely one, and 1 if that one is right, (3, N).
     """
     return {
         name: {f"{n:.0f}": mean_and_error(right[true == n]) for n in true.unique().tolist()}
@@ -232,12 +233,32 @@ def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
     }
 
 
+def by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
+    """Return the share of wrong counts by the mean doubt of each bin that holds scenes.
+
+    Most scenes leave no doubt, so that bins are of two decades. An error is that of the share with
+    one right and one wrong count more, so that it is above zero where all are right.
+
+    Args:
+        doubt: probability of all numbers but the most likely one, (N,).
+        wrong: 1 where that one is wrong, (N,).
+    """
+    found: Numbers = {}
+    index = torch.bucketize(doubt, doubt.new_tensor(DOUBTS))
+    for number in index.unique():
+        own, mean = wrong[index == number], doubt[index == number].mean().clamp_min(1e-9).item()
+        share = (own.sum().item() + 1) / (len(own) + 2)
+        error = (share * (1 - share) / (len(own) + 3)) ** 0.5
+        found[f"{mean:.3g}"] = own.mean().item(), error, len(own)
+    return found
+
+
 def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     """Draw the counts by true number, and their reliability; see `by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
-    for name, (true, chance, right) in answers.items():
+    for name, (true, doubt, right) in answers.items():
         for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
-            kinds.setdefault(kind, {})[name] = reliability(chance[here], right[here])
+            kinds.setdefault(kind, {})[name] = by_doubt(doubt[here], 1 - right[here])
     shares = counts_by_number(by_number(answers), SEEN)
     return {"by_number": shares, "reliability": counts_reliability(kinds)}
 

@@ -13,7 +13,6 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.common.findings import reliability
 from capsule_zoo.experiments.scenes import counts
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, at_drawn_places
@@ -63,15 +62,19 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     assert kinds == ["0 to 2 digits", "3 to 5 digits"]
 
 
-def test_ways_of_reading_by_number_and_in_bins_of_probability():
+def test_ways_of_reading_by_number():
     true, right = torch.tensor([0.0, 2, 2, 3]), torch.tensor([1.0, 1, 0, 1])
     shares = counts.by_number({"peeling": torch.stack([true, torch.ones(4), right])})["peeling"]
     assert {number: (share, n) for number, (share, _, n) in shares.items()} == {
         "0": (1, 1), "2": (0.5, 2), "3": (1, 1)
     }  # fmt: skip
-    found = reliability(torch.tensor([0.96, 0.94, 0.52, 1.0]), torch.tensor([1, 1, 0, 1]))
+
+
+def test_wrong_counts_by_their_doubt():
+    doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
+    found = counts.by_doubt(doubt, wrong)
     assert {place: (share, n) for place, (share, _, n) in found.items()} == {
-        "0.5200": (0, 1), "0.9667": (1, 3)
+        "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip
     assert all(error > 0 for _, error, _ in found.values())
 

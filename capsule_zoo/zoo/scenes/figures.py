@@ -83,18 +83,19 @@ def counts_against_time(
 
 
 def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
-    """Draw the share of right counts against the probability of the most likely number.
+    """Draw the share of wrong counts against the doubt in them, in a panel per kind of scene.
 
     A dotted line shows where both are equal.
 
     Args:
-        bins: by kind of scene and way to read, the share at each mean probability.
+        bins: by kind of scene and way to read, the share at each mean doubt.
     """
-    figure = number_curves(bins, "probability of the most likely number")
+    figure = number_curves(bins, "probability that the count is wrong")
+    places = torch.logspace(-9, 0, 200)
     for axis, kind in zip(figure.axes, bins, strict=True):
-        axis.plot((0, 1), (0, 1), color="gray", ls=":", lw=1)
-        axis.set(ylabel="share of counts that are right", xticks=(0.25, 0.5, 0.75, 1))
-        axis.set(title=kind, xlim=(0.2, 1.03), ylim=(-0.03, 1.03))
+        axis.plot(places, places, color="gray", ls=":", lw=1)
+        axis.set(xscale="log", xticks=[10.0**power for power in range(-9, 1, 3)])
+        axis.set(title=kind, ylabel="share of counts that are wrong", ylim=(-0.03, 1.03))
     return figure
 
 
