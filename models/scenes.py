@@ -593,13 +593,14 @@ class Scenes(Model):
 
         It is the log density of `image_law` in half of the time. A pixel that is NaN is left out.
         """
-        error, missing = images[:, None] - means, images.new_zeros(())
+        seen, missing = images[:, None].expand_as(means), images.new_zeros(())
         if self.missing_fill is not None:
             hidden = images[:, None].isnan()
-            error, missing = torch.where(hidden, 0, error), hidden.flatten(2).sum(-1).to(error)
+            seen, missing = torch.where(hidden, means, seen), hidden.flatten(2).sum(-1).to(means)
+        error = F.mse_loss(means, seen, reduction="none").flatten(2).sum(-1)  # in one kernel
         each = math.log(self.sigma_image * math.sqrt(math.tau))
         constant = images[0].numel() * each - missing * each
-        return -0.5 * error.square().flatten(2).sum(-1) / self.sigma_image**2 - constant
+        return -0.5 * error / self.sigma_image**2 - constant
 
     def placed(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""
@@ -625,14 +626,22 @@ class Scenes(Model):
         Args:
             ground: see `draw_ground`.
         """
-        ground = ground.unsqueeze(-4)
-        free = _summed(presences, (-(1 - _LEAST_FREE) * pictures.cover).log1p()).exp()
+        return self.mixed([_summed(presences, each) for each in self.layers(pictures)], ground)
+
+    def layers(self, pictures: Pictures) -> list[Tensor]:
+        """Return what each slot adds to the sums of `mixed`, (*batch, S, 1 or C, H, W)."""
+        free = (-(1 - _LEAST_FREE) * pictures.cover).log1p()
         if pictures.color is None or pictures.depth is None:
-            return 1 - free * (1 - ground)
+            return [free]
         weight = pictures.cover * pictures.depth.exp()[..., None, None, None]
-        color = _summed(presences, weight * pictures.color)
-        color = color / (_summed(presences, weight) + 1e-6)
-        return (1 - free) * color + free * ground
+        return [free, weight, weight * pictures.color]
+
+    def mixed(self, sums: list[Tensor], ground: Tensor) -> Tensor:
+        """Compute mean images from `layers` that were summed over the objects that are there."""
+        free, ground = sums[0].exp(), ground.unsqueeze(-4)
+        if len(sums) == 1:
+            return 1 - (free if self.ground == "black" else free * (1 - ground))
+        return (1 - free) * (sums[2] / (sums[1] + 1e-6)) + free * ground
 
 
 def _summed(presences: Tensor, values: Tensor) -> Tensor:

@@ -132,14 +132,17 @@ class Peeling(WindowReader):
     def _peeled(self, images: Tensor, ground: Proposal) -> list[Proposal]:
         """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
+        sums: list[Tensor] = []
         whole = self.whole(images)
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for slot in range(self.model.slots):
-            present = images.new_ones(len(images), slot)
             canvas = ground.drawn.expand_as(images)
-            if slot:
-                canvas = self._canvas(proposals, ground, present)
+            if slot:  # with what all slots so far paint, as a running sum
+                with torch.no_grad():
+                    last = self.model.layers(proposals[-1].placed)
+                    sums = [a + b for a, b in zip(sums, last, strict=True)] if sums else last
+                    canvas = self.model.mixed(sums, ground.drawn)[:, 0]
             left = self.unexplained(images, canvas).detach()
             seen = blurred(left, deviation)
             if self.model.tinted:
