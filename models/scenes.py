@@ -136,6 +136,10 @@ def prefixes_of(slots: int, like: Tensor) -> Tensor:
 def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
     """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
 
+    The whole canvas is painted. To paint boxes alone would save at most 13 % of an update of three
+    slots on 50x50 pixels, and 17 % of one of ten on 128x128; to blend subsets only where an object
+    is saves 2 % and 13 %.
+
     Args:
         pose: (log size over the usual, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
         size: (height, width) of the canvas.
