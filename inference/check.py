@@ -69,10 +69,10 @@ def check_pair(
 ) -> None:
     """Run guide and model once and raise IncompatibleGuide unless the guide fits.
 
-    A guide fits when it draws every latent site of the model except the enumerated ones, and no
-    other site (unless marked `infer={"is_auxiliary": True}`). At each site the shape, the event
-    rank and whether values are discrete must agree. Zoo guides and Pyro's AutoGuides are checked in
-    the same way. The random state is left as it was.
+    A guide fits when it draws every latent site of the model except the enumerated ones, and draws
+    or observes no other site (unless marked `infer={"is_auxiliary": True}`). At each site the
+    shape, the event rank and whether values are discrete must agree. Zoo guides and Pyro's
+    AutoGuides are checked in the same way. The random state is left as it was.
 
     Args:
         images: (B, C, H, W), a small batch is enough.
@@ -113,6 +113,14 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
     wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
     auxiliary = {n for n, site in drawn.items() if site["infer"].get("is_auxiliary")}
     problems = [
+        f"site {name!r} is observed in the guide, which only draws latents; leave it out of the "
+        "guide (are model and guide swapped?)"
+        for name, site in guide_trace.nodes.items()
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and not site["infer"].get("is_auxiliary")  # as those of `pyro.factor` are
+    ]
+    problems += [
         f"site {name!r} is missing in the guide; the model draws it with shape {_shape(site)}"
         for name, site in wanted.items()
         if name not in drawn and name not in enumerated

@@ -104,6 +104,23 @@ def test_auxiliary_sites_are_no_extras():
     check_pair(model, Written(model, draw), conjugate_images(5, torch.float32))
 
 
+def test_a_guide_observes_nothing():
+    def draw(number):
+        pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("coin", dist.Bernoulli(0.5))
+        pyro.factor("flow", torch.ones(number), has_rsample=True)
+
+    model, images = TwoLevels(), conjugate_images(5, torch.float32)
+    guide = Written(model, draw)
+    check_pair(model, guide, images)
+    assert "model and guide swapped" in str(refused(guide, model, images))
+    guide.draw = lambda number: (
+        draw(number),
+        pyro.sample("image", dist.Normal(0 * images, 1.0).to_event(3), obs=images),
+    )
+    assert "'image' is observed in the guide" in str(refused(model, guide, images))
+
+
 def test_relaxed_for_discrete_is_refused():
     def draw(number):
         pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
