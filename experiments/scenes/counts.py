@@ -297,7 +297,9 @@ def overlap(
 
 
 @torch.no_grad()
-def preferred_wrong(entry: Entry, scenes: Split, draws: int) -> Number:
+def preferred_wrong(
+    entry: Entry, scenes: Split, draws: int, found: FoundObjects | None = None
+) -> Number:
     """Return the share of wrongly counted scenes in which the model prefers the wrong number.
 
     It prefers it if log p(image, wrong number), found by the guide, exceeds log p(image, true
@@ -308,8 +310,10 @@ def preferred_wrong(entry: Entry, scenes: Split, draws: int) -> Number:
         entry: scenes with `Peeling` as their guide.
         scenes: scenes with their objects, no more than the model has slots.
         draws: draws of the guide that are combined.
+        found: what the guide found in these scenes; by default they are read here, which takes
+            nearly all of the time.
     """
-    found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
+    found = found or find_objects(entry.model, entry.guide, scenes.images, draws=draws)
     wrong = right_counts(found, scenes) == 0
     if not wrong.any():
         return single(0.0)

@@ -273,10 +273,9 @@ def test_a_wrong_number_that_the_model_prefers_is_told_from_a_search_that_failed
     classes = torch.tensor([[1, 2], [1, 2], [3, -1], [3, 4]])  # the second is counted right
     known = Objects(torch.zeros(4, 12, 10, dtype=torch.uint8), classes, torch.zeros(4, 2, 4))
     scenes = Split(torch.zeros(4, 1, 12, 10), objects=known)
-    monkeypatch.setattr(counts, "find_objects", lambda *_, **__: found)
     for nats, share in ((-4.0, 1), (-2.0, 0)):
         given = lambda _, few, __, nats=nats: torch.full((len(few),), nats)  # noqa: E731
         monkeypatch.setattr(counts, "log_evidence_of_truth", given)
-        assert counts.preferred_wrong(entry, scenes, 2)[::2] == (share, 3)
+        assert counts.preferred_wrong(entry, scenes, 2, found)[::2] == (share, 3)
     found.counts = known.counts
-    assert counts.preferred_wrong(entry, scenes, 2) == (0, None, 1)
+    assert counts.preferred_wrong(entry, scenes, 2, found) == (0, None, 1)
