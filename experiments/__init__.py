@@ -318,9 +318,9 @@ def _begin(
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
     made = plain({**made, **{each: getattr(options, each) for each in kept}, "settings": settings})
     config = runs / "config.json"
-    if not config.is_file():
-        if in_use(runs):
-            raise ValueError(f"{runs} is in use; choose another folder for the record")
+    if not config.is_file() and in_use(runs):
+        raise ValueError(f"{runs} is in use; choose another folder for the record")
+    if {*runs.glob("*")} <= {config}:  # nothing was begun, such as by a refused command
         write_json(config, {**made, "command": command})
         return 0.0
     found = json.loads(config.read_text())

@@ -245,6 +245,19 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["toy.json"]
 
 
+def test_a_refused_command_leaves_the_folder_free(tmp_path):
+    @experiment("test/refusing", data="none", minutes=1)
+    def refusing(options: Options, *, name: str = "wrong") -> Result:
+        """Refuse a name."""
+        if name == "wrong":
+            raise ValueError("wrong name")
+        return Result({})
+
+    with pytest.raises(ValueError, match="wrong name"):
+        reproduce("test/refusing", QUIET, folder=tmp_path)
+    reproduce("test/refusing", QUIET, folder=tmp_path, name="right")
+
+
 def test_a_folder_of_something_else_stays(tmp_path):
     register_toy([])
     (tmp_path / "test" / "toy").mkdir(parents=True)
