@@ -1,7 +1,7 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -192,6 +192,32 @@ class Dataset:
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
         return self._with(replace(split, images=transform(split.images)) for split in self._splits)
+
+    def in_classes(self, names: Sequence[str]) -> "Dataset":
+        """Return the same data set with labels that number the classes of a model by name.
+
+        Where classes of either are plain numbers, the labels stay as they are.
+
+        Args:
+            names: the classes that the model was trained on.
+
+        Raises:
+            ValueError: a class of the data set is not among them.
+        """
+        own, known = self.class_names, tuple(names)
+        if strange := [name for name in own if name not in known]:
+            if any(each == tuple(map(str, range(len(each)))) for each in (own, known)):
+                return self
+            raise ValueError(
+                f"{self.name!r} has classes that the model was not trained on: "
+                f"{', '.join(strange)}; it was trained on {', '.join(known)}"
+            )
+        places = torch.tensor([known.index(name) for name in own])
+        splits = (
+            replace(s, labels=None if s.labels is None else places.to(s.labels.device)[s.labels])
+            for s in self._splits
+        )
+        return replace(self._with(splits), class_names=known)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""

@@ -135,7 +135,8 @@ def publish(
                 f"measure these weights by --run {name}, or leave the record out"
             )
     entry, data, _ = open_run(source, data_root=data_root)
-    card = {"data": made["data"], "seed": made["seed"], "training": training}
+    card = {key: made[key] for key in ("data", "seed", "class_names") if key in made}
+    card["training"] = training
     card |= examine(entry, data)
     card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
     save_weights(entry, card_path, plain(card))

@@ -30,6 +30,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
+from capsule_zoo.inference.evaluation.classification import predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
@@ -126,7 +127,9 @@ def train(
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training)
     recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
-    files = RunFolder(folder, entry, recipe.config(), resume, make_writer)
+    named = predicts_labels(entry.model, entry.guide) and data.class_names
+    config = recipe.config() | ({"class_names": named} if named else {})
+    files = RunFolder(folder, entry, config, resume, make_writer)
     place = files.checkpoint if resume else None
     checks = Checks(checkpoint=files.save_checkpoint, resume=place, progress=progress)
     try:
@@ -359,11 +362,13 @@ def open_run(
         resize: resize the images to those that the entry was trained on.
 
     Raises:
-        ValueError: neither a run nor trained weights, absent data, or a damaged file.
+        ValueError: neither a run nor trained weights, absent data, or a damaged file; or data of a
+            class that a classifier was not trained on.
     """
     entry, folder, name, size = _opened(source, data, resize)
-    read = load_tests if only_tests else load_dataset
-    return entry, read(name, data_root, size=size), folder
+    found = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
+    trained = read_recipe(source).get("class_names")
+    return entry, found.in_classes(trained) if trained else found, folder
 
 
 def open_pictures(

@@ -68,10 +68,13 @@ def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
     """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
 
     Raises:
-        ValueError: as for `classify`; or the split has no labels.
+        ValueError: as for `classify`; or the split has no labels, or one that is no class of the
+            model.
     """
     labels = labels_of(split)
     found = classify(model, guide, split)
+    if (check := getattr(model, "check_labels", None)) is not None:
+        check(labels)
     return Share.of(found != labels.to(found.device))
 
 

@@ -137,3 +137,24 @@ def test_a_folder_says_how_many_classes_there_are_from_anywhere(
     assert load("run").model.num_classes == classes
     monkeypatch.chdir(pictures)
     assert run("error-rate", tmp_path / "run") == 0
+
+
+def test_classes_are_told_apart_by_their_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for place in ("three/a", "three/b", "three/c", "two/b", "two/c"):
+        (tmp_path / place).mkdir(parents=True)
+        for n in range(6):
+            gray = 120 * "abc".index(place[-1]) + n
+            Image.new("L", (8, 8), gray).save(tmp_path / place / f"{n}.png")
+    train = ["train", "cnn", "--data", "three", "--out", "run", "--steps", "1", "--quiet"]
+    assert run(*train, *small("cnn")) == 0
+    monkeypatch.setattr(
+        type(load("run").model),
+        "predict",
+        lambda model, x: (255 / 120 * x.mean((1, 2, 3))).round().long(),
+    )
+    for data in ("three", "two"):
+        assert run("error-rate", "run", "--data", data, "--json") == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_rate"] == 0
+    assert run("error-rate", "run", "--data", "digits") == 2
+    assert "labels must lie in 0 to 2, but these span 0 to 9" in capsys.readouterr().err

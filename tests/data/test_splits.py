@@ -77,6 +77,18 @@ def test_a_data_set_knows_its_shape_and_classes(split):
     assert Dataset("toy", split, split, split, ("a", "b", "c", "d")).num_classes == 4
 
 
+def test_labels_number_the_classes_of_a_model_by_name(split):
+    data = Dataset("toy", split, split[:0], split[:9], ("b", "c", "d"))
+    known = data.in_classes(["a", "d", "c", "b"])
+    assert known.class_names == ("a", "d", "c", "b")
+    assert torch.equal(known.test.labels, torch.tensor([3, 2, 1])[data.test.labels])
+    with pytest.raises(ValueError, match=r"'toy' has classes .* not trained on: b, d; it was .* c"):
+        data.in_classes(["c"])
+    assert data.in_classes(["0", "1"]) is data
+    unlabelled = Dataset("flat", *[Split(split.images)] * 3)
+    assert unlabelled.in_classes(["a", "b"]).test.labels is None
+
+
 def test_shapes_that_disagree_are_refused(split):
     with pytest.raises(ValueError, match="images"):
         Split(split.images[:, 0], split.labels)
