@@ -53,6 +53,12 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
 
 
+def with_worst(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
+    """Return what `over_seeds` does, and the lowest number of all seeds, as `<name>_worst`."""
+    lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in found[0]}
+    return over_seeds(found) | lowest
+
+
 def means_of(outcomes: Mapping[str, Sequence[Mapping[str, Sequence]]]) -> dict[str, Numbers]:
     """Return what the runs of a study measured, by variant; see `over_seeds`."""
     return {name: over_seeds(own) for name, own in outcomes.items()}

@@ -6,7 +6,7 @@ multi-dSprites and .995 on Tetrominoes. Our data follow theirs but are our own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, gray_scenes, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
-from capsule_zoo.experiments.scenes.counts import right_counts
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
+from capsule_zoo.experiments.scenes.counts import DATA, right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.training import photographs as photographs_of
 from capsule_zoo.inference import Checks
@@ -39,14 +39,15 @@ from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 Cells = frozenset[tuple[int, ...]]
-WEIGHTS = "scenes-mnist"
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
 BLACK = "multi-mnist:train=60000"
 ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
 FAINT = 0.1  # share of a pixel; where objects cover less, an object ends
+DIGITS = "multi-mnist"
 SIZES: dict[str, dict[str, Any]] = {
+    DIGITS: dict(counts="learned"),
     "multi-sprites": dict(
         slots=6,
         window=20,
@@ -76,13 +77,15 @@ class Settings:
     """The settings of the experiment.
 
     Args:
-        length: minutes of a processor of training on each of the two data sets in color.
+        seeds: number of seeds.
+        length: minutes of training on each data set, of the processor.
         draws: draws of the guide that are combined.
         tested: test scenes of each data set.
         named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
         sizes: sizes of the entries that replace ours.
     """
 
+    seeds: int = 5
     length: float = 12.0
     draws: int = 20
     tested: int = 1000
@@ -90,42 +93,41 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/segmentation", data="multi-mnist", minutes=24, lead="multi_mnist", of_runs=True)
+@experiment("scenes/segmentation", data="multi-mnist", minutes=180, lead="multi_mnist")
 def segmentation(options: Options, chosen: Settings) -> Result:
-    """Segment digits, sprites and tetrominoes, and name the digits (24 core-minutes).
+    """Segment digits, sprites and tetrominoes, and name the digits (three core-hours).
 
-    Digits are segmented by the weights `scenes-mnist`, or by --run. `ari_...` is over scenes of two
-    objects or more. `iou` is the overlap of the box of every true digit's ink with the best box.
-    `classes_found` is the share of the found digits whose class is that of their kind: a window
-    about each is read by `shape-codes-mnist`, which learned its kinds without labels.
+    `ari_...` is over scenes of two objects or more. `iou` is the overlap of the box of every true
+    digit's ink with the best box. `classes_found` is the share of the found digits whose class is
+    that of their kind: a window about each is read by `shape-codes-mnist`, which learned its kinds
+    without labels. `..._worst` is that of the worst seed.
     """
-    study = Study(dict.fromkeys(SIZES, chosen))
-    outcomes = study.run(one_set, replace(options, run=None))
-    digits = load(options.run or WEIGHTS)
-    scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
-    read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)
-    rows = {name.replace("-", "_"): found for name, (found,) in outcomes.items()}
-    rows["multi_mnist"] = segmented(read, scenes)
+    study = Study(dict.fromkeys(SIZES, chosen), chosen.seeds)
+    outcomes = study.run(one_set, options)
+    rows = {name.replace("-", "_"): with_worst(found) for name, found in outcomes.items()}
     found: dict[str, Any] = by_quantity(rows)
-    others = {name: load_dataset(name, options.data_root).test.images for name in SIZES}
-    best, ambiguous = best_of_pieces(others["tetrominoes"][: chosen.tested])
+    for name in [name for name, sets in found.items() if len(sets) == 1]:  # of digits alone
+        found[name] = found[name]["multi_mnist"]
+    shown = {n: load_dataset(n, options.data_root).test[: chosen.tested].images for n in SIZES}
+    best, ambiguous = best_of_pieces(shown["tetrominoes"])
     found["ari"]["tetrominoes_best"], found["ambiguous_tetrominoes"] = best, ambiguous
-    found["iou"] = mean_and_error(box_overlaps(read.boxes, read.presence, scenes.objects))
-    labelled = load_dataset("mnist", options.data_root).train
-    found["classes_found"] = named(scenes, read, labelled, chosen.named)
-    figures = {"multi_mnist": found_objects(digits, scenes.images)}
-    for name, folder in study.folders(options).items():
-        figures[name.replace("-", "_")] = found_objects(load(folder), others[name])
+    folders = study.folders(options)
+    figures = {n.replace("-", "_"): found_objects(load(folders[n]), shown[n]) for n in SIZES}
     return Result(found, figures)
 
 
 def one_set(job: Job[Settings]) -> dict[str, Number]:
     """Train on one data set, and measure."""
     name, settings, options = job.name, job.variant, job.options
-    data = load_dataset(name, options.data_root)
+    data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
-    test = data.test[: settings.tested]
-    return learned(entry, data, test, options, settings.length, settings.draws)
+    test, batch = data.test[: settings.tested], 64 if name == DIGITS else 16
+    found, numbers = learned(entry, data, test, options, settings.length, settings.draws, batch)
+    if name == DIGITS:
+        numbers["iou"] = mean_and_error(box_overlaps(found.boxes, found.presence, test.objects))
+        labelled = load_dataset("mnist", options.data_root).train
+        numbers["classes_found"] = named(test, found, labelled, settings.named)
+    return numbers
 
 
 def learned(
@@ -135,20 +137,17 @@ def learned(
     options: Options,
     length: float,
     draws: int,
+    batch_size: int = 16,
     name: str = "",
-) -> dict[str, Number]:
-    """Train scenes for minutes of a processor, in batches of 16, and measure."""
+) -> tuple[FoundObjects, dict[str, Number]]:
+    """Train scenes for minutes of a processor; return what they find, its ARI and right counts."""
     busy = Checks(clock="processor")
     minutes = options.minutes or length
-    train(entry, data, options, minutes, name=name, batch_size=16, checks=busy)
-    return segmented(find_objects(entry.model, entry.guide, test.images, draws=draws), test)
-
-
-def segmented(found: FoundObjects, test: Split) -> dict[str, Number]:
-    """Return the foreground ARI and the share of right counts of what was found in scenes."""
+    train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
+    found = find_objects(entry.model, entry.guide, test.images, draws=draws)
     ari = foreground_ari(found.owners, test.objects)
     right = mean_and_error(right_counts(found, test))
-    return {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
+    return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
 
 
 def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
@@ -201,6 +200,8 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     overlaps = box_overlap(scenes.objects.boxes[:, :, None], found.boxes[:, None])
     best = torch.where(found.presence[:, None], overlaps, 0)[scene, digit].max(-1)
     met = best.values > MET
+    if not met.any():
+        return 0.0, 0.0, len(met)
     owners = visible(found.owners, found.cover, FAINT)[scene[met]]
     windows = windows_of(scenes.images[scene[met]], owners, best.indices[met])
     classes = scenes.objects.classes[scene, digit][met]
@@ -280,6 +281,6 @@ def colour(
         entry = create("scenes", image_shape=data.images.shape[1:], **own)
         entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
         make_constant(entry.model.thing)
-        found[ground] = learned(entry, data, test, options, length, 5, ground)
+        _, found[ground] = learned(entry, data, test, options, length, 5, name=ground)
         figures[ground] = found_objects(entry, test.images)
     return Result(by_quantity(found), figures)
