@@ -23,7 +23,7 @@ from capsule_zoo.experiments.common.findings import (
     snake_case,
 )
 from capsule_zoo.experiments.scenes.counts import accuracy
-from capsule_zoo.inference import Checks, Pace, SummedPresences
+from capsule_zoo.inference import Checks, Pace, SemiAmortized, SummedPresences
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing.path import scored
@@ -53,9 +53,9 @@ def guides(
     """Swap seven guides on one model of scenes, and compare them (48 core-minutes).
 
     The model is trained with `peeling` and then frozen. `two_sweeps`, `recurrent` and
-    `slot_attention` are trained to it for as long. `free_form`, `semi_amortized` and `corrected`
-    are fitted to the scenes, from the answers of `peeling`, with presences summed out by
-    enumeration. A slot that is off then has a law too.
+    `slot_attention` are trained to it for as long, from the start. `free_form`, `semi_amortized`
+    and `corrected` are fitted to the scenes, from the answers of `peeling`, with presences summed
+    out by enumeration. A slot that is off then has a law too.
 
     `count_accuracy` combines five draws by their weights; `count_accuracy_one_draw` is that of the
     presences that the guide itself draws. `milliseconds` of a processor draw all sites of an image.
@@ -79,6 +79,8 @@ def guides(
     for name in FITTED:
         began = time.process_time()
         guide = peeling.fit_guide(name, few.images, steps=fitted, seed=options.seed)
+        if isinstance(guide, SemiAmortized):
+            guide.fitted(few.images)  # which it keeps
         passed = 1000 * (time.process_time() - began) / len(few)
         pair = replace(peeling.summed, guide=guide)
         found = held_out_bounds(pair, few, particles, options.seed)
