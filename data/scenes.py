@@ -47,6 +47,7 @@ PIECES = (  # cells (row, column) of the seven pieces; their turns make 19
 CELL = 5  # pixels of a cell
 PURE = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
 CHUNK = 1000  # scenes that are drawn at once
+TRIES = 2000  # scenes that are refused in a row before objects are said not to fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,18 +152,41 @@ def _in_chunks(
     return torch.cat(images), Objects(*parts)
 
 
+def _check(canvas: int, least: int, most: int, side: float) -> None:
+    """Raise ValueError for numbers of objects, or a canvas, of which no scene can be made."""
+    if most < 1:
+        raise ValueError(f"most must be at least 1, not {most}")
+    if not 0 <= least <= most:
+        raise ValueError(f"least must be from 0 to most={most}, not {least}")
+    if canvas < side:
+        raise ValueError(
+            f"canvas={canvas} has no room for objects of {side:.0f} pixels; use a larger canvas"
+        )
+
+
 def _arranged(counts: Tensor, covers: Tensor, objects: Callable, refused: Callable) -> Tensor:
     """Place objects in what they cover (n, M, H, W), again until no scene is refused, in place.
 
     Returns:
         The classes of the objects, (n, M); -1 where a scene has fewer than M.
+
+    Raises:
+        ValueError: many scenes in a row are refused.
     """
     classes, again = torch.full(covers.shape[:2], -1), torch.arange(len(counts))
+    tried = 0
     while len(again):
+        if tried > TRIES:
+            raise ValueError(
+                f"{covers.shape[1]} objects do not fit; give a larger canvas or a smaller most, or "
+                "overlap=1 for digits"
+            )
         for slot in range(covers.shape[1]):
             here = again[counts[again] > slot]
             covers[here, slot], classes[here, slot] = objects(len(here))
-        again = refused(covers, classes).nonzero()[:, 0]
+        left = again[refused(covers[again], classes[again]).nonzero()[:, 0]]
+        tried = tried + len(left) if len(left) == len(again) else 0
+        again = left
     return classes
 
 
@@ -208,12 +232,15 @@ def gray_scenes(
         grounds: pictures (n, 3, h, w), of which each scene has one, resized.
 
     Raises:
-        ValueError: an object larger than the canvas, or `least` above `most`.
+        ValueError: an argument out of range, or objects that do not fit the canvas.
     """
     generator = seeded_generator(seed)
     side = digits.shape[-1]
-    if not 0 <= least <= most:
-        raise ValueError(f"least must be from 0 to most={most}, not {least}")
+    _check(canvas, least, most, side=1)
+    if not (0 < scale < math.inf and 0 <= spread < math.inf):
+        raise ValueError(
+            f"scale must be a number above 0 and spread one from 0 on, not {scale} and {spread}"
+        )
     if canvas <= side / max(scale - 4 * spread, 0.1):
         raise ValueError(
             f"canvas={canvas} has no room for objects of {side} pixels shrunk by {scale}; use a "
@@ -236,7 +263,7 @@ def gray_scenes(
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = digits.new_zeros(count, most, canvas, canvas)
         counts = _integers(least, most + 1, generator, count)
-        refused = (lambda *_: torch.zeros(count)) if overlap else _overlap
+        refused = (lambda scenes, _: torch.zeros(len(scenes))) if overlap else _overlap
         known = _known(covers, _arranged(counts, covers, objects, refused))
         if grounds is None:
             return covers.sum(1, keepdim=True).clamp(max=1), known
@@ -284,10 +311,14 @@ def sprite_scenes(
     """Draw scenes of colored sprites on a colored ground, (number, 3, canvas, canvas).
 
     An object of which fewer than 20 pixels would be visible is drawn again.
+
+    Raises:
+        ValueError: an argument out of range, or objects that do not fit the canvas.
     """
     generator = seeded_generator(seed)
     bank, kinds = sprite_bank()
     side = bank.shape[-1]
+    _check(canvas, least, most, side)
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(bank), (count,), generator=generator)
@@ -327,7 +358,12 @@ def tetromino_bank() -> Tensor:
 def tetromino_scenes(
     number: int, *, canvas: int = 35, most: int = 3, seed: int = 0
 ) -> tuple[Tensor, Objects]:
-    """Draw scenes of `most` colored pieces on black that do not overlap, (number, 3, H, W)."""
+    """Draw scenes of `most` colored pieces on black that do not overlap, (number, 3, H, W).
+
+    Raises:
+        ValueError: an argument out of range, or pieces that do not fit the canvas.
+    """
+    _check(canvas, most, most, 4 * CELL)
     generator = seeded_generator(seed)
     bank, grid = tetromino_bank().float(), canvas // CELL
     sides = [1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1)]
@@ -352,6 +388,8 @@ def scene_source(
     draw: Callable[[str, int, int], tuple[Tensor, Objects]], train: int, test: int
 ) -> Source:
     """Return a source of scenes whose labels are counts, from `draw(split, number, seed)`."""
+    if min(train, test) < 1:
+        raise ValueError(f"train and test must be at least 1, not {train} and {test}")
     images, known = draw("train", train, 1)
     test_images, test_known = draw("test", test, 2)
     most = int(max(known.counts.max(), test_known.counts.max()))

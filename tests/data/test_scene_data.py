@@ -77,6 +77,34 @@ def test_the_data_sets_have_names_and_options():
         load_dataset("tetrominoes:most=three")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("multi-sprites:train=0", "train and test must be at least 1, not 0 and"),
+        ("tetrominoes:test=0", "train and test must be at least 1"),
+        ("multi-sprites:most=0,least=0", "most must be at least 1, not 0"),
+        ("tetrominoes:most=0", "most must be at least 1, not 0"),
+        ("multi-sprites:least=3,most=2", "least must be from 0 to most=2, not 3"),
+        ("multi-sprites:least=-3", "least must be from 0 to most=5, not -3"),
+        ("multi-sprites:canvas=10", "canvas=10 has no room for objects of 24 pixels"),
+        ("tetrominoes:canvas=0", "canvas=0 has no room for objects of 20 pixels"),
+        ("tetrominoes:most=12,train=5", "12 objects do not fit; give a larger canvas"),
+    ],
+)
+def test_options_that_no_scene_can_meet_are_refused(name, words):
+    with pytest.raises(ValueError, match=words):
+        load_dataset(name)
+
+
+def test_gray_scenes_refuse_what_no_scene_can_meet():
+    digits, labels = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
+    for wrong in (dict(most=0), dict(canvas=0), dict(scale=float("nan")), dict(spread=-1.0)):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            gray_scenes(digits, labels, 2, **wrong)
+    with pytest.raises(ValueError, match="9 objects do not fit"):
+        gray_scenes(digits, labels, 2, canvas=16, least=9, most=9)
+
+
 def test_a_size_resizes_scenes_and_what_is_known_of_them():
     name = "tetrominoes:train=20,test=4"
     small, large = (load_dataset(name, size=size).test for size in (None, "70x35"))
