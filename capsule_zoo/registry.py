@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
+from weakref import WeakKeyDictionary
 
 from pyro.infer import ELBO
 from torch import Tensor, nn
@@ -80,6 +81,7 @@ class _Registered:
 GuideMaker = Callable[["Entry"], Guide] | type[Guide]
 _MADE_BELOW: Any = None  # the default of `Entry.guide`
 _registered: dict[str, _Registered] = {}
+_made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # names of guides
 
 
 @dataclass
@@ -128,7 +130,9 @@ class Entry(Generic[M, G]):
         """
         check_known("guide", name, self.guides)
         maker = self.guides[name]
-        return maker(self.model) if isinstance(maker, type) else maker(self)
+        guide = maker(self.model) if isinstance(maker, type) else maker(self)
+        _made_as[guide] = name
+        return guide
 
     def guide_of(self, kind: type[K]) -> K:
         """Return this entry's guide, from which variants are made.
@@ -338,11 +342,14 @@ def save(entry: Entry, folder: str | Path, /, **config: object) -> None:
 
     Args:
         config: further settings for `config.json`, such as the data set and the seed.
+
+    Raises:
+        ValueError: the guide was made by another name than the entry's `default_guide`.
     """
-    folder = Path(folder)
+    folder, made = Path(folder), made_by(entry)
     save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
     save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
-    write_json(folder / "config.json", {**made_by(entry), **config})
+    write_json(folder / "config.json", {**made, **config})
 
 
 def load(source: str | Path) -> Entry:
@@ -425,9 +432,18 @@ def made_by(entry: Entry) -> dict:
 
     `modules` is there if modules outside the zoo have to be imported first. An entry that `create`
     did not make has no name, and cannot be rebuilt.
+
+    Raises:
+        ValueError: the guide was made by another name than the entry's `default_guide`.
     """
     if not entry.name:
         return {}
+    if (name := _made_as.get(entry.guide, entry.default_guide)) != entry.default_guide:
+        raise ValueError(
+            f"entry.guide was made as {name!r}, but default_guide, which load makes, is "
+            f"{entry.default_guide!r}; call entry.use_guide({name!r}) before training, or set "
+            f"entry.default_guide = {name!r}"
+        )
     sizes = {name: _as_json(value) for name, value in entry.sizes.items()}
     made = {"entry": entry.name, "sizes": sizes, "guide": entry.default_guide}
     kinds = [type(value) for value in entry.sizes.values() if isinstance(value, Routing)]

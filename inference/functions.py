@@ -116,6 +116,15 @@ def check_program(role: str, program: object) -> None:
         )
 
 
+def check_module(guide: object) -> None:
+    """Raise ValueError for a guide that is not a torch module."""
+    if not isinstance(guide, nn.Module):
+        raise ValueError(
+            f"guide must be a torch module, not {type(guide).__name__}; of a function, "
+            "as_module(guide, images) makes one"
+        )
+
+
 def _owned(names: list[str]) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
     """Turn these entries of Pyro's store into `nn.Parameter`s and return them with constraints."""
     store = pyro.get_param_store()

@@ -211,7 +211,8 @@ def family_of(name: str, law: Any) -> ByLogits | Continuous:
         raise UnservedSite(
             f"site {name!r} has the law {type(inner).__name__}, which is discrete and not defined "
             "by logits alone, so no free-form law fits it; use the guide as it is, without steps, "
-            "or a model that sums the site out or has Bernoulli or Gaussian units"
+            "or a model that sums the site out (of scenes, model and guide of `entry.summed`) or "
+            "has Bernoulli or Gaussian units"
         )
     support = inner.support
     while isinstance(support, constraints.independent):

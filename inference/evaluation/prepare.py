@@ -110,7 +110,16 @@ def prepare(
             refuse_relaxed_draws(model, discrete_form(guide), *shown)
             model, guide = discrete_form(model), discrete_form(guide)
         if not prior:
-            check_pair(model, guide, *shown)
+            try:
+                check_pair(model, guide, *shown)
+            except Exception as error:
+                if str(len(pixels)) in str(error):
+                    error.add_note(
+                        "The pair is checked on two images. If model or guide holds values for "
+                        f"each of {len(pixels)} images, set guide.per_image = True: then all "
+                        "images are passed at once, in their order"
+                    )
+                raise
     return Prepared(model, guide, pixels, classes, presence_of(model), name)
 
 
@@ -179,4 +188,4 @@ def as_wanted(model: Callable, images: Tensor | Split | np.ndarray, *programs: C
     space_of(model).check(images)
     modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
     parameter = next((p for module in modules for p in module.parameters()), images)
-    return images.to(parameter.device, parameter.dtype)
+    return images.detach().to(parameter.device, parameter.dtype)

@@ -29,6 +29,7 @@ from capsule_zoo.inference.evaluation.prepare import (
     is_per_image,
     refuse_relaxed_draws,
 )
+from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
@@ -200,11 +201,7 @@ def _ready(
     """Yield the passes over the images, with no foreign parameters in Pyro's store."""
     check_at_least(1, num_samples=num_samples, batch_size=batch_size)
     check_at_least(0, seed=seed)
-    if not isinstance(guide, nn.Module):
-        raise ValueError(
-            f"guide must be a torch module, not {type(guide).__name__}; of a function, "
-            "as_module(guide, images) makes one"
-        )
+    check_module(guide)
     wanted = as_wanted(model, images)
     with isolated_parameters(model, guide):
         few = wanted if is_per_image(guide) else wanted[:2]

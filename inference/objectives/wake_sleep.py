@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.poutine import Trace
@@ -125,9 +126,10 @@ def sleep(
         program = poutine.trace(poutine.replay(model, trace=start))
         dream = program.get_trace(None, labels, batch_size=len(images))
     seen = dream.nodes["_RETURN"]["value"]
-    trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
-        *call_arguments(seen, labels)
-    )
+    with pyro.validation_enabled(False):  # dreams of Gaussian pixels may leave the pixels' range
+        trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
+            *call_arguments(seen, labels)
+        )
     return log_density(trace, seen).mean()
 
 

@@ -216,6 +216,9 @@ class SemiAmortized(Guide):
         steps: optimizer steps of each refinement.
         fit: what refines, called as `refine` is: `gauss_newton`, or by default `refine` itself.
         options: further arguments of `fit`.
+
+    Raises:
+        ValueError: the guide is not a `Guide`, or a negative number of steps.
     """
 
     def __init__(
@@ -226,6 +229,11 @@ class SemiAmortized(Guide):
         **options: Any,
     ) -> None:
         check_at_least(0, steps=steps)
+        if not isinstance(guide, Guide):
+            raise ValueError(
+                f"guide must be a Guide, which knows its model, not {type(guide).__name__}; make a "
+                "subclass of Guide whose forward is your guide"
+            )
         super().__init__(guide.model)
         self.fit = fit or refined_guide
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide

@@ -10,6 +10,7 @@ has no scale. A Delta over a discrete site is a probability of one, and is count
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, OtherLa
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
+from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
@@ -92,10 +94,12 @@ class Widened(Guide):
         return self
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
-        with OtherLaws(self._widened):
+        # read here: inside of a function that is a module, parameters are the function's own
+        scales = {name: self.scale(name) for name in self.sites_with_scales()}
+        with OtherLaws(partial(self._widened, scales)):
             return self.guide(*call_arguments(images, labels))
 
-    def _widened(self, name: str, law: Any) -> Any:
+    def _widened(self, scales: dict[str, Tensor], name: str, law: Any) -> Any:
         """Return a law with a density in place of the Delta of a widened site."""
         if not is_delta(law):
             return law
@@ -103,7 +107,7 @@ class Widened(Guide):
         if isinstance(family, ByLogits):
             return family.law(family.start(law, law.mean), law.event_dim)
         if isinstance(family, Continuous):
-            return family.normal(family.start(law, law.mean)[0], self.scale(name), law.event_dim)
+            return family.normal(family.start(law, law.mean)[0], scales[name], law.event_dim)
         certain = name in self.masses  # a law without a density of its own: log probability 0
         return dist.Delta(law.mean, event_dim=law.event_dim) if certain else law
 
@@ -167,8 +171,10 @@ def widen(
         A guide that shares the parameters of `guide`, which are not changed.
 
     Raises:
-        ValueError: the guide has no Delta over a continuous site, or an argument is not allowed.
+        ValueError: the guide is no module or has no Delta over a continuous site, or an argument is
+            not allowed.
     """
+    check_module(guide)
     images = images.images if isinstance(images, Split) else images
     space_of(model).check(images)
     first = next(guide.parameters(), next(model.parameters(), images))

@@ -16,6 +16,7 @@ from torch import nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objectives.base import check_objective
@@ -37,6 +38,7 @@ from capsule_zoo.inference.training.training_data import Data, held_out, trainin
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole
 from capsule_zoo.models.common.modes import frozen
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE, latent_sites
 
 
 @with_groups
@@ -97,7 +99,8 @@ def fit(
             bar; see `Checks`.
 
     Raises:
-        ValueError: an argument is not allowed.
+        ValueError: an argument is not allowed, or a guide with parameters per image (Pyro's
+            AutoGuides, guides with `per_image = True`) would get minibatches or held-out images.
         IncompatibleGuide: the guide does not fit the model.
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
@@ -131,6 +134,7 @@ def fit(
             module.train(module not in fixed)
         with frozen(*fixed), isolated_parameters(model, guide) as refreeze:
             pair = Pair(model, guide, workers.device, labels)
+            _check_whole_batch(pair, batches, held)
             objective = pair.objective(objective, *batches.example())
             refreeze()
             trainer = Trainer(pair, objective, batches, held, workers, updates, checks)
@@ -161,6 +165,23 @@ def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Spl
         raise ValueError(
             f"inputs=Inputs(labels=True) is needed: {type(model).__name__} explains the label of "
             "an image, and without labels there is nothing to train"
+        )
+
+
+def _check_whole_batch(pair: Pair, batches: BatchSource, held: Split | None) -> None:
+    """Raise ValueError if a guide with parameters per image would get other images than its own."""
+    if not is_per_image(pair.guide) or (len(batches) == 1 and held is None):
+        return
+    with poutine.block(), torch.random.fork_rng(), torch.no_grad():
+        trace = poutine.trace(pair.model).get_trace(*pair.takes(*batches.example()))
+    if any(
+        IMAGES_PLATE in [frame.name for frame in site["cond_indep_stack"]]
+        for site in latent_sites(trace).values()
+    ):
+        raise ValueError(
+            f"{type(pair.guide).__name__} has parameters for each image, so a batch must hold all "
+            f"images and none may be held out: pass batch_size={batches.num_images}, and of a data "
+            "set the images to fit alone, such as data.train"
         )
 
 

@@ -129,6 +129,17 @@ def test_guides_go_by_name(entry):
         entry.make_guide("normall")
 
 
+def test_a_guide_of_another_name_is_not_saved(entry, tmp_path):
+    entry.guide = entry.make_guide("normal")
+    with pytest.raises(ValueError, match=r"made as 'normal', .* 'delta'; call entry.use_guide"):
+        save(entry, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    save(entry.use_guide("normal"), tmp_path / "run")
+    assert load(tmp_path / "run").guide.pose == "normal"
+    entry.guide = entry.make_guide("normal")
+    save(entry, tmp_path / "run")
+
+
 def test_weights_load_by_name(entry, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path)
     save_weights(entry, tmp_path / "trained.json", {"data": "digits"})

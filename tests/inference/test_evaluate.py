@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from toys import (
     BernoulliMixture,
@@ -213,6 +214,25 @@ def test_autoguides_are_evaluated_on_their_own_images(guide, bound):
     images = conjugate_images(4)
     idata = evaluate(model, guide(model), images, num_particles=7, batch_size=2)
     assert weights(idata).shape == (1, 7, 4) and idata.attrs["is_bound"] == bound
+
+
+def test_values_of_each_image_are_evaluated_together():
+    model, _ = pair()
+    images = conjugate_images(5)
+    codes = torch.linspace(0, 1, 5).double()
+    known = poutine.condition(model, {"code": codes})
+
+    def guide(images, labels=None):
+        """Draw nothing."""
+
+    with pytest.raises(ValueError, match="2 vs 5") as caught:
+        evaluate(known, guide, images)
+    assert "set guide.per_image = True" in caught.value.__notes__[0]
+    guide.per_image = True
+    idata = evaluate(known, guide, images.requires_grad_(), num_particles=3, batch_size=2)
+    pixels = dist.Normal(codes[:, None], model.noise).log_prob(images.detach().flatten(1)).sum(1)
+    expected = pixels + dist.Normal(model.mean, 1.0).log_prob(codes)
+    torch.testing.assert_close(weights(idata)[0, 0], expected.detach())
 
 
 def test_a_guide_with_one_density_for_all_images_is_evaluated_on_one():

@@ -13,6 +13,7 @@ from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.registry import create, small_sizes
 from capsule_zoo.sizes import sized
 
 
@@ -98,6 +99,17 @@ def test_refusals(pair, images):
         refine(model, guide, images, lr=-1.0)
     with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 16\)"):
         refine(model, guide, images[..., :8])
+    with pytest.raises(ValueError, match=r"guide must be a Guide, .* not function"):
+        SemiAmortized(lambda images: None)
+
+
+def test_scenes_are_refined_in_their_summed_form():
+    entry = create("scenes", **small_sizes("scenes"))
+    pictures = torch.rand(2, 1, 12, 10)
+    with pytest.raises(ValueError, match=r"of scenes, model and guide of `entry.summed`"):
+        refine(entry.model, entry.guide, pictures)
+    summed = entry.summed
+    assert len(refine(summed.model, summed.guide, pictures, steps=1).end) == 2
 
 
 def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images):

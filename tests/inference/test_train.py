@@ -6,6 +6,8 @@ import math
 from types import SimpleNamespace
 
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
@@ -27,6 +29,7 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
+from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import NonFiniteLoss, evaluate, widen
 from capsule_zoo.inference.evaluation.probe import latents
 from capsule_zoo.inference.training import progress, schedule
@@ -82,6 +85,30 @@ def test_a_whole_batch_keeps_its_order_for_guides_with_parameters_per_image():
     guide = AutoNormal(model)
     fit(model, guide, images.clone(), steps=400, freeze="model", **QUIET)
     torch.testing.assert_close(guide.median()["code"], model.posterior(images)[0], atol=0.1, rtol=0)
+
+
+def test_parameters_per_image_are_not_trained_on_other_images():
+    model, _ = pair()
+    images = conjugate_images(6)
+    for guide, data in (
+        (AutoNormal(model), images),
+        (FreeForm(model, images), images),
+        (AutoNormal(model), dataset(2)),
+    ):
+        with pytest.raises(ValueError, match=r"parameters for each image.* pass batch_size=[26]"):
+            fit(model, guide, data, steps=3, **QUIET | {"batch_size": 2})
+
+
+def test_an_autoguide_whose_values_are_of_all_images_takes_minibatches():
+    def model(images, labels=None):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("images", len(images), dim=-1):
+            law = dist.Normal(mean, 0.1).expand(images.shape).to_event(3)
+            pyro.sample("image", law, obs=images)
+
+    guide = AutoNormal(model)
+    fit(model, guide, torch.full((6, 1, 2, 2), 0.5), batch_size=2, lr=0.1, steps=150)
+    assert guide.median()["mean"].item() == pytest.approx(0.5, abs=0.1)
 
 
 def test_two_autoguides_of_one_class_both_train():

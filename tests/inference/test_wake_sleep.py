@@ -135,6 +135,16 @@ def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectatio
     assert model.mean.grad.item() == pytest.approx(expected.item(), abs=5.5 * 0.25 / 60_000**0.5)
 
 
+@pytest.mark.parametrize("objective", [ReweightedWakeSleep(), WakeSleep(recycle_top=False)])
+def test_the_guide_takes_dreams_outside_of_the_pixels_range(objective):
+    model, guide = pair()  # noise of .5 around means of any size
+    images = conjugate_images(30)
+    fit(model, guide, images, objective=objective, steps=2, checks=Checks(progress=False))
+    assert pyro.distributions.is_validation_enabled()
+    with pytest.raises(ValueError, match="must lie in"):
+        guide(images + 3)
+
+
 def test_one_particle_awake_is_wake_sleeps_wake():
     model, guide = machine()
     images, found = binary_images(6), []

@@ -11,7 +11,7 @@ from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
 
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import check_pair, evaluate, summarize, widen
+from capsule_zoo.inference import as_module, check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -176,6 +176,21 @@ def test_points_of_kinds_are_widened_as_kinds_and_discrete_ones_are_certain():
     kind = pyro.poutine.trace(discrete).get_trace(images).nodes["object_kind"]
     assert torch.equal(kind["fn"].log_prob(kind["value"]), torch.zeros(3))
     assert summarize(evaluate(model, widened, images, num_particles=2))["is_bound"]
+
+
+def test_a_function_is_widened_as_a_module():
+    model, guide = points()
+    images = conjugate_images(4)
+    with pytest.raises(ValueError, match=r"not function; .* as_module\(guide, images\) makes one"):
+        widen(model, lambda images: guide(images), images)
+
+    def function(images, labels=None):
+        slope = pyro.param("slope", torch.tensor(0.1, dtype=images.dtype))
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Delta(slope * images.sum((1, 2, 3))))
+
+    widened = [widen(model, each, images, steps=9) for each in (guide, as_module(function, images))]
+    torch.testing.assert_close(*(each.scale("code") for each in widened))
 
 
 def test_a_guide_with_a_density_is_refused():
