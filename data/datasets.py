@@ -28,7 +28,7 @@ from capsule_zoo.data.sources import (
     resized,
     torchvision_images,
 )
-from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.splits import Dataset, Split, integer_of
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp_images
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
@@ -39,7 +39,7 @@ NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of data sets, entries and trained weights
 
 
 def load_dataset(
-    name: str = "digits",
+    name: str | Path = "digits",
     root: str | Path | None = None,
     *,
     size: int | Size | str | None = None,
@@ -71,6 +71,7 @@ def load_dataset(
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
+    name = str(name)
     source = _reader(name)(data_folder(root), _checked_size(size))
     known, tested = source.objects or (None, None)
     train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)
@@ -116,14 +117,14 @@ def _joined(split: Split, other: Split) -> Split:
 
 def _divided(split: Split, count: int, seed: int) -> tuple[Split, Split]:
     """Return the images for training, and the `count` that are held out."""
-    number = len(split)
-    if not 0 <= count < number:
+    number, whole = len(split), integer_of(count)
+    if whole is None or not 0 <= whole < number:
         raise ValueError(
-            f"validation must be from 0 to {number - 1} images of the {number} for training, not "
-            f"{count}"
+            f"validation must be a whole number from 0 to {number - 1} of the {number} images for "
+            f"training, not {count}"
         )
     order = torch.randperm(number, generator=seeded_generator(seed))
-    return split[order[: number - count]], split[order[number - count :]]
+    return split[order[: number - whole]], split[order[number - whole :]]
 
 
 def full_name(name: str) -> str:
@@ -289,11 +290,11 @@ def _of_points(read: Callable[[], Source], size: Size | None) -> Source:
 def _checked_size(size: int | Size | str | None) -> Size | None:
     if size is None:
         return None
-    pair: Any = (size, size) if isinstance(size, int) else size
+    pair: Any = size if isinstance(size, tuple | list) else (size, size)
     if isinstance(size, str) and (words := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", size)):
         pair = int(words[1]), int(words[2] or words[1])
-    match pair:
-        case (int(height), int(width)) if min(height, width) >= 1:
+    match [number for number in map(integer_of, pair) if number and number >= 1]:
+        case [height, width] if len(pair) == 2:
             return height, width
     raise ValueError(
         "size must be pixels, 1 or more: one number, (height, width) or words such as '28x20' "

@@ -243,7 +243,7 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
 
     Raises:
         ValueError: shapes that do not fit, values that are not finite where a point is present, or
-            a scene with fewer than two points.
+            a scene with fewer than two different points.
     """
     points = torch.as_tensor(points)
     if not points.is_floating_point():
@@ -255,10 +255,12 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
         )
     points = masked(points, ~points.isnan().all(-1) if present is None else present)
     present = ~points.isnan().any(-1)
-    if (few := present.sum(1) < 2).any():
+    absent = ~present[..., None]
+    low, high = points.masked_fill(absent, math.inf), points.masked_fill(absent, -math.inf)
+    if (few := (present.sum(1) < 2) | (low.amin(1) == high.amax(1)).all(-1)).any():
         raise ValueError(
-            f"scene {int(few.nonzero()[0])} has fewer than two points, which say nothing of an "
-            "object's scale and angle; leave such scenes out"
+            f"scene {int(few.nonzero()[0])} has fewer than two points, or all in one place, which "
+            "say nothing of an object's scale and angle; leave such scenes out"
         )
     return points, present
 

@@ -4,7 +4,7 @@ import io
 import os
 import warnings
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
 Labelled = tuple[Tensor, Any]  # images, and their labels or None
+VALIDATION = ("val", "valid", "validation")  # folders beside train, of which one may be there
 
 
 @dataclass(frozen=True)
@@ -106,35 +107,50 @@ def folder(path: Path, size: Size | None = None) -> Source:
     They have no labels. Images have a random order that is always the same, so that the first
     images are of all classes. Without a test folder a fifth of the images, always the same and at
     least one, is held out for testing. A file `.npy` or `.npz` may hold many images; files without
-    the suffix of an image are ignored. If all images are gray they stay gray, else all become RGB;
-    `capsule_zoo.data.pictures` lists the result for each kind of file.
+    the suffix of an image are ignored, and those whose names begin with a dot. Beside train, a
+    folder val, valid or validation holds the images for validation. If all images are gray they
+    stay gray, else all become RGB; `capsule_zoo.data.pictures` lists the result for each kind of
+    file.
 
     Raises:
         MissingData: no such folder, a folder or a class without images, an unreadable image.
-        ValueError: too few images; images of several sizes and no `size`; a test class that is not
+        ValueError: too few images; images of several sizes and no `size`; a class that is not
             trained on, or class folders on one side only.
     """
-    divided = (path / "train").is_dir()
-    files = _files_by_class(path / "train" if divided else path)
-    asked = _files_by_class(path / "test") if divided and (path / "test").is_dir() else {}
-    if asked and (None in asked) != (None in files):
-        raise ValueError(f"of {path / 'train'} and {path / 'test'} one has class folders, one none")
-    if strangers := sorted(set(map(str, asked)) - set(map(str, files))):
-        raise ValueError(
-            f"{path / 'test'} has classes that the training images lack: {', '.join(strangers)}"
-        )
-    named = [(file, name) for part in (files, asked) for name in part for file in part[name]]
+    sides = _sides(path)
+    parts = [{} if side is None else _files_by_class(side) for side in sides]
+    files = parts[0]
+    for side, part in zip(sides, parts, strict=True):
+        if part and (None in part) != (None in files):
+            raise ValueError(f"of {sides[0]} and {side} one has class folders, one none")
+        if strangers := sorted(set(map(str, part)) - set(map(str, files))):
+            raise ValueError(
+                f"{side} has classes that the training images lack: {', '.join(strangers)}"
+            )
+    named = [(file, name) for part in parts for name in part for file in part[name]]
     images, numbers = _read_images([file for file, _ in named], size)
     classes = list(files)
     labels = torch.tensor([classes.index(name) for _, name in named]).repeat_interleave(numbers)
-    known = None if None in files else labels
-    count = int(numbers[: sum(map(len, files.values()))].sum())
-    train = _mixed((images[:count], None if known is None else known[:count]))
+    counts = [int(n.sum()) for n in numbers.split([sum(map(len, p.values())) for p in parts])]
+    train, test, held_out = (
+        _mixed((some, None if None in files else known))
+        for some, known in zip(images.split(counts), labels.split(counts), strict=True)
+    )
     names = tuple(name for name in classes if name is not None)
-    if not asked:
-        return _divided_at_random(path, train, names)
-    test = _mixed((images[count:], None if known is None else known[count:]))
-    return Source(train, test, names, validation=count // 10)
+    if sides[1] is None:
+        source = _divided_at_random(path, train, names)
+    else:
+        source = Source(train, test, names, validation=len(train[0]) // 10)
+    return source if sides[2] is None else replace(source, held_out=held_out)
+
+
+def _sides(path: Path) -> tuple[Path, Path | None, Path | None]:
+    """Return the folders of images for training, testing and validation; None for absent ones."""
+    if not (path / "train").is_dir():
+        return path, None, None
+    test, *held_out = (path / name for name in ("test", *VALIDATION))
+    seen = next((side for side in held_out if side.is_dir()), None)
+    return path / "train", test if test.is_dir() else None, seen
 
 
 def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str]]:
@@ -143,11 +159,10 @@ def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str
     Args:
         path: a folder as `folder` reads it, or a file as `array_file` does.
     """
-    sides = [p for p in (path / "train", path / "test") if p.is_dir()]
-    sides = sides if (path / "train").is_dir() else [path]
     files = [path]
     if path.suffix.lower() not in ARRAYS:
-        files = [f for side in sides for part in _files_by_class(side).values() for f in part]
+        sides = [_files_by_class(side) for side in _sides(path) if side is not None]
+        files = [f for side in sides for part in side.values() for f in part]
     images, numbers = _read_images(files, size)
     names = [f.name if f == path else f.relative_to(path).as_posix() for f in files]
     return images, [n for n, of in zip(names, numbers, strict=True) for _ in range(of)]
@@ -235,9 +250,19 @@ def _files_by_class(path: Path) -> dict[str | None, list[Path]]:
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
     named: dict[str | None, Path] = {folder.name: folder for folder in classes}
     files = {
-        name: sorted(f for f in folder.iterdir() if f.suffix.lower() in suffixes)
-        for name, folder in (named or {None: path}).items()
+        name: sorted(
+            f
+            for f in folder.iterdir()
+            if f.suffix.lower() in suffixes and not f.name.startswith(".")
+        )
+        for name, folder in (named | {None: path}).items()
     }
+    if classes and (stray := files.pop(None)):
+        warnings.warn(
+            f"{path} holds {len(stray)} pictures beside folders of classes, such as "
+            f"{stray[0].name}; they are ignored: move them into the folder of their class",
+            stacklevel=2,
+        )
     if not classes and not files[None]:
         raise MissingData(
             f"{path} holds neither images nor folders of images; put images in it, or in one "

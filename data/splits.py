@@ -62,7 +62,7 @@ class Split(TorchDataset):
     def __getitem__(self, index: slice | Tensor) -> "Split": ...
 
     def __getitem__(self, index: int | slice | Tensor) -> "Split | tuple[Tensor, int] | Tensor":
-        if (number := _number(index)) is not None:
+        if (number := integer_of(index)) is not None:
             image = self.images[number]
             return image if self.labels is None else (image, int(self.labels[number]))
         if isinstance(index, slice):
@@ -121,7 +121,7 @@ def check_labels_of(images: Tensor, labels: Tensor) -> None:
         )
 
 
-def _number(index: object) -> int | None:
+def integer_of(index: object) -> int | None:
     """Return an integer of Python, numpy or torch as an int; None for anything else."""
     if isinstance(index, bool) or (isinstance(index, Tensor) and index.dtype == torch.bool):
         return None

@@ -64,6 +64,7 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, cap
         "five": dict(points=points, present=all_there),
         "nan": dict(points=points * np.nan, present=all_there),
         "one": dict(points=points, present=[[1, 0, 0, 0, 0]]),
+        "same": dict(points=points * 0, present=all_there),
         "mask": dict(points=points, present=np.ones((1, 4))),
         "corner": dict(points=points, present=all_there, templates=np.zeros((1, 1, 2))),
     }
@@ -76,6 +77,7 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, cap
         (("parse", tmp_path / "none.npz"), "cannot be read"),
         (("parse", tmp_path / "nan.npz"), "set present to 0"),
         (("parse", tmp_path / "one.npz"), "fewer than two points"),
+        (("parse", tmp_path / "same.npz"), "two points, or all in one place"),
         (("parse", tmp_path / "mask.npz"), "present must be (1, 5)"),
         (("parse", tmp_path / "corner.npz"), "template 0 has fewer than two different points"),
         (("train", "constellations", "--set", "learned=true", "--set", "sigma=0.0"), "above 0"),

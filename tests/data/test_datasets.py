@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Batches, MissingData, dataset_names, load_dataset
 from capsule_zoo.data.datasets import affnist, rotated_mnist
-from capsule_zoo.data.sources import torchvision_images
+from capsule_zoo.data.sources import all_pictures, torchvision_images
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -66,7 +66,9 @@ def test_size_ten_is_the_original_with_a_border():
         ({"size": "28x"}, "size .*not '28x'"),
         ({"size": "0x28"}, "size"),
         ({"size": "large"}, "size"),
+        ({"size": (28, 2.5)}, "size"),
         ({"validation": -1}, "validation"),
+        ({"validation": 1.5}, "validation must be a whole number"),
         ({"validation": 1397}, "validation"),
         ({"seed": -1}, "seed"),
         ({"root": "no/such/folder"}, "root must be a folder"),
@@ -232,6 +234,39 @@ def test_a_folder_of_gray_images(gray_folder):
     for split in (data.train, data.validation, data.test):
         value = (split.images[:, 0, 0, 0] * 255).round().long()
         assert torch.equal((value % 10 == 5).long(), split.labels)
+
+
+def test_pictures_beside_folders_of_classes_are_ignored_with_a_warning(gray_folder):
+    for name in ("._a.png", ".hidden.png", "cat/._0.png"):  # what macOS writes is no picture
+        (gray_folder / name).write_bytes(b"no picture")
+    assert len(load_dataset(gray_folder).test) == 4
+    write(gray_folder / "stray.png", 9)
+    with pytest.warns(UserWarning, match=r"1 pictures beside folders of classes.*stray\.png"):
+        assert len(load_dataset(gray_folder).test) == 4
+
+
+@pytest.mark.parametrize("tested", [True, False])
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_a_folder_for_validation_beside_train_is_read_as_such(tmp_path, name, tested):
+    for k in range(5):
+        write(tmp_path / "train" / "a" / f"{k}.png", 10 * k)
+    write(tmp_path / name / "a" / "1.png", 102)
+    if tested:
+        write(tmp_path / "test" / "a" / "1.png", 51)
+    data = load_dataset(tmp_path)
+    assert data.validation.images.unique().tolist() == pytest.approx([0.4])
+    assert (len(data.train), len(data.test)) == (5 - (not tested), 1)
+    assert len(load_dataset(tmp_path, validation=2).validation) == 2
+    assert len(all_pictures(tmp_path)[0]) == 6 + tested
+    write(tmp_path / name / "b" / "1.png", 102)
+    with pytest.raises(ValueError, match="classes that the training images lack: b"):
+        load_dataset(tmp_path)
+
+
+def test_whole_numbers_of_numpy_are_sizes():
+    size, pair = np.int64(12), (np.int64(12), 10)
+    assert load_dataset(size=size, validation=np.int64(3)).image_shape == (1, 12, 12)
+    assert load_dataset(size=pair).image_shape == (1, 12, 10)
 
 
 def test_one_colored_image_makes_all_rgb(gray_folder):
