@@ -403,4 +403,5 @@ def _run_folder(entry: str, data: str, seed: int) -> Path:
     from capsule_zoo.data.datasets import full_name
 
     kind, _, path = full_name(data).partition(":")
-    return Path("runs") / f"{entry}-{Path(path).name or kind}-{seed}"
+    own = Path(path).name if kind in ("folder", "constellations") else ""
+    return Path("runs") / f"{entry}-{own or data.replace(':', '-')}-{seed}"

@@ -281,7 +281,7 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
 
 def check_classes(data: Dataset) -> None:
     """Raise ValueError unless a data set has labels of two classes or more."""
-    labels_of(data.train)
+    labels_of(replace(data.train, name=data.name))
     if data.num_classes < 2:
         raise ValueError(
             f"the pictures of {data.name!r} are all of one class, and a classifier tells two or "
@@ -393,7 +393,13 @@ def _opened(
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
     name = data or read_recipe(source).get("data", Recipe.data)
-    size = entry.model.image_shape[1:] if resize and takes_images(entry.name) else None
+    images = takes_images(entry.name)
+    if images and name.partition(":")[0] == "constellations":
+        raise ValueError(
+            f"{source} reads images, and {name} holds scenes of points; give --data of images, or "
+            "a run of constellations"
+        )
+    size = entry.model.image_shape[1:] if resize and images else None
     return entry, folder, name, size
 
 

@@ -43,7 +43,8 @@ def segment_run(
 
     The folder gets `objects.csv`, one row for each object; `counts.csv`, one row for each image;
     `masks/<image>.png`, whose pixels are numbers of objects, 0 for the ground; and
-    `pictures/<image>.png`, the image with each object in its color and box.
+    `pictures/<image>.png`, the image with each object in its color and box. Those of an earlier
+    call are removed.
 
     Args:
         files: the file of each image, for the tables.
@@ -62,8 +63,11 @@ def segment_run(
         entry = on_canvas(entry, height, width, slots)
     found = find_objects(entry.model, entry.guide, split.images, draws=draws, seed=seed)
     pictures = colored_objects(split.images, found.numbers, entry.model.slots)
+    older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
     for kind in ("masks", "pictures"):
         (out / kind).mkdir(parents=True, exist_ok=True)
+        for number in range(len(older)):
+            (out / kind / f"{number}.png").unlink(missing_ok=True)
     for number, (mask, picture) in enumerate(zip(found.numbers, pictures, strict=True)):
         Image.fromarray(mask.numpy().astype(np.uint8)).save(out / f"masks/{number}.png")
         pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()

@@ -49,6 +49,8 @@ class Stage:
         settings: arguments of `fit` for this stage.
         batches: images of a step, in batches of the run.
         most: steps at most; later stages get what it leaves. None for no limit.
+        check: a function of the data that raises ValueError where the stage cannot be trained on
+            them. It is called before the first stage.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     batches: int = 1
     most: int | None = None
+    check: Callable[[Dataset], None] | None = None
 
     def __post_init__(self) -> None:
         check_positive(share=self.share)
@@ -107,6 +110,9 @@ def fit_stages(
     budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
     before = _resumed(stages, checks.resume)
     checks = replace(checks, before=before)
+    for stage in stages:
+        if stage.check is not None:
+            stage.check(data)
     for number in range(before.stage, len(stages)):
         stage = stages[number]
         if checks.progress:

@@ -9,6 +9,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from capsule_zoo import cli
+from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
@@ -72,7 +73,10 @@ def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(
     train = ["train", "cnn", "--data", pictures, "--size", "8", *small("cnn"), "--steps", "1"]
     assert run(*train, "--out", tmp_path / "run") == 2
     said = capsys.readouterr().err
-    assert "has no labels, which a classifier needs" in said and said.count("\n") == 1
+    assert (
+        f"folder:{pictures} has no labels, which a classifier needs" in said
+        and said.count("\n") == 1
+    )
     assert run(*train[:3], "digits", *train[4:], "--out", tmp_path / "run") == 0
     assert run("error-rate", tmp_path / "run", "--data", f"folder:{pictures}") == 2
     assert "has no labels" in capsys.readouterr().err
@@ -120,6 +124,39 @@ def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
             checks=Checks(progress=False),
         )
     assert "\n" not in str(refused.value)
+
+
+def test_fewer_pictures_than_kinds_are_refused_before_training(pictures, tmp_path, capsys):
+    train = ["train", "shape-codes", "--data", pictures, "--size", "12", *small("shape-codes")]
+    assert run(*train, "--set", "kinds=64", "--steps", "4", "--out", tmp_path / "run") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has 9 training pictures" in said and "--set kinds=N" in said and "stage 1" not in said
+
+
+def test_a_run_of_images_says_so_of_points(tmp_path, capsys):
+    train = [
+        "train",
+        "cnn",
+        *small("cnn"),
+        "--size",
+        "8",
+        "--steps",
+        "1",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert run(*train) == 0
+    assert run("evaluate", tmp_path / "run", "--data", "constellations") == 2
+    assert "reads images, and constellations holds scenes of points" in capsys.readouterr().err
+
+
+def test_run_folders_are_named_after_the_kind_of_data_and_its_options():
+    for data, name in (
+        ("multi-mnist:train=20,test=4", "vae-multi-mnist-train=20,test=4-0"),
+        ("digits", "vae-digits-0"),
+        ("folder:/tmp/mine", "vae-mine-0"),
+    ):
+        assert _run_folder("vae", data, 0).name == name
 
 
 @pytest.mark.parametrize("classes", [3, 12])

@@ -23,6 +23,7 @@ from capsule_zoo.inference import find_objects
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs import folder as runs
+from capsule_zoo.runs.objects import segment_run
 from capsule_zoo.zoo.scenes.entry import on_canvas
 
 SIZES = {key: small_sizes("scenes")[key] for key in ("window", "thing_sizes", "glimpse", "hidden")}
@@ -261,6 +262,10 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
         if number == 6:
             assert counts["file"].tolist() == [f"picture-{n}.png" for n in range(6)]
             assert "file" in pd.read_csv(tmp_path / "all" / "objects.csv")
+    segment_run(load("run"), load_dataset("folder:own").test, tmp_path / "all", draws=1)
+    assert [f.name for f in (tmp_path / "all" / "masks").iterdir()] == ["0.png"]
+    with pytest.raises(SystemExit):
+        main(["segment", "run", "--draws", "1", "--out", "all"])
     for number in (0, 5):  # the corner of a picture is in no object, or in none that covers it
         with Image.open(tmp_path / f"all/pictures/{number}.png") as shown:
             assert (max(shown.getpixel((0, 0))) > 50) == (number == 5)

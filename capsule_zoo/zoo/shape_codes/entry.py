@@ -67,6 +67,15 @@ def started(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     return sets
 
 
+def check_enough(data: Dataset, *, kinds: int) -> None:
+    """Raise ValueError for fewer training images than kinds, which start as clusters of them."""
+    if len(data.train) < kinds:
+        raise ValueError(
+            f"{data.name} has {len(data.train)} training pictures, but the model has {kinds} kinds "
+            "of objects; make fewer by --set kinds=N, or add pictures"
+        )
+
+
 def stages(entry: Entry) -> list[Stage]:
     """Return the stages of training: parts, objects on parsed parts, all together, objects anew.
 
@@ -81,6 +90,7 @@ def stages(entry: Entry) -> list[Stage]:
         settings=ON_PART_SETS,
         batches=4,
         most=FEW,
+        check=partial(check_enough, kinds=model.kinds),
     )
     return [
         Stage(
