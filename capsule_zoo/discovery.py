@@ -182,13 +182,13 @@ def describe(entry: str | Path | Entry) -> Description:
     if source in list_models():
         with seeded(0):
             return _describe(create(source), source)
-    if not (source in list_weights() or (Path(source) / "config.json").is_file()):
+    if not registry.recipe_path(source):
         known = sorted({*list_models(), *list_weights()})
         raise ValueError(
             f"{unknown('entry or trained entry', source, known)}; or name a run folder"
         )
     made = read_recipe(source)
-    card = made if source in list_weights() else {}
+    card = made if "headline" in made else {}
     with seeded(0):
         entry = registry.rebuild(Recipe.read(made))
         return replace(_describe(entry, source), card=card)

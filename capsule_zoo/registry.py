@@ -309,6 +309,12 @@ def sizes_of(name: str) -> dict[str, Size]:
     return known_sizes(found.factory, found.takes)
 
 
+def check_sizes_of(name: str, sizes: Mapping[str, object]) -> None:
+    """Raise ValueError unless `create` knows these sizes of a registered entry, and their types."""
+    found = _look_up(name)
+    check_sizes(name, sizes, sizes_of(name), is_open(found.factory, found.takes))
+
+
 def create(name: str, **sizes: object) -> Entry:
     """Create a new, untrained entry.
 
@@ -320,9 +326,9 @@ def create(name: str, **sizes: object) -> Entry:
         ValueError: unknown name or size (with the nearest ones), a size of another type, or one
             that the factory refuses.
     """
+    check_sizes_of(name, sizes)
     found = _look_up(name)
-    factory, takes = found.factory, found.takes
-    check_sizes(name, sizes, known_sizes(factory, takes), is_open(factory, takes))
+    factory = found.factory
     image_shape: Any = sizes.get("image_shape", 1)
     check_at_least(1, image_shape=image_shape)
     try:
@@ -364,7 +370,13 @@ def load(source: str | Path) -> Entry:
     """
     path = _recipe_path(source)
     if path.name == "config.json":
-        states = {p: load_checkpoint(path.parent / f"{p}.safetensors") for p in ("model", "guide")}
+        places = {p: path.parent / f"{p}.safetensors" for p in ("model", "guide")}
+        if not places["model"].exists() and (path.parent / "checkpoint.safetensors").exists():
+            raise CheckpointError(
+                f"the run in {source} has not ended; go on with it by capsule-zoo train "
+                f"{read_recipe(source)['entry']} --resume --out {source}"
+            )
+        states = {p: load_checkpoint(place) for p, place in places.items()}
     else:
         states = load_checkpoint(_tensors_of(path))
     entry = rebuild(Recipe.read(read_recipe(source)))
@@ -409,15 +421,23 @@ def read_recipe(source: str | Path) -> dict:
     raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")
 
 
+def recipe_path(source: str | Path) -> Path | None:
+    """Return the file that describes a trained entry; None if there is no such entry."""
+    card = f"{source}.json"
+    places = Path(source) / "config.json", WEIGHTS / card, Path(card)
+    return next(filter(Path.is_file, places), None)
+
+
+def trained_names() -> list[str]:
+    """Return the names of the zoo's trained weights, with or without their tensors."""
+    return sorted(path.stem for path in WEIGHTS.glob("*.json"))
+
+
 def _recipe_path(source: str | Path) -> Path:
-    config, card = Path(source) / "config.json", WEIGHTS / f"{source}.json"
-    for path in (config, card):
-        if path.is_file():
-            return path
-    trained = sorted(path.stem for path in WEIGHTS.glob("*.json"))
-    raise ValueError(
-        f"{unknown('trained entry', str(source), trained)}; or give the folder of a run"
-    )
+    if path := recipe_path(source):
+        return path
+    words = unknown("trained entry", str(source), trained_names())
+    raise ValueError(f"{words}; or give the folder of a run")
 
 
 def save_weights(entry: Entry, card: Path, content: dict) -> None:

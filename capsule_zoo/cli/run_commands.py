@@ -28,6 +28,7 @@ from capsule_zoo.cli.options import (
 )
 
 _Where = tuple[str, str | None, Path | None]
+_SHARE = "--prior-share"
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
 
 
@@ -219,7 +220,7 @@ def anneal(
     chains: Annotated[int, typer.Option(help="Annealed chains of each image.", min=1)] = 16,
     temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=2)] = 500,
     prior_share: Annotated[
-        float, typer.Option(help="Share of the prior in the start of the chains, below 1.")
+        float, typer.Option(_SHARE, help="Share of the prior in the start of the chains, below 1.")
     ] = 0.0,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -241,6 +242,8 @@ def anneal(
     """
     from capsule_zoo.runs.annealing import anneal_run
 
+    if not 0 <= prior_share < 1:
+        raise typer.BadParameter(f"{prior_share} is not from 0 to below 1", param_hint=_SHARE)
     how: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
     how |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
     _measure(anneal_run, (run, data, data_root), as_json=as_json, **how)
@@ -367,6 +370,9 @@ def publish(
     data_root: DataRoot = None,
 ) -> None:
     """Add a run's weights to the zoo's weights, with a card that states their origin.
+
+    The name opens them, and the path opens those of another folder: capsule-zoo evaluate
+    elsewhere/my-vae.
 
     \b
     Examples:

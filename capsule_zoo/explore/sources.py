@@ -68,8 +68,7 @@ def open_source(
 ) -> tuple[View, Tensor, str]:
     """Return a view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
     root = None if data_root is None else Path(data_root)
-    trained = {path.stem for path in registry.WEIGHTS.glob("*.json")}
-    if source in trained or (Path(source) / "config.json").is_file():
+    if registry.recipe_path(source):
         title = Path(source).resolve().name
         try:
             entry, dataset, _ = open_run(source, data, root, only_tests=True)
@@ -86,7 +85,7 @@ def open_source(
             entry = create(source, **shape)
         title = f"{source}, not trained"
     else:
-        known = sorted({*trained, *list_models()})
+        known = sorted({*registry.trained_names(), *list_models()})
         problem = unknown("entry or trained entry", source, known)
         raise ValueError(f"{problem}; or give the folder of a run")
     view = view_of(entry)

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pyro
@@ -36,11 +37,12 @@ from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
-from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models.checks import check_one_of, check_seed
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
     check_known,
+    check_sizes_of,
     create,
     default_data,
     load,
@@ -72,6 +74,7 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
     saved = Recipe.read(read_recipe(folder))
     if saved.entry != name:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
+    check_sizes_of(name, given.get("sizes", {}))
     asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
     for option, (own, value) in saved.differences(asked).items():
         if option not in MAY_CHANGE:
@@ -123,6 +126,7 @@ def train(
     else:
         recipe = Recipe(name, **{"data": default_data(name), **given})
     _refuse_pixels(recipe)
+    check_seed(recipe.seed)
     inputs = Inputs(make_transform(recipe.transform), device=device)
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training)
@@ -143,6 +147,10 @@ def train(
     except NonFiniteLoss as error:
         kept = files.checkpoint if files.begun else None
         raise NonFiniteLoss(error.step, error.site, kept) from error
+    except NotImplementedError as error:
+        if recipe.objective is None:
+            raise
+        raise ValueError(f"objective {recipe.objective} does not serve {name}") from error
     if run.steps == 0 and run.stopped != "interrupted":
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
@@ -314,7 +322,10 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
             f"{folder} has no checkpoint to go on from; replace its run by --overwrite, or choose "
             "another folder"
         )
-    if resume or not is_first_process() or not in_use(folder):
+    if not is_first_process():
+        return
+    if resume or not in_use(folder):
+        _refuse_unwritable(folder)
         return
     if not (holds_run or holds_checkpoint):
         raise ValueError(f"{folder} is in use by something else than a run; choose another folder")
@@ -323,6 +334,15 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
             f"{folder} is in use; go on with its run by --resume, replace it by --overwrite, "
             "or choose another folder"
         )
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Raise ValueError unless a file can be made in the folder, or where it would be made."""
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error}; choose another folder") from error
 
 
 def in_use(folder: Path) -> bool:

@@ -104,6 +104,7 @@ def make_objective(name: str) -> ELBO:
     places = (pyro.infer, inference)
     offered = {name: getattr(place, name) for place in places for name in place.__all__}
     known = {k: v for k, v in offered.items() if hasattr(v, "differentiable_loss")}
+    del known["Objective"]  # which is abstract
     check_known("objective", name, sorted(known))
     try:
         return known[name]()

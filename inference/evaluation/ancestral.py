@@ -19,17 +19,16 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.prepare import discrete_form
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import space_of
 
 Sites = Mapping[str, Tensor]
 
 
 def infer(
     guide: nn.Module,
-    images: Tensor,
+    images: Images,
     sites: Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int = 500,
@@ -40,6 +39,7 @@ def infer(
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
             draws no site of that name.
     """
+    images = as_wanted(guide, images, check=False)
     sites, discrete = sites or getattr(guide, "covers", None), discrete_form(guide)
     if sites is None:
         raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
@@ -47,7 +47,7 @@ def infer(
 
 
 def law_means(
-    guide: Callable, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
+    guide: Callable, images: Images, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
     """Return the means (N, ...) of the guide's law at some sites, given one draw of earlier sites.
 
@@ -58,7 +58,7 @@ def law_means(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    space_of(guide).check(images)
+    images = as_wanted(guide, images)
     return _collected(guide, images, sites, _mean, seed, batch_size)
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.inference.evaluation.prepare import as_wanted
-from capsule_zoo.inference.evaluation.verbs import Images, of_a_pair
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.evaluation.verbs import of_a_pair
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
@@ -118,16 +118,17 @@ def fgsm(
     program: Any = next((part for part in (model, guide) if hasattr(part, "scores")), None)
     if program is None:
         raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
-    attacked = []
+    attacked, pixels = [], as_wanted(model, split, guide)
+    known = labels_of(split).to(pixels.device)
     with in_eval_mode(program):
-        batches = zip(*(x.split(batch_size) for x in (split.images, labels_of(split))), strict=True)
+        batches = zip(*(x.split(batch_size) for x in (pixels, known)), strict=True)
         for images, labels in batches:
             low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)
             moved = images
             for _ in range(steps):
-                pixels = moved.clone().requires_grad_()
-                loss = F.cross_entropy(program.scores(pixels), labels, reduction="sum")
-                (slope,) = torch.autograd.grad(loss, pixels)
+                at = moved.clone().requires_grad_()
+                loss = F.cross_entropy(program.scores(at), labels, reduction="sum")
+                (slope,) = torch.autograd.grad(loss, at)
                 moved = torch.clamp(moved + stride * slope.sign(), low, high)
             attacked.append(moved)
     return replace(split, images=torch.cat(attacked))

@@ -101,6 +101,12 @@ def compare(
     """
     if not pairs:
         raise ValueError('pairs is empty; give at least one, as {"name": (model, guide)}')
+    for name, given in pairs.items():
+        if not isinstance(given, tuple | list):
+            raise ValueError(
+                f"the pair {name!r} must be (model, guide), not a {type(given).__name__}; of an "
+                "entry, pass (entry.model, entry.guide)"
+            )
     _refuse_labels_next_to_images(pairs)
     shared: dict[str, Any] = dict(labels=labels, seed=check_seed(seed), discrete=discrete)
     presences = {name: prepare(*pair, images, **shared).presence for name, pair in pairs.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least
@@ -70,7 +71,7 @@ class FoundObjects:
 def find_objects(
     model: Scenes,
     guide: SceneGuide,
-    images: Tensor,
+    images: Images,
     *,
     draws: int = 5,
     seed: int = 0,
@@ -93,8 +94,8 @@ def find_objects(
             f"guide must propose objects, as Peeling does, to find objects in a scene; "
             f"{type(guide).__name__} does not"
         )
-    for each in (model, guide.model):
-        each.space.check(images)
+    images = as_wanted(model, images, guide)
+    guide.model.space.check(images)
     keep_memory()
     rows = max(1, batch_size // draws)
     with seeded(seed):
@@ -182,17 +183,17 @@ def box_overlap(first: Tensor, second: Tensor) -> Tensor:
     return shared / (areas[0] + areas[1] - shared).clamp_min(1e-9)
 
 
-def count(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> Tensor:
+def count(model: Scenes, guide: SceneGuide, images: Images, **options: int) -> Tensor:
     """Return the most likely number of objects of each image, (B,); see `find_objects`."""
     return find_objects(model, guide, images, **options).counts
 
 
-def segment(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> Tensor:
+def segment(model: Scenes, guide: SceneGuide, images: Images, **options: int) -> Tensor:
     """Return the pixels of each object, bool (B, S, H, W); see `find_objects`."""
     return find_objects(model, guide, images, **options).masks
 
 
-def boxes(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> list[Tensor]:
+def boxes(model: Scenes, guide: SceneGuide, images: Images, **options: int) -> list[Tensor]:
     """Return left, top, right and bottom edge of each image's objects, in pixels, (objects, 4)."""
     found = find_objects(model, guide, images, **options)
     return [box[on] for box, on in zip(found.boxes, found.presence, strict=True)]

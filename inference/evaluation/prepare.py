@@ -28,10 +28,12 @@ from capsule_zoo.inference.check import (
 from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.inference.training.training_data import tensor_of
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of
 
 P = TypeVar("P", bound=Callable)
+Images = Tensor | Split | np.ndarray
 
 
 class Prepared(NamedTuple):
@@ -177,15 +179,19 @@ def is_per_image(guide: Callable) -> bool:
     return isinstance(guide, AutoGuide) or getattr(guide, "per_image", False)
 
 
-def as_wanted(model: Callable, images: Tensor | Split | np.ndarray, *programs: Callable) -> Tensor:
+def as_wanted(
+    model: Callable, images: Images, *programs: Callable | None, check: bool = True
+) -> Tensor:
     """Check images, and return them on the device and in the precision of the parameters.
 
     Args:
         model: says what it takes; its parameters count, and those of the further programs.
+        check: whether images that the model does not take are refused.
     """
     images = images.images if isinstance(images, Split) else images
-    images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
-    space_of(model).check(images)
+    images = tensor_of(images, "images") if isinstance(images, np.ndarray) else images
+    if check:
+        space_of(model).check(images)
     modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
     parameter = next((p for module in modules for p in module.parameters()), images)
     return images.detach().to(parameter.device, parameter.dtype)

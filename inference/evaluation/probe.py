@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.inference.evaluation.prepare import Images
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -41,7 +42,7 @@ class Information(NamedTuple):
 
 
 def latents(
-    guide: nn.Module, images: Tensor, sites: list[str], batch_size: int = 500, seed: int = 0
+    guide: nn.Module, images: Images, sites: list[str], batch_size: int = 500, seed: int = 0
 ) -> np.ndarray:
     """Return the values that the guide infers at some sites, one row of features per image.
 

@@ -17,13 +17,12 @@ from functools import wraps
 from inspect import signature
 from typing import NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
 from capsule_zoo.inference.evaluation.prepare import (
+    Images,
     as_wanted,
     discrete_form,
     is_per_image,
@@ -35,7 +34,6 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.spaces import tiled
 
-Images = Tensor | Split | np.ndarray
 Taken = ParamSpec("Taken")
 Found = TypeVar("Found")
 _REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"

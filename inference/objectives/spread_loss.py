@@ -22,7 +22,16 @@ class SpreadLoss(Objective):
     def differentiable_loss(
         self, model: MatrixCapsules, guide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the mean loss of the labels (B,) of images (B, C, H, W), in nats per image."""
+        """Return the mean loss of the labels (B,) of images (B, C, H, W), in nats per image.
+
+        Raises:
+            ValueError: another model.
+        """
+        if not isinstance(model, MatrixCapsules):
+            raise ValueError(
+                f"model must be MatrixCapsules for SpreadLoss, not {type(model).__name__}; for "
+                "other models use Trace_ELBO"
+            )
         loss = Trace_ELBO().differentiable_loss(model, guide, images, labels) / len(images)
         if model.training and torch.is_grad_enabled():
             model.updates += 1

@@ -39,7 +39,16 @@ class SummedPresences(Objective):
     def differentiable_loss(
         self, model: Any, guide: SceneGuide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the mean loss of images (B, C, H, W), in nats per image."""
+        """Return the mean loss of images (B, C, H, W), in nats per image.
+
+        Raises:
+            ValueError: a guide that proposes no objects.
+        """
+        if not isinstance(guide, SceneGuide):
+            raise ValueError(
+                f"guide must propose objects of Scenes for SummedPresences, not "
+                f"{type(guide).__name__}; for other models use Trace_ELBO"
+            )
         found = guide.found(images)
         law = guide.presence_law(images, found)
         if law.baseline is not None:

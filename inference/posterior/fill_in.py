@@ -21,7 +21,7 @@ from torch import Tensor
 from capsule_zoo.data.missing import checked_mask, hide
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference.check import check_pair
-from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
@@ -60,7 +60,7 @@ class FilledIn:
 def fill_in(
     model: Model,
     guide: Guide,
-    images: Tensor,
+    images: Images,
     observed: Tensor | None = None,
     *,
     num_particles: int = 100,
@@ -101,9 +101,7 @@ def fill_in(
     check_at_least(1, num_particles=num_particles, batch_size=batch_size)
     check_at_least(0, steps=steps)
     model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
-    like = next(model.parameters(), images)
-    images = images.to(like)
-    model.space.check(images)
+    images = as_wanted(model, images, guide)
     observed = ~images.isnan() if observed is None else checked_mask(images, observed)
     if (images.isnan() & observed).any():
         raise ValueError("images holds NaN at observed pixels; mark these False in observed")

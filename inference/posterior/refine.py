@@ -37,6 +37,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from capsule_zoo.data import transforms
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models.base import Model
@@ -77,7 +78,7 @@ class Refinement:
 def refine(
     model: Model,
     guide: Guide | None,
-    images: Tensor,
+    images: Images,
     *,
     steps: int = 100,
     method: str = "scheduled",
@@ -116,8 +117,7 @@ def refine(
             site that no free-form law fits, several starts for another model, or corrections of no
             guide.
     """
-    if check:
-        model.space.check(images)
+    images = as_wanted(model, images, guide, check=check)
     check_one_of("method", method, ("scheduled", "adam"))
     check_at_least(0, steps=steps)
     check_at_least(1, starts=starts)

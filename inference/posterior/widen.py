@@ -20,12 +20,11 @@ from pyro.infer import ELBO
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, OtherLaws, family_of
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
 from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
@@ -33,7 +32,6 @@ from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.common.modes import frozen, in_eval_mode
-from capsule_zoo.models.common.spaces import space_of
 
 
 class Widened(Guide):
@@ -149,7 +147,7 @@ def _masses(model_trace: Trace, guide_trace: Trace) -> set[str]:
 def widen(
     model: nn.Module,
     guide: nn.Module,
-    images: Tensor | Split,
+    images: Images,
     *,
     steps: int = 200,
     lr: float = 0.05,
@@ -175,11 +173,8 @@ def widen(
             not allowed.
     """
     check_module(guide)
-    images = images.images if isinstance(images, Split) else images
-    space_of(model).check(images)
-    first = next(guide.parameters(), next(model.parameters(), images))
+    images = as_wanted(model, images, guide)
     few = images if is_per_image(guide) else images[:2]
-    few = few.to(first.device, first.dtype)
     with isolated_parameters(model, guide), in_eval_mode(guide):
         check_pair(model, guide, few)
         widened = Widened(model, guide, few, scale)
@@ -195,7 +190,7 @@ def widen(
             batch_size=len(images) if widened.per_image else batch_size,
             seed=seed,
             freeze="model",
-            inputs=Inputs(device=first.device),
+            inputs=Inputs(device=images.device),
             checks=Checks(progress=progress),
         )
     return widened

@@ -32,7 +32,7 @@ def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
     """
     tensors: dict[str, Tensor] = {}
     skeleton = _pack(tree, "", tensors)
-    header = {"format": FORMAT, "tree": json.dumps(skeleton)}
+    header = {"tree": json.dumps({"format": FORMAT, **skeleton})}  # several keys have no order
     try:
         write_whole(path, to_bytes(tensors, header))
     except OSError as error:
@@ -53,13 +53,14 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     try:
         with safe_open(str(path), "pt", device="cpu") as file:
             header = file.metadata() or {}
+            tree = json.loads(header.get("tree", "{}"))
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if header.get("format") != FORMAT:
+        if (found := header.get("format", tree.get("format"))) != FORMAT:  # earlier files: a key
             raise CheckpointError(
                 f"{path} is no checkpoint of this version of the zoo: its format is "
-                f"{header.get('format')!r}, not {FORMAT!r}"
+                f"{found!r}, not {FORMAT!r}"
             )
-        return _unpack(json.loads(header["tree"]), tensors)
+        return _unpack(tree, tensors)
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a safetensors checkpoint ({error}); it is truncated or of "

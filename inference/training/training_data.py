@@ -110,7 +110,7 @@ def _readable(
 ) -> Split | TorchDataset | DataLoader:
     """Return data as one of three kinds; data in memory becomes a split."""
     if isinstance(data, np.ndarray):
-        data = _tensor(data, name)
+        data = tensor_of(data, name)
     if isinstance(data, Tensor):
         if labels:
             raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
@@ -131,7 +131,8 @@ def _readable(
     )
 
 
-def _tensor(array: np.ndarray, name: str) -> Tensor:
+def tensor_of(array: np.ndarray, name: str) -> Tensor:
+    """Return an array of numbers, in any layout and byte order, as a tensor."""
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ValueError(
             f"{name} must hold floating point pixels, not {array.dtype}; stack images of one shape"

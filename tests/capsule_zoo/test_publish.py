@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_zoo import registry
+from capsule_zoo import describe, registry
 from capsule_zoo.cli import main
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
@@ -37,6 +37,15 @@ def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
     assert set(FIELDS) <= card.keys() and len(card["checks"]) == 3
     assert card["split"] == {"train": 1197, "validation": 200, "test": 400}
     assert card["headline"]["on"] == "digits/test" and card["headline"]["n"] == 400
+
+
+def test_weights_elsewhere_are_opened_by_their_path(run, tmp_path):
+    publish(run, "mine", [], into=tmp_path / "elsewhere")
+    state = load("elsewhere/mine").guide.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in load(run).guide.state_dict().items())
+    assert describe("elsewhere/mine").card["headline"]["n"] == 400
+    with pytest.raises(ValueError, match="unknown trained entry 'elsewhere/other'"):
+        load("elsewhere/other")
 
 
 def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path, monkeypatch):

@@ -43,3 +43,21 @@ def test_an_objective_is_named_or_refused():
     assert isinstance(make_objective("ImportanceWeightedELBO"), ImportanceWeightedELBO)
     with pytest.raises(ValueError, match="unknown objective 'TraceELBO'; did you mean 'Trace_ELBO"):
         make_objective("TraceELBO")
+    with pytest.raises(ValueError, match="unknown objective 'Objective'"):
+        make_objective("Objective")
+
+
+@pytest.mark.filterwarnings("ignore:Failed to verify mean field")
+@pytest.mark.parametrize(
+    ("entry", "objective", "message"),
+    [
+        ("vae", "SpreadLoss", "model must be MatrixCapsules for SpreadLoss"),
+        ("vae", "SummedPresences", "guide must propose objects of Scenes"),
+        ("capsule-helmholtz", "TraceMeanField_ELBO", "does not serve capsule-helmholtz"),
+        ("capsule-helmholtz", "TraceTailAdaptive_ELBO", "does not serve capsule-helmholtz"),
+    ],
+)
+def test_an_objective_that_does_not_fit_is_refused(entry, objective, message, tmp_path):
+    given = dict(objective=objective, sizes=small_sizes(entry), limits={"steps": 1})
+    with pytest.raises(ValueError, match=message):
+        train(entry, tmp_path / "run", given, progress=False)

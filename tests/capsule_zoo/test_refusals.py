@@ -49,6 +49,8 @@ def trained(tmp_path_factory) -> Path:
     (place / "damaged" / "metrics.json").write_text("steps: 2")
     shutil.copytree(place / "run", place / "begun")
     (place / "begun" / "checkpoint.safetensors").unlink()
+    shutil.copytree(place / "run", place / "killed")
+    (place / "killed" / "model.safetensors").unlink()
     (place / "pictures").mkdir()
     (place / "pictures" / "cat.png").write_bytes(b"mine")
     assert run("publish", place / "run", "taken", "--into", place / "weights") == 0
@@ -80,6 +82,7 @@ COMMANDS = {
     "resume, other seed": (train(*RESUME, "--seed", 2), "seed=1"),
     "resume, other batches": (train(*RESUME, "--batch-size", 7), "batch_size=128"),
     "resume, other transform": (train(*RESUME, "--transform", "shift=1"), "transform=null"),
+    "resume, no such size": (train(*RESUME, "--set", "latnt=16"), "did you mean 'latent'?"),
     "resume, other entry": (["train", "draw", *RESUME], "holds a run of 'vae'"),
     "resume, lr": (train(*RESUME, "--lr", -1), "lr must be positive"),
     "resume, minutes": (train(*RESUME, "--minutes", 0), "minutes must be positive"),
@@ -111,6 +114,14 @@ COMMANDS = {
     "fresh, transform": (train(*FRESH, "--transform", "turn=3"), "unknown transform 'turn'"),
     "fresh, no whole pixels": (train(*FRESH, "--transform", "shift=2.7"), "whole number"),
     "fresh, not finite": (train(*FRESH, "--lr", 1e30), "not finite"),
+    "fresh, in a file": (train("--out", "pictures/cat.png/new", *SMALL), "cannot be written"),
+    "fresh, nowhere": (train("--out", "/proc/new", *SMALL), "/proc/new cannot be written"),
+    "fresh, seed": (train(*FRESH, "--seed", 10**23), "seed must be"),
+    "fresh, ground": (
+        ["train", "scenes", "--steps", "1", "--out", "new", "--set", "ground=colour"],
+        "unknown ground 'colour'; did you mean 'color'",
+    ),
+    "evaluate, not ended": (["evaluate", "killed"], "go on with it by capsule-zoo train vae --res"),
     "evaluate, damaged": (["evaluate", "damaged"], "damaged/metrics.json cannot be read"),
     "compare, damaged": (["compare", "damaged"], "damaged/metrics.json cannot be read"),
     "compare, no guide": (["compare", "run", "--guides", " "], "no guide is given; vae has"),

@@ -1,11 +1,13 @@
 """Checkpoints are restored exactly; a broken one is refused, and the old one kept."""
 
 import errno
+import json
 import os
 import pickle
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -119,3 +121,16 @@ def test_every_difference_between_modules_is_listed():
         "  - it has an extra scale (1,)",
         "  - weight has shape (3, 5), not (3, 2)",
     ]
+
+
+def test_files_of_earlier_versions_are_read_and_new_ones_are_the_same_bytes(tmp_path):
+    """Several keys beside the tensors would have an order of their own in every process."""
+    tree = {"a": torch.ones(2)}
+    save_checkpoint(tmp_path / "new", tree)
+    with safe_open(tmp_path / "new", "pt") as file:
+        assert list(file.metadata()) == ["tree"]
+        tree_only = json.loads(file.metadata()["tree"])
+    format_ = tree_only.pop("format")
+    header = {"format": format_, "tree": json.dumps(tree_only)}
+    save_file({"/a": tree["a"]}, tmp_path / "old", header)
+    assert all(load_checkpoint(tmp_path / name)["a"].equal(tree["a"]) for name in ("new", "old"))

@@ -152,3 +152,10 @@ def test_a_script_prints_every_bound_and_the_paired_difference(table):
     assert len(printed) == 1 + len(table[1])
     assert {"elbo", "iwae", "elbo_difference", "elbo_difference_se"} <= {*printed[0].split()}
     assert "is_bound" not in printed[0]
+
+
+def test_an_entry_in_place_of_a_pair_is_refused():
+    entry = create("vae", **small_sizes("vae"))
+    images = torch.rand(2, *entry.model.image_shape)
+    with pytest.raises(ValueError, match=r"'a' must be \(model, guide\), not a Entry; of an entry"):
+        compare({"a": entry}, images)

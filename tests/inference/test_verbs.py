@@ -1,6 +1,7 @@
 """The verbs return the same kind of result for every model, and leave all else unchanged."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -14,12 +15,20 @@ from torch.testing import assert_close
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import ExactSwitches, FreeForm
 from capsule_zoo.inference import (
+    boxes,
     classify,
+    count,
     encode,
     error_rate,
+    fgsm,
+    fill_in,
     posterior_predictive,
     reconstruct,
+    refine,
     sample,
+    segment,
+    vote_history,
+    widen,
 )
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.probe import latents
@@ -294,3 +303,44 @@ def test_what_is_wrong_is_named():
         sample(entry.model, 0)
     with pytest.raises(ValueError, match="images"):
         classify(make("cnn").model, make("cnn").guide, images)
+
+
+@pytest.mark.parametrize("kind", ["reversed", "big-endian", "double", "split"])
+def test_every_function_of_images_takes_them_in_every_form(kind):
+    def form(images: torch.Tensor) -> object:
+        if kind == "split":
+            return Split(images)
+        if kind == "double":
+            return images.double()
+        mirrored = images.numpy()[::-1].copy()[::-1]
+        return mirrored if kind == "reversed" else images.numpy().astype(">f4")
+
+    def equal(of, images: torch.Tensor) -> None:
+        one, other = of(images), of(form(images))
+        pairs = zip(one, other, strict=True) if isinstance(one, list) else [(one, other)]
+        for a, b in pairs:
+            assert_close(torch.as_tensor(a), torch.as_tensor(b))
+
+    vae = make("vae")
+    pair, images, (site,) = (vae.model, vae.guide), images_for(vae), vae.guide.covers
+    equal(lambda x: encode(*pair, x)[site], images)
+    equal(lambda x: infer(vae.guide, x)[site], images)
+    equal(lambda x: latents(vae.guide, x, [site]), images)
+    equal(lambda x: refine(*pair, x, steps=1).end, images)
+    equal(lambda x: fill_in(*pair, x, num_particles=2).images, images)
+    points = make("part-whole", "delta")
+    wide = [
+        widen(points.model, points.guide, f(images_for(points)), steps=1)
+        for f in (form, lambda x: x)
+    ]
+    states = [guide.state_dict() for guide in wide]
+    assert all(value.equal(states[1][name]) for name, value in states[0].items())
+    scenes = make("scenes")
+    for verb in (count, boxes, segment):
+        equal(lambda x, verb=verb: verb(scenes.model, scenes.guide, x), images_for(scenes))
+    matrix = make("matrix-capsules")
+    equal(lambda x: vote_history(matrix.model, x).distance, images_for(matrix))
+    if kind in ("double", "split"):  # an attack needs labels
+        split = Split(images_for(matrix), torch.arange(BATCH))
+        given = replace(split, images=split.images.double()) if kind == "double" else split
+        assert_close(fgsm(matrix.model, given, 0.1).images, fgsm(matrix.model, split, 0.1).images)

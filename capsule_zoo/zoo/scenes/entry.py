@@ -13,14 +13,30 @@ from capsule_zoo.guides.scenes.windows import WindowReader
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.models.scenes import GROUNDS
-from capsule_zoo.registry import Entry, create, list_models, load, register, takes_images
+from capsule_zoo.nearest import unknown
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    list_models,
+    load,
+    recipe_path,
+    register,
+    takes_images,
+    trained_names,
+)
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
 
 
-def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], what: str) -> Entry:
+def part_entry(
+    name: str,
+    given: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    what: str,
+    others: tuple[str, ...] = (),
+) -> Entry:
     """Return the entry whose model draws objects or grounds: an untrained one, or trained weights.
 
     Where poses are points in its guide they become normal, with the same weights: which slots hold
@@ -30,14 +46,18 @@ def part_entry(name: str, given: Mapping[str, Any], sizes: Mapping[str, Any], wh
         name: the name of an entry, or of trained weights or a run folder.
         given: sizes of an untrained entry, unless `sizes` replace them.
         what: the name of the argument of `scenes`.
+        others: further values of it.
 
     Raises:
-        ValueError: an entry of points; sizes are given for trained weights, whose sizes are theirs.
+        ValueError: an unknown name; an entry of points; sizes are given for trained weights, whose
+            sizes are theirs.
     """
     if name in list_models():
         if not takes_images(name):
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         entry = create(name, **{**given, **sizes})
+    elif not recipe_path(name):
+        raise ValueError(unknown(what, name, [*others, *list_models(), *trained_names()]))
     elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
     else:
@@ -138,7 +158,7 @@ def scenes(
     if ground in GROUNDS and ground_sizes:
         raise ValueError(f"ground {ground!r} has no sizes; leave out ground_sizes")
     if ground not in GROUNDS:
-        behind = part_entry(ground, {"image_shape": image_shape}, ground_sizes, "ground")
+        behind = part_entry(ground, {"image_shape": image_shape}, ground_sizes, "ground", GROUNDS)
     model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **sizes)
     if not train_thing:
         for program in (inner.model, inner.guide):
