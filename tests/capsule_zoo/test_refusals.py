@@ -283,3 +283,8 @@ def test_two_processes_write_and_print_once(place):
     assert load("new").model.latent == 2 and Path("new/samples.png").is_file()
     checkpoint = load_checkpoint("new/checkpoint.safetensors")
     assert checkpoint["config"]["processes"] == 2 and len(checkpoint["progress"]["history"]) == 6
+
+
+def test_a_share_of_the_prior_is_checked_before_the_chains_are_fitted(place, capsys):
+    assert run("anneal", "nowhere", "--prior-share", 1) == 2
+    assert "1.0 is not from 0 to below 1" in capsys.readouterr().err
