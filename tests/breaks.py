@@ -54,8 +54,8 @@ BREAKS = (
     Break(
         "validation images are also trained on",
         "data/datasets.py",
-        "return split[order[: number - count]], split[order[number - count :]]",
-        "return split[order], split[order[number - count :]]",
+        "return split[order[: number - whole]], split[order[number - whole :]]",
+        "return split[order], split[order[number - whole :]]",
         "data/test_datasets.py",
     ),
     Break(

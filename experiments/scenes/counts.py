@@ -185,8 +185,9 @@ def ways(entry: Entry) -> dict[str, Entry]:
 
 @experiment("scenes/reading", data="multi-mnist", of_runs=True)
 def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int = 10) -> Result:
-    """Count the digits of test scenes in three ways, with the weights `scenes-mnist` or --run.
+    """Count the digits of test scenes in three ways.
 
+    The model is that of --run, or of the weights `scenes-mnist`.
     `count_calibration` is the mean distance between the probability of the most likely number and
     the share of scenes in which it is right, within ten bins of probability.
 

@@ -21,6 +21,7 @@ References:
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -30,9 +31,11 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
+from capsule_zoo.inference.check import is_discrete
 from capsule_zoo.inference.log_weight import call_arguments, log_density, only
 from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.spaces import space_of
 
 
 class WakeSleep(Objective):
@@ -126,7 +129,9 @@ def sleep(
         program = poutine.trace(poutine.replay(model, trace=start))
         dream = program.get_trace(None, labels, batch_size=len(images))
     seen = dream.nodes["_RETURN"]["value"]
-    with pyro.validation_enabled(False):  # dreams of Gaussian pixels may leave the pixels' range
+    bounded = is_discrete(dream.nodes[space_of(model).site]["fn"])
+    # Gaussian pixels of dreams may leave the range of those that the guide takes
+    with nullcontext() if bounded else pyro.validation_enabled(False):
         trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
             *call_arguments(seen, labels)
         )

@@ -209,4 +209,4 @@ def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys,
     assert kept["anneal"]["lower"] == pytest.approx(found["lower"])
     with pytest.raises(SystemExit) as ended:
         cli.main(["anneal", "run", *few, "--prior-share", "1"])
-    assert ended.value.code != 0 and "prior_share must be" in capsys.readouterr().err
+    assert ended.value.code != 0 and "--prior-share" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_run_folders_are_named_after_the_kind_of_data_and_its_options():
     for data, name in (
         ("multi-mnist:train=20,test=4", "vae-multi-mnist-train=20,test=4-0"),
         ("digits", "vae-digits-0"),
-        ("folder:/tmp/mine", "vae-mine-0"),
+        ("folder:own/mine", "vae-mine-0"),
     ):
         assert _run_folder("vae", data, 0).name == name
 

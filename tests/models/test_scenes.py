@@ -396,7 +396,7 @@ def test_objects_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="channels; objects of scenes"):
         Scenes((3, 10, 10), thing)
     with pytest.raises(ValueError, match="leave out thing_sizes"):
-        create("scenes", thing="vae-mnist", thing_sizes=dict(latent=3))
+        create("scenes", thing="shape-codes-mnist", thing_sizes=dict(kinds=3))
 
 
 @pytest.mark.parametrize("part", ["thing", "ground"])

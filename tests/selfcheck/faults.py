@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -242,7 +243,9 @@ def damaged_pictures(chance: random.Random, folder: Path) -> None:
     size: Any = chance.choice([8, (8, 8), "8x8", None])
     if chance.random() < 0.1:
         size = chance.choice([0, -3, "8x", "big", (8, 8, 8), 1.5, "é"])
-    data = load_dataset(f"folder:{place}", size=size)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*beside folders of classes")
+        data = load_dataset(f"folder:{place}", size=size)
     for split in (data.train, data.validation, data.test):
         if not split.images.isfinite().all():
             raise ArithmeticError(f"{split.name} has pixels that are not finite")
