@@ -21,9 +21,9 @@ from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
-from capsule_zoo.records import plain
+from capsule_zoo.records import in_words, plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
-from capsule_zoo.report.markdown import duration, in_words, with_error
+from capsule_zoo.report.markdown import duration, with_error
 from capsule_zoo.report.stories import first_line, read_story, remainder
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, words_of

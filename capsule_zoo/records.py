@@ -30,6 +30,13 @@ _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
 Number = tuple[float, float | None, int]  # value, standard error (None: exact), count
 Numbers = dict[str, Number]
 Tables = dict[str, dict[str, dict[str, str]]]  # title, quantity and variant: name of a metric
+_WORDS = {
+    "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
+    "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
+    "fgsm": "FGSM", "em": "EM", "vb": "VB", "mnist": "MNIST", "affnist": "affNIST",
+    "cifar10": "CIFAR-10", "neg": "negative", "pareto": "Pareto",
+    "autonormal": "AutoNormal", "autodelta": "AutoDelta",
+}  # fmt: skip
 
 
 class Metric(TypedDict):
@@ -305,3 +312,10 @@ def _is_finite(number: object) -> bool:
     return (
         isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
     )
+
+
+def in_words(name: str) -> str:
+    """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
+    name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
+    words = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
+    return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _WORDS.get(m[0], m[0]), w) for w in words)

@@ -33,7 +33,7 @@ from capsule_zoo import registry
 from capsule_zoo.discovery import describe
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.records import figures_of, read_record
+from capsule_zoo.records import figures_of, in_words, read_record
 from capsule_zoo.report import markdown as readme
 from capsule_zoo.report.stories import read_story, remainder
 
@@ -192,9 +192,7 @@ def _measured(name: str, root: str) -> str:
     found = find_experiment(name)
     words = f"{found.summary}\n\n{remainder(found.function.__doc__)}"
     paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
-    shown = [
-        f"![{readme.in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths
-    ]
+    shown = [f"![{in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths]
     table = readme.table(read_record(name, RESULTS))
     return "\n".join([f"### {name}", "", words, "", *shown, table])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from capsule_zoo.figures.grids import panels
-from capsule_zoo.report.markdown import in_words
+from capsule_zoo.records import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis

@@ -18,7 +18,7 @@ from PIL import Image
 
 from capsule_zoo.discovery import Description, Weights, describe
 from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
-from capsule_zoo.records import figures_of, read_records
+from capsule_zoo.records import figures_of, in_words, read_records
 from capsule_zoo.registry import list_models
 from capsule_zoo.report import markdown
 from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
@@ -187,7 +187,7 @@ def finding_of(name: str, known: Experiment | None, record: dict, folder: Path) 
 def caption(summary: str, figure: str) -> str:
     """Return what a figure shows, if it has a name, and what its experiment does, in words."""
     does = re.sub(r" \([^)]*\)\.$", ".", summary)  # without how long it takes
-    shows = re.sub(r"^.", lambda m: m[0].upper(), markdown.in_words(figure))
+    shows = re.sub(r"^.", lambda m: m[0].upper(), in_words(figure))
     return f"{shows}. {does}" if shows else does
 
 

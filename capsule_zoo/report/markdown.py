@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capsule_zoo.data.files import write_whole
-from capsule_zoo.records import FOLDER, Metric, read_record
+from capsule_zoo.records import FOLDER, Metric, in_words, read_record
 
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
@@ -149,22 +149,6 @@ def main() -> None:
     """Fill in the pages of the checkout that is the current folder."""
     for page in pages():
         write_whole(page, fill(page.read_text()).encode())
-
-
-_WORDS = {
-    "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
-    "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
-    "fgsm": "FGSM", "em": "EM", "vb": "VB", "mnist": "MNIST", "affnist": "affNIST",
-    "cifar10": "CIFAR-10", "neg": "negative", "pareto": "Pareto",
-    "autonormal": "AutoNormal", "autodelta": "AutoDelta",
-}  # fmt: skip
-
-
-def in_words(name: str) -> str:
-    """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
-    name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
-    words = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
-    return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _WORDS.get(m[0], m[0]), w) for w in words)
 
 
 def rounded(value: float, se: float | None = None) -> tuple[str, str]:

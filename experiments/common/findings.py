@@ -1,5 +1,6 @@
 """Numbers with standard errors, and pictures, for the results of several experiments."""
 
+import fnmatch
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,10 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
 
 
-def with_worst(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
-    """Return what `over_seeds` does, and the lowest number of all seeds, as `<name>_worst`."""
-    lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in found[0]}
+def with_worst(found: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
+    """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
+    names = fnmatch.filter(found[0], pattern)
+    lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in names}
     return over_seeds(found) | lowest
 
 

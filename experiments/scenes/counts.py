@@ -23,8 +23,8 @@ from capsule_zoo.experiments.common.findings import (
     by_quantity,
     calibration_error,
     mean_and_error,
-    over_seeds,
     single,
+    with_worst,
 )
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.guides import Peeling
@@ -103,10 +103,9 @@ def counts(options: Options, chosen: Settings) -> Result:
     `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
     """
     outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
-    found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])
+    numbers = [outcome["numbers"] for outcome in outcomes]
+    found: dict[str, Any] = with_worst(numbers, "count_accuracy_*")
     right = {n: found.pop(n) for n in list(found) if n.startswith("count_accuracy_")}
-    for name in tuple(right):
-        right[f"{name}_worst"] = min(tuple(outcome["numbers"][name]) for outcome in outcomes)
     found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
     curves = [shares_of(outcome["curve"]) for outcome in outcomes]
     return Result(found, {"": counts_against_time(curves, PUBLISHED)})
@@ -290,9 +289,8 @@ def overlap(
     """
     study = Study({"overlap": (apart, length)}, seeds)
     outcomes = study.run(one_overlap, options, draws=draws, sizes=sizes)["overlap"]
-    rows = {way: over_seeds([outcome[way] for outcome in outcomes]) for way in outcomes[0]}
-    for way, row in rows.items():
-        row["count_accuracy_worst"] = min(tuple(each[way]["count_accuracy"]) for each in outcomes)
+    by_way = {way: [outcome[way] for outcome in outcomes] for way in outcomes[0]}
+    rows = {way: with_worst(found, "count_accuracy") for way, found in by_way.items()}
     first = load(study.folders(options)["overlap"])
     test = load_dataset(OVERLAPPING, options.data_root).test
     return Result(by_quantity(rows), {"": found_objects(first, test.images)})

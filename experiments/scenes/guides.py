@@ -70,8 +70,9 @@ def guides(
     """
     how = dict(length=length, flattened=flattened)
     how |= dict(tested=tested, images=images, particles=particles)
-    (first,) = Study({FIRST: None}).run(one_guide, options, **how)[FIRST]
-    folder = Study({FIRST: None}).folders(options)[FIRST] / "trained"
+    study = Study({FIRST: None})
+    (first,) = study.run(one_guide, options, **how)[FIRST]
+    folder = study.folders(options)[FIRST] / "trained"
     others = Study(dict.fromkeys(SWAPPED, folder)).run(one_guide, options, **how)
     rows = {FIRST: first, **{snake_case(name): found for name, (found,) in others.items()}}
     peeling = load(folder)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from PIL import Image
 
-from capsule_zoo.records import read_record
+from capsule_zoo.records import in_words, read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.gallery import WIDTH, picture
-from capsule_zoo.report.markdown import Grid, duration, grids_of, in_words, rounded, seeds
+from capsule_zoo.report.markdown import Grid, duration, grids_of, rounded, seeds
 from capsule_zoo.report.stories import read_story, remainder
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
