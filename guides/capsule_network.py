@@ -31,7 +31,6 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, pay_for_connections
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
@@ -155,7 +154,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the class capsules before squash and return them, (B, J, 16)."""
-        loc = self.poses(images)
+        loc = self.poses(self.model.seen(images))
         with pyro.plate("images", len(images), dim=-1):
             pay_for_connections([self], 1.0)
             return pyro.sample("class_pose", self._law(loc))
@@ -217,9 +216,6 @@ class OverlappingRoutedCapsules(RoutedCapsules):
     """
 
     model_class = OverlappingCapsuleNetwork
-
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        return super().forward(with_previous(images), labels)
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:

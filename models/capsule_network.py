@@ -105,6 +105,10 @@ class CapsuleNetwork(Model):
             law = dist.Normal(mean, self.sigma_image).to_event(3)
             return pyro.sample("image", law, obs=images)
 
+    def seen(self, images: Tensor) -> Tensor:
+        """Return what the guide reads of images (B, C, H, W): the images."""
+        return images
+
     def present(self, labels: Tensor) -> Tensor:
         """Return 1 for the classes that the image shows and 0 for others, (B, J)."""
         return F.one_hot(labels, self.num_classes)

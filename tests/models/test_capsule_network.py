@@ -134,6 +134,17 @@ def test_pairs_require_both_classes_and_draw_one(images):
         torch.testing.assert_close(found.nodes["image"]["log_prob"][n], expected)
 
 
+def test_every_guide_reads_what_its_model_says_is_seen(images):
+    class Mirrored(OverlappingCapsuleNetwork):
+        def seen(self, images):
+            return images.flip(-1)
+
+    torch.manual_seed(0)
+    for kind in (RoutedCapsules, OverlappingRoutedCapsules):
+        guide = kind(Mirrored(SHAPE, CLASSES), DynamicRouting(3), channels=4).double().eval()
+        torch.testing.assert_close(guide(images), guide.poses(images.flip(-1)))
+
+
 def test_normal_poses_start_at_the_points_of_the_guide_that_they_replace(model, images):
     points = guide_to(model)
     normal = points.with_poses("normal").double()
