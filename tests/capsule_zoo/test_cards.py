@@ -24,16 +24,12 @@ MEGABYTES = 63
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 # Records that the README shows and of which no weights are shipped; their pages say so.
 NOT_KEPT = {
-    "shape-codes/objects",  # objects trained again on the parts of the shipped weights
     "constellations/parse",  # nothing is trained
     "generative-capsnet/shift-at-length",
     "scenes/counts",  # five seeds, of which none is shipped
     "zoo/gaps",  # a VAE that the experiment trains, as README says
     "capsule-network/equal-network",  # trained for equal minutes, as README says
-    "capsule-network/equal-network-cifar10",
-    "capsule-network/overlap",
     "matrix-capsules/equal-network",
-    "matrix-capsules/viewpoints",
 }
 SUBSET = 1000  # images: a fifth off the headline is then more than five standard errors
 OFFLINE = ("digits", "toys3d", "constellations")  # no file needed

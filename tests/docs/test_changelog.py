@@ -62,6 +62,11 @@ OLD = {
 }
 
 
+def test_a_feature_has_one_line():
+    assert re.findall(r"^ .*", CHANGELOG, re.M) == []
+    assert [line for line in CHANGELOG.splitlines() if line[:2] == "- " and len(line) > 115] == []
+
+
 def faces_of(name: str) -> list[str]:
     return [face.__name__ for face in FACES if name in face.__all__]
 
