@@ -115,14 +115,24 @@ def prepare(
             try:
                 check_pair(model, guide, *shown)
             except Exception as error:
-                if str(len(pixels)) in str(error):
+                number = str(len(pixels))
+                if number in str(error) and _fits(model, guide, pixels, classes):
                     error.add_note(
                         "The pair is checked on two images. If model or guide holds values for "
-                        f"each of {len(pixels)} images, set guide.per_image = True: then all "
+                        f"each of {number} images, set guide.per_image = True: then all "
                         "images are passed at once, in their order"
                     )
                 raise
     return Prepared(model, guide, pixels, classes, presence_of(model), name)
+
+
+def _fits(model: Callable, guide: Callable, images: Tensor, labels: Tensor | None) -> bool:
+    """Return True if the check of the pair passes on these images."""
+    try:
+        check_pair(model, guide, images, labels)
+    except Exception:
+        return False
+    return True
 
 
 def discrete_form(program: P) -> P:

@@ -235,6 +235,17 @@ def test_values_of_each_image_are_evaluated_together():
     torch.testing.assert_close(weights(idata)[0, 0], expected.detach())
 
 
+def test_an_error_that_holds_the_number_of_images_by_chance_gets_no_note():
+    model, _ = pair()
+
+    def guide(images, labels=None):
+        raise ValueError("the network takes 5 channels")
+
+    with pytest.raises(ValueError, match="takes 5 channels") as caught:
+        evaluate(model, guide, conjugate_images(5))
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_a_guide_with_one_density_for_all_images_is_evaluated_on_one():
     model, _ = pair()
     images = conjugate_images(4)
