@@ -31,249 +31,51 @@ References:
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
 from pyro.nn import pyro_method
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.parts import poses
+from capsule_zoo.models.scenes.counts import CountLaw, log_binomials, prefixes_of, subsets_of, upto
+from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarged
+from capsule_zoo.models.scenes.pictures import (
+    AsObject,
+    Drawn,
+    Pictures,
+    crop,
+    moved,
+    together,
+    window,
+)
 
-GROUNDS = ("black", "learned", "learned-picture", "color", "picture")
-GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that every scene has of its own
-SPREAD = 1.5  # deviation of the logits of a color
+__all__ = [
+    "GRIDS",
+    "GROUNDS",
+    "SPREAD",
+    "AsObject",
+    "CountLaw",
+    "Drawn",
+    "Pictures",
+    "Scenes",
+    "Tones",
+    "crop",
+    "enlarged",
+    "moved",
+    "prefixes_of",
+    "subsets_of",
+    "together",
+    "window",
+]
+
 _LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
-
-
-class AsObject(Messenger):
-    """A context in which an image model draws its mean picture as an object or ground of a scene.
-
-    Its image is not a site: it is not drawn, and the model returns the mean. Its other sites get
-    a name in front, `slot_0/image_code` or `ground/image_code`, or keep theirs without one.
-    """
-
-    def __init__(self, name: str = "") -> None:
-        super().__init__()
-        self.prefix = name and f"{name}/"
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == "image":
-            msg["value"], msg["done"], msg["stop"] = msg["fn"].mean, True, True
-        else:
-            msg["name"] = f"{self.prefix}{msg['name']}"
-
-
-class Drawn(NamedTuple):
-    """An object of every scene of a batch: its picture in its own frame, and where it stands.
-
-    Attributes:
-        picture: the object model's mean, (*batch, c, h, w).
-        pose: (*batch, 3 or 4).
-        color: logits of its color, (*batch, C); None unless objects are tinted.
-        depth: (*batch,); None for white objects.
-    """
-
-    picture: Tensor
-    pose: Tensor
-    color: Tensor | None
-    depth: Tensor | None
-
-
-class Pictures(NamedTuple):
-    """The pictures of the objects of all slots, where they stand.
-
-    Attributes:
-        cover: share of each pixel that an object covers, (*batch, S, 1, H, W).
-        color: (*batch, S, C, H, W) or (*batch, S, C, 1, 1); None for white objects.
-        depth: (*batch, S); None for white objects.
-    """
-
-    cover: Tensor
-    color: Tensor | None = None
-    depth: Tensor | None = None
-
-
-def together(pictures: Sequence[Pictures]) -> Pictures:
-    """Return the pictures of several slots as one."""
-    cover, color, depth = zip(*pictures, strict=True)
-    return Pictures(
-        torch.cat(cover, -4),
-        None if color[0] is None else torch.cat(color, -4),
-        None if depth[0] is None else torch.cat(depth, -1),
-    )
-
-
-def subsets_of(slots: int, like: Tensor) -> Tensor:
-    """Return all presences of `slots` objects, (2^S, S), in order of their number.
-
-    Args:
-        like: a tensor of the precision and on the device of the result.
-    """
-    return like.new_tensor(sorted(itertools.product((0.0, 1.0), repeat=slots), key=sum))
-
-
-def prefixes_of(slots: int, like: Tensor) -> Tensor:
-    """Return the presences of the first n of `slots` objects, and of these without one of them.
-
-    Args:
-        like: see `subsets_of`.
-    """
-    whole = like.new_ones(slots + 1, slots).tril(-1)
-    without = [row * (1 - one) for row in whole for one in like.new_ones(slots).diag()]
-    return torch.stack([*whole, *without]).unique(dim=0)
-
-
-def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
-    """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
-
-    The whole canvas is painted. To paint boxes alone would save at most 13 % of an update of three
-    slots on 50x50 pixels, and 17 % of one of ten on 128x128; to blend subsets only where an object
-    is saves 2 % and 13 %.
-
-    Args:
-        pose: (log size over the usual, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
-        size: (height, width) of the canvas.
-        usual: half the usual size in half canvases, along x and y, (2,).
-    """
-    batch = pictures.shape[:-3]
-    inverse = poses.inverse(poses.from_matrix(window(pose, usual))).reshape(-1, 2, 3)
-    flat = pictures.reshape(-1, *pictures.shape[-3:])
-    grid = F.affine_grid(inverse, [len(flat), flat.shape[1], *size], align_corners=False)
-    found = F.grid_sample(flat, grid, align_corners=False)
-    return found.reshape(*batch, *found.shape[1:])
-
-
-def crop(images: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
-    """Return what images (B, C, H, W) show in the windows of poses (B, 3 or 4), (B, C, *size)."""
-    grid = F.affine_grid(
-        window(pose, usual), [len(images), images.shape[1], *size], align_corners=False
-    )
-    return F.grid_sample(images, grid, align_corners=False)
-
-
-def window(pose: Tensor, usual: Tensor) -> Tensor:
-    """Return the maps (*batch, 2, 3) from an object's frame, [-1, 1]^2, to the canvas."""
-    size = usual * pose[..., :1].exp()  # (*batch, 2)
-    if pose.shape[-1] == 3:
-        linear = torch.diag_embed(size)
-    else:
-        c, s = pose[..., 3].cos(), pose[..., 3].sin()
-        turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
-        linear = turn * size[..., :, None]
-    return torch.cat([linear, pose[..., 1:3, None]], dim=-1)
-
-
-def _upto(number: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., number - 1 in the precision and on the device of a tensor, (number,)."""
-    return torch.arange(number, dtype=like.dtype, device=like.device)
-
-
-def _log_binomials(slots: int, like: Tensor) -> Tensor:
-    """Return the log number of sets of 0 to `slots` of the slots, (S + 1,)."""
-    number = _upto(slots + 1, like)
-    return math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
-
-
-class CountLaw(dist.TorchDistribution):
-    """The law of which of S slots hold an object, given the law of their number.
-
-    All sets of one size are equally likely.
-
-    Args:
-        log_counts: normalized log probabilities of 0 to S objects, (*batch, S + 1).
-    """
-
-    arg_constraints = {"log_counts": constraints.real_vector}
-    support = constraints.independent(constraints.boolean, 1)
-    has_enumerate_support = True
-
-    def __init__(self, log_counts: Tensor, validate_args: bool | None = None) -> None:
-        self.log_counts = log_counts
-        slots = log_counts.shape[-1] - 1
-        super().__init__(log_counts.shape[:-1], torch.Size([slots]), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "CountLaw":
-        shape = torch.Size(batch_shape)
-        return CountLaw(self.log_counts.expand(*shape, -1), validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        number = _upto(self.log_counts.shape[-1], self.log_counts)
-        expected = (self.log_counts.exp() * number).sum(-1, keepdim=True)
-        return (expected / self.event_shape[0]).expand(*self.batch_shape, *self.event_shape)
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        with torch.no_grad():
-            counts = torch.distributions.Categorical(logits=self.log_counts).sample(sample_shape)
-            rank = torch.rand(*shape, *self.event_shape).to(self.log_counts).argsort(-1).argsort(-1)
-            return (rank < counts[..., None]).to(self.log_counts)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        slots = self.event_shape[0]
-        count = value.sum(-1).round().long()
-        shape = torch.broadcast_shapes(count.shape, self.batch_shape)
-        each = (self.log_counts - _log_binomials(slots, value)).expand(*shape, -1)
-        return each.gather(-1, count.expand(shape)[..., None])[..., 0]
-
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        values = subsets_of(self.event_shape[0], self.log_counts)
-        values = values.reshape(-1, *(1,) * len(self.batch_shape), *self.event_shape)
-        return values.expand(-1, *self.batch_shape, -1) if expand else values
-
-
-class Tones(Model):
-    """A ground of the colors of a grid, with smooth transitions, drawn anew for every scene.
-
-        logits ~ Normal(0, 1.5)                 # (B, C grid^2)
-        image  ~ Normal(sigmoid(logits), enlarged to the canvas, 0.3)
-
-    Args:
-        image_shape: (channels, height, width).
-        grid: rows and columns.
-        plate_dims: those of the scene.
-    """
-
-    sites = (Site("tones", ("images",), 1),)
-    origin: Tensor
-
-    def __init__(
-        self, image_shape: tuple[int, int, int], grid: int, plate_dims: dict[str, int]
-    ) -> None:
-        super().__init__()
-        self.space, self.grid, self.plate_dims = ImageSpace(image_shape), grid, plate_dims
-        self.register_buffer("origin", torch.zeros(image_shape[0] * grid**2), persistent=False)
-
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        number = batch_size if images is None else len(images)
-        with pyro.plate("images", number, dim=self.plate_dims["images"]):
-            logits = pyro.sample("tones", dist.Normal(self.origin, SPREAD).to_event(1))
-            colors = logits.sigmoid().unflatten(-1, (-1, self.grid, self.grid))
-            mean = enlarged(colors, self.image_shape[1:])
-            drawn = pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
-        return drawn.flatten(self.plate_dims["images"] - 3, -4)
-
-
-def enlarged(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return pictures (*batch, C, h, w) at a size, with smooth transitions, (*batch, C, H, W)."""
-    if pictures.shape[-2:] == size:
-        return pictures
-    if pictures.shape[-2:] == (1, 1):
-        return pictures.expand(*pictures.shape[:-2], *size)
-    flat = F.interpolate(pictures.flatten(0, -4), size, mode="bilinear")
-    return flat.unflatten(0, pictures.shape[:-3])
 
 
 class Scenes(Model):
@@ -486,8 +288,8 @@ class Scenes(Model):
 
     def _log_counts_of_rate(self, slots: int, like: Tensor) -> Tensor:
         """Return the log probabilities of 0 to `slots` objects that `rate` gives, (S + 1,)."""
-        number = _upto(slots + 1, like)
-        return (_log_binomials(slots, like) + number * math.log(self.rate)).log_softmax(-1)
+        number = upto(slots + 1, like)
+        return (log_binomials(slots, like) + number * math.log(self.rate)).log_softmax(-1)
 
     @pyro_method
     def presence_law(self, like: Tensor) -> CountLaw:
