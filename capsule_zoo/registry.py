@@ -19,27 +19,24 @@ The modules of installed packages are imported when a name is looked up; see
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar, get_type_hints
 
 from pyro.infer import ELBO
-from torch import Tensor, nn
 
 from capsule_zoo.data.datasets import NAME as NAME
 from capsule_zoo.data.plugins import import_plugins, modules_outside
-from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
+from capsule_zoo.entry import Entry as Entry
+from capsule_zoo.entry import GuideMaker
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
 )
-from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
@@ -51,16 +48,10 @@ from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
 from capsule_zoo.zoo import import_entries
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
-M = TypeVar("M", bound=Model)
-G = TypeVar("G", bound=Guide)
-K = TypeVar("K", bound=Guide)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -71,117 +62,14 @@ class _Registered:
     `guides` holds makers of further guides, by name, from `register_guide`.
     """
 
-    factory: "Callable[..., Entry]"
+    factory: Callable[..., Entry]
     small: Mapping[str, Any]
     takes: Mapping[str, Takes]
     data: str
-    guides: "dict[str, GuideMaker]" = field(default_factory=dict)
+    guides: dict[str, GuideMaker] = field(default_factory=dict)
 
 
-GuideMaker = Callable[["Entry"], Guide] | type[Guide]
-_MADE_BELOW: Any = None  # the default of `Entry.guide`
 _registered: dict[str, _Registered] = {}
-_made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # names of guides
-
-
-@dataclass
-class Entry(Generic[M, G]):
-    """One model of the zoo, ready to train; `Entry[M, G]` knows the classes of model and guide.
-
-    Attributes:
-        model: the joint distribution.
-        guides: what makes every guide that fits, by name: a class, which takes the model, or a
-            function of this entry. The first one makes the default guide.
-        objective: what to train with.
-        training: settings for `inference.fit` that suit this pair, such as learning rates.
-        figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
-        stages: a function of this entry that returns the stages of its training, for
-            `inference.training.stages.fit_stages`; None, or no stages, for training as a whole.
-        name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
-        default_guide: the name of the entry's guide among `guides`.
-        guide: the entry's guide.
-
-    Raises:
-        ValueError: `default_guide` is not among `guides`.
-    """
-
-    model: M
-    guides: Mapping[str, GuideMaker]
-    objective: ELBO
-    training: dict = field(default_factory=dict)
-    figures: "Mapping[str, Callable[[Entry, Tensor], Figure]]" = field(default_factory=dict)
-    stages: "Callable[[Entry], Sequence[Stage]] | None" = None
-    name: str = ""
-    sizes: dict = field(default_factory=dict)
-    default_guide: str = ""
-    guide: G = _MADE_BELOW
-
-    def __post_init__(self) -> None:
-        self.default_guide = self.default_guide or next(iter(self.guides))
-        check_known("default_guide", self.default_guide, self.guides)
-        if self.guide is None:
-            self.guide = cast(Any, self.make_guide(self.default_guide))
-
-    def make_guide(self, name: str) -> Guide:
-        """Return a new guide to this entry's model, by name.
-
-        Raises:
-            ValueError: no guide of that name fits; the message names the fitting guides.
-        """
-        check_known("guide", name, self.guides)
-        maker = self.guides[name]
-        guide = maker(self.model) if isinstance(maker, type) else maker(self)
-        _made_as[guide] = name
-        return guide
-
-    def guide_of(self, kind: type[K]) -> K:
-        """Return this entry's guide, from which variants are made.
-
-        Raises:
-            ValueError: the guide is not of this class.
-        """
-        if not isinstance(self.guide, kind):
-            raise ValueError(
-                f"the entry's guide must be a {kind.__name__}, not {type(self.guide).__name__}; "
-                "replace it before its variants are made"
-            )
-        return self.guide
-
-    @property
-    def summed(self) -> "Entry":
-        """The entry with presences of scenes summed out by enumeration, or the entry itself."""
-        if not hasattr(self.guide, "with_enumerated_presences"):
-            return self
-        guide = cast(Any, self.guide).with_enumerated_presences()
-        return replace(self, model=guide.model, guide=guide)
-
-    @property
-    def fitters(self) -> dict[str, Fitter]:
-        """The general guides that serve the model of `summed`, which are fitted to given images."""
-        begun = self.summed
-        found = general_guides(begun.model, begun.guide)
-        return {name: fitter for name, fitter in found.items() if name not in self.guides}
-
-    def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:
-        """Return one of `fitters` fitted to images (B, C, H, W), starting at the entry's guide.
-
-        It is a guide to the model of `summed`.
-
-        Raises:
-            ValueError: no general guide of that name serves the model; the message names those
-                that do.
-        """
-        fitters = self.fitters
-        check_known("general guide", name, fitters)
-        begun = self.summed
-        return fitters[name](begun.model, begun.guide, images, steps=steps, seed=seed)
-
-    def use_guide(self, name: str) -> "Entry":
-        """Make the named guide this entry's own guide, and return the entry."""
-        if name != self.default_guide:
-            self.guide = cast(Any, self.make_guide(name))
-            self.default_guide = name
-        return self
 
 
 def register(
@@ -458,7 +346,7 @@ def made_by(entry: Entry) -> dict:
     """
     if not entry.name:
         return {}
-    if (name := _made_as.get(entry.guide, entry.default_guide)) != entry.default_guide:
+    if (name := entry.guide_name) != entry.default_guide:
         raise ValueError(
             f"entry.guide was made as {name!r}, but default_guide, which load makes, is "
             f"{entry.default_guide!r}; call entry.use_guide({name!r}) before training, or set "

@@ -11,10 +11,10 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows, in_rows, panels, signed_colors
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

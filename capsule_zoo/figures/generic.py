@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import image_rows, in_rows
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
+from capsule_zoo.entry import Entry
 from capsule_zoo.inference import (
     SemiAmortized,
     annealed_bounds,
@@ -28,7 +29,6 @@ from capsule_zoo.inference.evaluation.summary import (
     summarize,
 )
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
-from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
 from capsule_zoo.inference import infer
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
-from capsule_zoo.registry import Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
