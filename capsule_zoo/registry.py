@@ -22,9 +22,9 @@ import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from inspect import Signature, cleandoc, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from pyro.infer import ELBO
 
@@ -45,7 +45,15 @@ from capsule_zoo.nearest import check_known as check_known
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.runs.recipe import Recipe
-from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
+from capsule_zoo.sizes import (
+    Size,
+    Takes,
+    check_sizes,
+    constructor_sizes,
+    is_open,
+    known_sizes,
+    sized,
+)
 from capsule_zoo.zoo import import_entries
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
@@ -83,7 +91,8 @@ def register(
     """Return a decorator that registers a class of models, or a factory of entries.
 
     Of a class, the signature gives names, types and defaults of the sizes, and its docstring says
-    what they are. The size `guide` holds arguments of its default guide.
+    what they are; of an argument such as `painting=Painting()` the fields are sizes. The size
+    `guide` holds arguments of its default guide.
 
     Args:
         name: lower case with hyphens.
@@ -120,21 +129,24 @@ def _by_class(
 ) -> tuple[Callable[..., Entry], dict[str, Takes]]:
     """Return a factory of entries of a class, with its signature, and what it passes on."""
     default, first = next(iter(guides.items()))
+    words, takes = cleandoc(kind.__doc__ or ""), {"sizes": Takes(kind, options=False)}
 
     def factory(*, guide: Mapping[str, Any] = {}, **sizes: Any) -> Entry:
-        own = {default: lambda entry: first(entry.model, **guide)} if guide else {}
-        return Entry(kind(**sizes), {**guides, **own}, deepcopy(objective), **parts)
+        own = {default: lambda entry: sized(first, entry.model, **guide)} if guide else {}
+        return Entry(sized(kind, **sizes), {**guides, **own}, deepcopy(objective), **parts)
 
-    sizes = [p for p in signature(kind).parameters.values() if p.default is not p.empty]
-    words, takes = cleandoc(kind.__doc__ or ""), {}
+    own = signature(factory).parameters
+    known = [
+        Parameter(size.name, Parameter.KEYWORD_ONLY, default=size.default, annotation=size.hint)
+        for size in constructor_sizes(takes["sizes"]).values()
+    ]
     if isinstance(first, type) and len(signature(first).parameters) > 1:  # more than the model
         takes["guide"] = Takes(first)
-        sizes.append(signature(factory).parameters["guide"])
+        known.append(own["guide"])
         line = f"    guide: arguments of `{first.__name__}`.\n"
         words = words.replace("Args:\n", f"Args:\n{line}", 1)
-    known = Signature([size.replace(kind=size.KEYWORD_ONLY) for size in sizes])
-    factory.__dict__["__signature__"] = known
-    factory.__annotations__ = {**get_type_hints(kind.__init__), "guide": Mapping[str, Any]}
+    factory.__dict__["__signature__"] = Signature([*known, own["sizes"]])
+    factory.__annotations__ = {size.name: size.annotation for size in known}
     factory.__doc__, factory.__module__, factory.__name__ = words, kind.__module__, kind.__name__
     return factory, takes
 

@@ -8,7 +8,8 @@ A factory has sizes in its signature, and passes further ones (`**sizes`, or a m
 
 All sizes are read from the signatures and their annotations, so there is only one list of them. The
 constructors check that numbers are in range. Where an argument is a frozen dataclass with defaults,
-such as `PartWholeCapsules(painting=Painting())`, its fields are sizes, and `sized` puts them in.
+such as `PartWholeCapsules(painting=Painting())`, its fields are sizes, and `sized` puts them in. A
+routing is one size.
 """
 
 import inspect
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.nearest import unknown
 
 _REFERRED = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
@@ -35,11 +37,13 @@ class Takes:
         kind: the class; if its constructor has `**options`, the base class's arguments follow.
         without: arguments that the factory sets itself, in addition to those without a default.
         defaults: values of the factory that replace the constructor's own defaults.
+        options: False leaves out the base class's arguments.
     """
 
     kind: type
     without: tuple[str, ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
+    options: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
     hints, described = _hints(factory), _words_of_all(factory)
     own, further = dict[str, Size](), dict[str, Size]()
     for name, parameter in inspect.signature(factory).parameters.items():
-        inner = _constructor_sizes(takes[name]) if name in takes else {}
+        inner = constructor_sizes(takes[name]) if name in takes else {}
         if parameter.kind is parameter.VAR_KEYWORD:
             further = inner
         elif parameter.default is not parameter.empty:
@@ -101,7 +105,7 @@ def sized(kind: type[T], *arguments: Any, **sizes: Any) -> T:
     """
     for parameter in inspect.signature(kind).parameters.values():
         default = parameter.default
-        if is_dataclass(default) and not isinstance(default, type):
+        if _holds_sizes(default):
             own = {f.name: sizes.pop(f.name) for f in fields(default) if f.name in sizes}
             if own:
                 sizes[parameter.name] = replace(sizes.get(parameter.name, default), **own)
@@ -232,16 +236,22 @@ def _followed(what: str, name: str, module: str) -> str:
     return _followed(described[name], name, kind.__module__)
 
 
-def _constructor_sizes(takes: Takes) -> dict[str, Size]:
+def constructor_sizes(takes: Takes) -> dict[str, Size]:
+    """Return the sizes of a constructor by name: its arguments that have a default."""
     sizes: dict[str, Size] = {}
-    for size in _arguments(takes.kind):
+    for size in _arguments(takes.kind, takes.options):
         name = size.name
         if name not in (*sizes, *takes.without) and size.default is not inspect.Parameter.empty:
             sizes[name] = replace(size, default=takes.defaults.get(name, size.default))
     return sizes
 
 
-def _arguments(kind: type) -> Iterator[Size]:
+def _holds_sizes(default: object) -> bool:
+    """Return True for a frozen dataclass, whose fields are sizes; a routing is one size."""
+    return is_dataclass(default) and not isinstance(default, type | Routing)
+
+
+def _arguments(kind: type, options: bool = True) -> Iterator[Size]:
     """Yield the arguments of constructors, up to the first class without options."""
     for base in kind.__mro__:
         if "__init__" not in vars(base):
@@ -252,13 +262,13 @@ def _arguments(kind: type) -> Iterator[Size]:
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
             name, default = parameter.name, parameter.default
-            if is_dataclass(default):  # its fields are sizes
+            if _holds_sizes(default):
                 for inner in _arguments(type(default)):
                     yield replace(inner, default=getattr(default, inner.name))
             elif parameter.kind in _OWN:
                 what = _followed(described.get(name, ""), name, base.__module__)
                 yield Size(name, default, hints.get(name, Any), what)
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        if not (options and any(p.kind is p.VAR_KEYWORD for p in parameters)):
             return
 
 

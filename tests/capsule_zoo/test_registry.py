@@ -9,10 +9,11 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 
 from capsule_zoo import Recipe, registry
-from capsule_zoo.guides import ConvolutionalEncoder
+from capsule_zoo.guides import ConvolutionalEncoder, EMRouting, PartWholeGuide, Routing
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
-from capsule_zoo.models import VariationalAutoencoder
+from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import (
     create,
     list_models,
@@ -106,6 +107,34 @@ def test_a_class_registers_itself_by_its_signature(scratch_registry):
     ):
         with pytest.raises(ValueError, match=words):
             create("of-a-test", **wrong)
+
+
+def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch_registry, tmp_path):
+    """Settings of model and guide are sizes, as those of the zoo's entries; a routing is one."""
+    routing_of_two = EMRouting(2)
+
+    class Routed(PartWholeCapsules):
+        def __init__(
+            self,
+            image_shape: tuple[int, int, int] = (1, 12, 12),
+            painting: Painting = Painting(template_size=5),
+            routing: Routing = routing_of_two,
+        ) -> None:
+            super().__init__(image_shape, objects=2, parts=3, painting=painting)
+            self.routing = routing
+
+    guides = {"network": PartWholeGuide}
+    register("of-a-test", guides=guides, objective=TraceMeanField_ELBO())(Routed)
+    sizes = sizes_of("of-a-test")
+    assert sizes["template_size"].default == 5 and sizes["template_size"].what
+    assert sizes["routing"].default == EMRouting(2)
+    assert not sizes.keys() & {"painting", "iterations"}
+    small = dict(channels=6, width=8, heads=2, blocks=1, inducing=3)
+    entry = create("of-a-test", sigma_image=0.2, routing=EMRouting(3), guide=small)
+    assert entry.model.painting == Painting(template_size=5, sigma_image=0.2)
+    save(entry, tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert again.model.painting == entry.model.painting and again.model.routing == EMRouting(3)
 
 
 def test_sizes_of_the_guide_that_0_1_0_wrote_are_read(entry):
