@@ -113,13 +113,11 @@ class Gallery:
     """All contents of the report.
 
     Attributes:
-        families: models with experiments, those with most records first.
-        baselines: models without experiments of their own.
+        families: all models, those with most records first.
         others: records that belong to no known model.
     """
 
     families: list[Family]
-    baselines: list[Family]
     others: list[Finding]
 
 
@@ -141,8 +139,7 @@ def gather(folder: Path) -> Gallery:
         homes.setdefault(found.home, []).append(found)
     families = [family_of(home, entries, findings, goals) for home, entries in homes.items()]
     return Gallery(
-        sorted((f for f in families if f.findings), key=lambda f: (-f.measured, f.anchor)),
-        [family for family in families if not family.findings],
+        sorted(families, key=lambda family: (-family.measured, family.anchor)),
         [f for f in findings if f.about not in list_models()],
     )
 
