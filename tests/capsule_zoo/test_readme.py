@@ -38,9 +38,9 @@ def test_the_command_fills_the_pages_of_a_checkout(tmp_path, monkeypatch):
     assert page.read_text() == right
 
 
-def test_the_readme_is_short_and_has_a_picture_and_a_number_a_model():
+def test_the_readme_is_short_and_has_a_number_a_model():
     text = README.read_text()
-    assert text.count("\n") <= 150 and text.count("![") == 1
+    assert text.count("\n") <= 150
     for row in re.findall(r"^\|.*results/.*\|$", text, re.M):
         ours, *beside = re.findall(r"<!-- value: (\S+) ", row)
         assert len(beside) <= 1 and {*beside} <= {ours}, row  # a baseline, from the same record
