@@ -4,11 +4,15 @@ A batch contains each image several times. Any model and guide that work on a ba
 draw many particles in one pass, without particle plates of their own.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from pyro import poutine
+from pyro.distributions import Categorical
+from pyro.infer import infer_discrete
 from pyro.poutine import Trace
 from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
@@ -45,6 +49,35 @@ def log_weights(
         scored = poutine.trace(enumerated).get_trace(*arguments)
     log_weight = log_density(scored, images) - log_density(guide_trace, images)
     return log_weight, prune_subsample_sites(plain), prune_subsample_sites(guide_trace)
+
+
+def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
+    """Trace the model at given latents; the others, which it sums out, are from their posterior.
+
+    Args:
+        values: (B, ...) by site, of all latent sites that the model does not enumerate.
+        images: (B, C, H, W).
+    """
+    given = poutine.trace(poutine.condition(model, values))
+    trace = given.get_trace(images)
+    if enumerated_sites(trace):
+        infer_discrete(_Numbered()(given), first_available_dim=-1 - plate_nesting(trace))(images)
+    return given.trace
+
+
+class _Numbered(Messenger):
+    """Let enumerated sites of vectors draw the number of a vector: infer_discrete needs scalars."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        law = msg["fn"]
+        if msg["infer"].get("enumerate") == "parallel" and law.event_dim and not msg["is_observed"]:
+            vectors = law.enumerate_support(expand=False)
+            msg["fn"] = Categorical(logits=law.log_prob(vectors).movedim(0, -1))
+            msg["infer"]["vectors"] = vectors.reshape(len(vectors), *law.event_shape)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if (vectors := msg["infer"].get("vectors")) is not None:
+            msg["value"] = vectors[msg["value"]]
 
 
 def only(trace: Trace, sites: Iterable[str]) -> Trace:

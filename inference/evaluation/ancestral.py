@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form
+from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
@@ -44,6 +45,26 @@ def infer(
     if sites is None:
         raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
     return _collected(discrete, images, sites, lambda site: site["value"], seed, batch_size)
+
+
+def draw_summed(
+    model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
+) -> dict[str, Tensor]:
+    """Return all latents, (N, ...) by site: those that are summed out from their posterior.
+
+    Args:
+        images: (N, C, H, W).
+        given: values (N, ...) of the other sites.
+    """
+    discrete = model.discretized()
+    found: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
+    with torch.no_grad(), seeded(seed), in_eval_mode(discrete):
+        for rows in torch.arange(len(images)).split(batch_size):
+            some = {name: value[rows] for name, value in given.items()}
+            nodes = with_summed_drawn(discrete, some, images[rows]).nodes
+            for name, values in found.items():
+                values.append(nodes[name]["value"])
+    return {name: torch.cat(values) for name, values in found.items()}
 
 
 def law_means(

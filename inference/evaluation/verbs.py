@@ -20,7 +20,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
+from capsule_zoo.inference.evaluation.ancestral import (
+    draw_images,
+    draw_summed,
+    infer,
+    law_means,
+    mean_images,
+)
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
     as_wanted,
@@ -121,7 +127,7 @@ def reconstruct(
     """Return the model's reconstructions of the images, (N, C, H, W), without pixel noise.
 
     A reconstruction is E[image | latents], averaged over `num_samples` draws of the latents from
-    the guide.
+    the guide. Sites that the model sums out come from their posterior given the image and the rest.
 
     Args: as for `encode`.
 
@@ -148,6 +154,7 @@ def posterior_predictive(
 
     In Pyro's terms it is `Predictive(poutine.uncondition(model), guide=guide,
     num_samples=num_samples)(images)["image"]` on the discrete pair, without the plate's extra dim.
+    Sites that the model sums out are drawn as for `reconstruct`, where Pyro takes their prior.
 
     Args:
         num_samples: draws of latents and pixels for each image.
@@ -188,6 +195,8 @@ def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., T
     sites = [site.name for site in model.latent_sites]
     latents = infer(guide, each.images, sites, each.guide_seed, each.rows)
     number, seed = len(each.images), each.model_seed
+    if any(site.enumerated for site in model.sites):
+        latents = draw_summed(model, each.images, latents, seed, each.rows)
     painted = paint(model, number, latents, seed, each.rows, images=each.images)
     return painted.unflatten(0, (each.draws, -1))
 

@@ -10,7 +10,7 @@ mixture over K draws from the guide,
     z_k ~ q(z | observed),    p(hidden) = sum_k w_k p(hidden | z_k)
 
 where the weights w_k are either all 1 / K or importance weights, proportional to p(observed, z_k) /
-q(z_k).
+q(z_k). Sites that the model sums out are part of z, drawn from p(site | observed, all others).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from capsule_zoo.guides import Guide
 from capsule_zoo.inference.check import check_pair
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.log_weight import enumerated_sites, log_weights, with_summed_drawn
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
@@ -149,7 +149,11 @@ def _draws(
     """Return log weights (K, B), hidden-pixel log densities (K, B) and means (K, B, C, H, W)."""
     shape = particles, len(images)
     images, observed = (tiled(x, particles) for x in (images, observed))
-    log_weight, trace, _ = log_weights(model, guide, hide(images, observed))
+    hidden = hide(images, observed)
+    log_weight, trace, drawn = log_weights(model, guide, hidden)
+    if enumerated_sites(trace):
+        values = {name: drawn.nodes[name]["value"] for name in guide.covers}
+        trace = with_summed_drawn(model, values, hidden)
     image = trace.nodes[model.space.site]
     law, site_shape = image["fn"].law, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)

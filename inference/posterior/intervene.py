@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from pyro import poutine
 from pyro.distributions import Distribution
-from pyro.infer import infer_discrete
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import enumerated_sites, plate_nesting
+from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least, check_seed
@@ -141,13 +140,8 @@ def _inferred(model: Callable, guide: Callable, images: Tensor) -> dict[str, Ten
     drawn = latent_sites(poutine.trace(guide).get_trace(images))
     known = latent_sites(poutine.trace(model).get_trace(images))
     values = {name: drawn[name]["value"] for name in known if name in drawn}
-    given = poutine.condition(model, values)
-    trace = poutine.trace(given).get_trace(images)
-    if summed := enumerated_sites(trace):
-        posterior = infer_discrete(given, first_available_dim=-1 - plate_nesting(trace))
-        nodes = poutine.trace(posterior).get_trace(images).nodes
-        values |= {name: nodes[name]["value"] for name in summed}
-    return values
+    nodes = with_summed_drawn(model, values, images).nodes
+    return {name: nodes[name]["value"] for name in known}
 
 
 def _new_values(

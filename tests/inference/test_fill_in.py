@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
+from toys import BernoulliMixture, NoGuide
 
 from capsule_zoo.data import hide, occluded
 from capsule_zoo.guides import Guide
-from capsule_zoo.inference import evaluate, fill_in
+from capsule_zoo.inference import evaluate, fill_in, reconstruct
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
@@ -116,6 +117,52 @@ def test_every_weight_of_the_exact_posterior_is_the_observed_pixels_marginal(pro
         [model.log_marginal(*pair) for pair in zip(images, observed, strict=True)]
     )
     torch.testing.assert_close(found, expected.detach().expand(4, -1))
+
+
+class OneHotMixture(BernoulliMixture):
+    """The mixture with its kind as a vector, which is enumerated as a whole."""
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        size, summed = batch_size if images is None else len(images), {"enumerate": "parallel"}
+        with pyro.plate("images", size, dim=-1):
+            kind = pyro.sample("kind", dist.OneHotCategorical(logits=self.logits), infer=summed)
+            logits = (kind @ self.pixel_logits.flatten(1)).unflatten(-1, (1, 2, 2))
+            return pyro.sample("image", dist.Bernoulli(logits=logits).to_event(3), obs=images)
+
+
+@pytest.mark.parametrize("kind", [BernoulliMixture, OneHotMixture])
+def test_sites_that_are_summed_out_come_from_their_posterior(kind):
+    """Their prior would predict the hidden pixels as if no pixel had been observed."""
+    torch.manual_seed(0)
+    model, images = (
+        kind().double(),
+        torch.tensor([[[[1.0, 0], [1, 0]]], [[[0, 1], [1, 1]]]]).double(),
+    )
+    model.pixel_logits.data *= 3
+    observed = torch.tensor([[True, True], [True, False]])
+    found = fill_in(model, NoGuide(model), images, observed, num_particles=40_000)
+    rates = model.pixel_logits.detach().sigmoid().flatten(1)
+    given = model.logits.detach().softmax(0) * torch.stack(
+        [dist.Bernoulli(rates[:, :3]).log_prob(x.flatten()[:3]).sum(1).exp() for x in images]
+    )
+    expected = (given / given.sum(1, keepdim=True)) @ rates[:, 3]
+    torch.testing.assert_close(found.images[:, 0, 1, 1], expected, atol=0.02, rtol=0)
+    score = dist.Bernoulli(expected).log_prob(images[:, 0, 1, 1])
+    torch.testing.assert_close(found.log_hidden, score, atol=0.1, rtol=0)
+    every = model.logits.detach().softmax(0) * torch.stack(
+        [dist.Bernoulli(rates).log_prob(x.flatten()).sum(1).exp() for x in images]
+    )
+    mean = ((every / every.sum(1, keepdim=True)) @ rates).unflatten(1, (1, 2, 2))
+    painted = reconstruct(model, NoGuide(model), images, num_samples=40_000, batch_size=10**5)
+    torch.testing.assert_close(painted, mean, atol=0.02, rtol=0)
+
+
+def test_presences_of_scenes_that_are_summed_out_fit_the_observed_pixels():
+    entry = create("scenes", **small_sizes("scenes")).summed
+    images = torch.rand(3, *entry.model.image_shape)
+    observed = occluded(entry.model.image_shape[1:], "left")
+    found = fill_in(entry.model, entry.guide, images, observed, num_particles=3)
+    assert torch.isfinite(found.log_hidden).all()
 
 
 @pytest.mark.parametrize("which", [Exact, Wide])
