@@ -51,7 +51,7 @@ from capsule_zoo.records import (
 )
 from capsule_zoo.registry import Entry, save
 from capsule_zoo.runs.folder import in_use, read_metrics
-from capsule_zoo.sizes import Size, check_sizes, known_sizes
+from capsule_zoo.sizes import Size, check_sizes, fits, known_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +161,7 @@ class Experiment:
         for name, value in settings.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if not (value > 0 or (value == 0 and known[name].hint is float)):
+            if not (value > 0 or (value == 0 and fits(0.5, known[name].hint))):
                 raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
 
     def filled(self, settings: Mapping[str, object]) -> dict[str, object]:

@@ -1,10 +1,13 @@
 """Code that commands share: their options, and functions that print results."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from capsule_zoo.sizes import Size, fits
 
 EntryArgument = Annotated[
     str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
@@ -65,8 +68,13 @@ def given(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_settings(words: list[str] | None) -> dict[str, Any]:
+def read_settings(words: list[str] | None, known: Mapping[str, Size]) -> dict[str, Any]:
     """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
+
+    The word none is None for a setting that may be None and takes no text.
+
+    Args:
+        known: the settings by name, with their types.
 
     Raises:
         ValueError: a word is not of this form.
@@ -80,5 +88,8 @@ def read_settings(words: list[str] | None) -> dict[str, Any]:
             parsed = json.loads(value)
         except json.JSONDecodeError:
             parsed = value
+        hint = known[key].hint if key in known else Any
+        if value.lower() == "none" and fits(None, hint) and not fits(value, hint):
+            parsed = None
         settings[key] = tuple(parsed) if isinstance(parsed, list) else parsed
     return settings

@@ -36,7 +36,9 @@ def reproduce(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting, as JSON; may be repeated."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting, as JSON or none; may be repeated."
+        ),
     ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="List the settings of the experiment.")
@@ -77,7 +79,7 @@ def reproduce(
     options = experiments.Options(
         minutes=minutes, seed=seed, data_root=data_root, device=device, run=run, progress=not quiet
     )
-    chosen = read_settings(set_)
+    chosen = read_settings(set_, experiments.find_experiment(experiment).settings)
     result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
     record, table = read_record(experiment, out), result.table
     print(markdown.table(record) if table is None else table.round(3).to_string(na_rep=""))

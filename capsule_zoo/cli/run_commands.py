@@ -54,7 +54,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: entry's]")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A size, as JSON; may be repeated."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A size, as JSON or none; may be repeated."
+        ),
     ] = None,
     guide: Annotated[
         str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
@@ -91,7 +93,7 @@ def train(
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
     from capsule_zoo.inference.training.workers import is_first_process
-    from capsule_zoo.registry import default_data
+    from capsule_zoo.registry import default_data, sizes_of
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.measurements import measuring_command
 
@@ -99,7 +101,7 @@ def train(
     chosen = given(
         data=data,
         size=size,
-        sizes=read_settings(set_) or None,
+        sizes=read_settings(set_, sizes_of(entry)) or None,
         guide=guide,
         seed=seed,
         batch_size=batch_size,

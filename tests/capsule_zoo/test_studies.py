@@ -327,6 +327,23 @@ def test_settings_from_the_command_line(tmp_path, capsys):
     assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err
 
 
+def test_a_share_that_may_be_none_may_be_zero_too(tmp_path):
+    taken = []
+
+    @experiment("test/optional", data="digits", about="vae", minutes=1)
+    def optional(options: Options, share: float | None = 0.5, word: str = "a") -> Result:
+        """Return nothing, of a share and a word."""
+        taken.append((share, word))
+        return Result({})
+
+    for words in (["share=0"], ["share=none", "word=none"], ["share=null"]):
+        settings = [word for each in words for word in ("--set", each)]
+        with pytest.raises(SystemExit) as ended:
+            main(["reproduce", "test/optional", "--out", str(tmp_path), *settings])
+        assert ended.value.code == 0
+    assert taken == [(0, "a"), (None, "none"), (None, "a")]
+
+
 def test_a_command_names_the_device_unless_it_is_the_processor():
     commands = [
         experiments.command_of("matrix-capsules/full", Options(minutes=7.6, device=device), {})
