@@ -56,10 +56,14 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
     """Return the shape k of the Pareto law of the largest weights, over the last dim (draws).
 
-    Below .7, importance sampling with these draws can be trusted (Vehtari et al. 2024, arXiv
-    1507.02646). The shape is zero where all weights are equal, infinite where the tail has no fit,
-    and NaN with fewer than 25 draws.
+    Below .7, importance sampling with these draws can be trusted; with fewer than 2,154 draws,
+    below 1 - 1 / log10(draws) (Vehtari et al. 2024, arXiv 1507.02646). A fit to few draws is drawn
+    towards .5: an effective number of draws near 1 is the surer sign.
+
+    The shape is zero where all weights are equal, infinite where the tail has no fit, and NaN with
+    fewer than 25 draws.
     """
+    log_weight = log_weight.astype(np.float64)  # in float32 weights of the tail would become 0
     if log_weight.shape[-1] < _FEWEST_DRAWS:
         return np.full(log_weight.shape[:-1], np.nan)
     with np.errstate(all="ignore"):
@@ -68,9 +72,14 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
         else:
             import arviz
 
-            shape = arviz.psislw(log_weight)[1]
+            shape = _where_fitted(*arviz.psislw(log_weight))
     equal = np.ptp(log_weight, axis=-1) <= 1e-9 * (1 + np.abs(log_weight).max(-1))
     return np.where(equal, 0.0, np.nan_to_num(shape, nan=np.inf, posinf=np.inf))
+
+
+def _where_fitted(smoothed: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """Return shapes, infinite where arviz found no fit and took its prior for it, beside NaN."""
+    return np.where(np.isnan(smoothed).any(-1), np.inf, shape)
 
 
 def _tail_shape(log_weight: np.ndarray) -> float:
@@ -78,6 +87,7 @@ def _tail_shape(log_weight: np.ndarray) -> float:
     from arviz_stats.base import array_stats
 
     try:
-        return float(array_stats.psislw(-log_weight)[1])  # takes log likelihoods, negated weights
+        # takes log likelihoods, negated weights
+        return float(_where_fitted(*array_stats.psislw(-log_weight)))
     except ValueError:  # all values of the tail are the same
         return np.inf

@@ -287,6 +287,16 @@ def test_pareto_shape_of_a_pareto_law():
     assert np.isnan(pareto_shape(np.zeros((2, 5)))).all()
 
 
+def test_a_tail_of_a_hundred_nats_is_heavy_in_every_precision():
+    """Weights e^x of x ~ Exponential(60) have a Pareto law of shape 60, without a mean."""
+    log_weight = np.random.default_rng(0).exponential(60, size=(20, 100))
+    found = pareto_shape(log_weight)
+    assert (found > 10).all() and np.isfinite(found).all()
+    np.testing.assert_allclose(pareto_shape(log_weight.astype(np.float32)), found, rtol=1e-3)
+    log_weight[:, 1:] = -708.3 - 1e-5 * np.arange(99)  # the least weights that are not yet 0
+    assert np.isinf(pareto_shape(log_weight)).all()
+
+
 def test_bad_input():
     model, guide = pair()
     images = conjugate_images(3)
