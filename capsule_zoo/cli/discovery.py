@@ -11,9 +11,12 @@ from capsule_zoo.records import FOLDER, read_records
 
 
 def list_entries(
-    pattern: Annotated[str, typer.Argument(help='Such as "part*".')] = "*",
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help='Such as "part*".')] = "*",
     weights: Annotated[
-        bool, typer.Option("--weights", help="List trained weights: data, headline, size.")
+        bool,
+        typer.Option(
+            "--weights", help="List the trained weights, with their data, result and size."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -135,8 +138,8 @@ def published(
 ) -> None:
     """Print the numbers that papers published, beside ours.
 
-    Only what is compared like for like can be reached. Within two standard errors a number is
-    undecided, and of a bracket the worse end counts.
+    A number counts as reached or missed only if ours is measured in the same way. Within two
+    standard errors it is undecided. Where we have two bounds the worse one counts.
 
     \b
     Examples:

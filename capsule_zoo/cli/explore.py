@@ -27,7 +27,8 @@ def explore(
 ) -> None:
     """Open a notebook to move objects and parts by hand and to parse your own images.
 
-    Writes a notebook and opens it with Voila or JupyterLab, whichever is installed.
+    Writes a notebook and opens it with Voila or JupyterLab, whichever is installed. An entry that
+    is not trained shows scikit-learn's digits by default.
 
     \b
     Examples:

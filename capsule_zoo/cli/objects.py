@@ -24,27 +24,31 @@ def segment(
     data_root: DataRoot = None,
     images: AllImages = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of own pictures, only a fifth: not trained on.")
+        bool,
+        typer.Option("--held-out", help="Of your own pictures, only the fifth not trained on."),
     ] = False,
     slots: Annotated[
         int | None,
         typer.Option(
-            help="Most objects; pictures then keep their size. [default: those of the run, in "
-            "pictures resized to its size]",
+            help="Most objects in a picture; pictures then keep their size. [default: as in the "
+            "run, in pictures resized to its size]",
             min=1,
             show_default=False,
         ),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="[default: RUN/objects]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write into.  [default: RUN/objects]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the objects of pictures: their number, boxes and masks, as files.
 
     RUN is a run of scenes. The folder gets objects.csv, counts.csv, masks/ (pixels are numbers of
     objects) and pictures/ (every object in its color and box). Of a folder of your own all pictures
-    are read, those of training too, and the tables name their files; else test pictures.
+    are read, also those of training, and the tables name their files. Of other data sets only the
+    test pictures are read.
 
     \b
     Examples:
@@ -66,24 +70,32 @@ def segment(
 
 
 def parse(
-    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Array points, maybe present.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.npz", help="File of the scenes; see above.")
+    ],
     guide: Annotated[
-        str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized, of --run.")
+        str, typer.Option(help="exact, ransac, sinkhorn or mixture; or amortized, with --run.")
     ] = "exact",
     sigma: Annotated[
-        float | None, typer.Option(help="Noise on templates, in their units.  [default: 0.1]")
+        float | None,
+        typer.Option(help="Deviation of noise, in units of templates.  [default: 0.1]"),
     ] = None,
     clutter: Annotated[
-        int | None, typer.Option(help="Most clutter points of a scene.  [default: 0]")
+        int | None, typer.Option(help="Most clutter points in a scene.  [default: 0]")
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Run of constellations to parse with.")] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: FILE-parsed.npz]")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Trained constellations: their templates and noise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write.  [default: FILE-parsed.npz]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the objects in scenes of points, and write the object and corner of every point.
 
-    FILE.npz holds points (S, N, 2), and may hold present (S, N) and templates (objects, corners,
-    2), padded by NaN. Each scene is scaled to [-1, 1] first.
+    FILE.npz holds the array points (S, N, 2) of S scenes of N points. It may also hold present
+    (S, N), which says which points are there, and templates (objects, corners, 2), padded by NaN.
+    Each scene is scaled to [-1, 1] first.
 
     \b
     Examples:

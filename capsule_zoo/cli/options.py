@@ -23,17 +23,19 @@ Data = Annotated[
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option(help="Folder with torchvision's own.  [default: $CAPSULE_ZOO_DATA, or download]"),
+    typer.Option(help="Folder of torchvision's data.  [default: $CAPSULE_ZOO_DATA, or download]"),
 ]
-AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
-Images = Annotated[int, typer.Option(help="How many test images.", min=1)]
+AllImages = Annotated[
+    int | None, typer.Option(help="Number of test images.  [default: all]", min=1)
+]
+Images = Annotated[int, typer.Option(help="Number of test images.", min=1)]
 Particles = Annotated[int, typer.Option(help="Draws for each image, K.", min=1)]
-Seed = Annotated[int, typer.Option(help="Of everything that is random.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the metrics as one JSON object on the last line.")
+    bool, typer.Option("--json", help="Also print the result as JSON, on the last line.")
 ]
 Device = Annotated[str, typer.Option(help="A torch device, such as cuda.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars, only the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress, only the result.")]
 
 
 def print_list(found: dict[str, str]) -> None:

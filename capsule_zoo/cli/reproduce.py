@@ -25,7 +25,7 @@ def reproduce(
         str | None, typer.Argument(metavar="EXPERIMENT", help="Leave out for a list.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Training time.  [default: a full run]")
+        float | None, typer.Option(help="Minutes of training.  [default: those of a full run]")
     ] = None,
     seed: Seed = 0,
     data_root: DataRoot = None,
@@ -37,7 +37,7 @@ def reproduce(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting, as JSON or none; may be repeated."
+            "--set", metavar="KEY=VALUE", help="A setting, as JSON or none. May be repeated."
         ),
     ] = None,
     settings: Annotated[
@@ -53,10 +53,10 @@ def reproduce(
 
     Without a name, the command lists the experiments. The record is EXPERIMENT.json in the folder
     --out, runs/reproduced by default; the records of a checkout, which its pages show, change with
-    --out results only. The command under a table of a page makes its numbers again.
+    --out results only. Under each table of a page is the command that makes its numbers again.
 
     An experiment that was interrupted goes on when the same command is given again: its runs are
-    run folders in the folder EXPERIMENT, next to the record, until the record is written.
+    kept in the folder EXPERIMENT, next to the record, until the record is written.
 
     \b
     Examples:

@@ -35,43 +35,60 @@ INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTER
 def train(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="See: capsule-zoo list.")],
     data: Annotated[
-        str | None, typer.Option(help="Data set, or a folder of pictures.  [default: the entry's]")
+        str | None,
+        typer.Option(help="Data set, or a folder of pictures.  [default: the entry's own]"),
     ] = None,
     data_root: DataRoot = None,
     size: Annotated[
         str | None,
-        typer.Option(help="Pixels of the images, such as 28, or 28x20 (height x width)."),
+        typer.Option(
+            help="Resize images to pixels: 28, or 28x20 (height x width).  [default: as is]"
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data.  [default: the entry's, or 10]")
+        int | None, typer.Option(help="Most passes over the data.  [default: see above]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Wall time.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Most optimizer steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Most minutes of wall time.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random numbers.  [default: 0]")
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images a step.  [default: the entry's, or 128]")
+        int | None, typer.Option(help="Images in a step.  [default: the entry's own, or 128]")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: entry's]")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate.  [default: the entry's own]")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A size, as JSON or none; may be repeated."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A size of the entry, as JSON or none; see show. May be repeated.",
         ),
     ] = None,
     guide: Annotated[
-        str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
+        str | None,
+        typer.Option(help="One of the entry's guides; see show.  [default: the entry's own]"),
     ] = None,
-    transform: Annotated[str | None, typer.Option(help="rotate=DEGREES or shift=PIXELS.")] = None,
+    transform: Annotated[
+        str | None, typer.Option(help="Move images at random: rotate=DEGREES or shift=PIXELS.")
+    ] = None,
     objective: Annotated[
-        str | None, typer.Option(help="Such as Trace_ELBO.  [default: the entry's own]")
+        str | None, typer.Option(help="Objective, such as Trace_ELBO.  [default: the entry's own]")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/ENTRY-DATA-SEED]")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's run.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace its run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder.")
+    ] = False,
     log: Annotated[
-        str | None, typer.Option(help="tensorboard, to write its events into the run folder.")
+        str | None,
+        typer.Option(help="tensorboard: also write its event files into the run folder."),
     ] = None,
     device: Device = "cpu",
     quiet: Quiet = False,
@@ -79,10 +96,11 @@ def train(
 ) -> None:
     """Train an entry on a data set and write a run folder.
 
-    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C or SIGTERM ends it cleanly
-    with status 130. --resume continues with the settings of the run; only the limits and --lr may
-    change. Nothing is written before the first checkpoint, and --overwrite keeps the old run until
-    then. Every checkpoint adds the new steps to history.csv.
+    Training ends at the first of --epochs, --steps and --minutes; without any of them at the
+    entry's own limit, or after 10 epochs. Ctrl-C or SIGTERM ends it cleanly with status 130.
+    --resume continues with the settings of the run; only the limits and --lr may change. Nothing is
+    written before the first checkpoint, and --overwrite keeps the old run until then. Every
+    checkpoint adds the new steps to history.csv.
 
     \b
     Examples:
@@ -140,16 +158,17 @@ def evaluate(
     data_root: DataRoot = None,
     images: Annotated[
         int | None,
-        typer.Option(help="How many test images.  [default: 1000; all for a classifier]", min=1),
+        typer.Option(help="Number of test images.  [default: 1000; all for a classifier]", min=1),
     ] = None,
     particles: Particles = 50,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compute bounds on held-out images, on the discrete model, in nats per image.
+    """Compute bounds on log p(image) of test images, in nats per image.
 
-    For a classifier the result is the error rate. An energy model gives no bound; see
-    log-partition. The result is added to the run's metrics.json.
+    Presences are drawn as 0 or 1, also where training relaxed them. For a classifier the result is
+    the error rate. An energy model gives no bound; see log-partition. The result is added to the
+    run's metrics.json.
 
     \b
     Examples:
@@ -222,7 +241,8 @@ def anneal(
     chains: Annotated[int, typer.Option(help="Annealed chains of each image.", min=1)] = 16,
     temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=2)] = 500,
     prior_share: Annotated[
-        float, typer.Option(_SHARE, help="Share of the prior in the start of the chains, below 1.")
+        float,
+        typer.Option(_SHARE, help="Share of chains that start at the prior, from 0 to below 1."),
     ] = 0.0,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -230,12 +250,15 @@ def anneal(
 ) -> None:
     """Estimate the log-likelihood of test images from both sides, in nats per image.
 
-    Chains are annealed to the posterior from Gauss-Newton laws, at points that are refined from the
-    answers of the run's guide, for a lower bound that is tighter than the guide's own, and back
-    from exact draws on images that the model draws, for an upper bound. lost_elbo is what the guide
-    loses. A prior share of .25 closes some of the gap where objects or parts may be hidden. The
-    time grows with all four numbers. Energy models have log-partition. The result is added to the
-    run's metrics.json.
+    The lower bound is tighter than the guide's own. Its chains are annealed to the posterior of an
+    image. They start at Gauss-Newton laws around points that are refined from the guide's answers.
+    The upper bound is of images that the model draws: chains go back from their known latents. gap
+    is the distance of both bounds of these images. lost_elbo says how far the guide's ELBO lies
+    below the lower bound.
+
+    A prior share of .25 closes some of the gap where objects or parts may be hidden. The time grows
+    with --images, --simulated, --chains and --temperatures. For energy models see log-partition.
+    The result is added to the run's metrics.json.
 
     \b
     Examples:
@@ -257,7 +280,7 @@ def compare(
         str | None, typer.Option(help="Names with commas between.  [default: all that fit]")
     ] = None,
     tune_steps: Annotated[
-        int, typer.Option(help="Steps that tune every other guide, or widen points.", min=1)
+        int, typer.Option(help="Steps that tune each other guide, or widen points.", min=1)
     ] = 200,
     data: Data = None,
     data_root: DataRoot = None,
@@ -267,7 +290,7 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare guides to one trained model on the same held-out images.
+    """Compare guides to one trained model on the same test images.
 
     The guides are those of the entry, and the general ones that serve its model: free_form,
     corrected, low_rank, gauss_newton, mixture, semi_amortized and auto_normal, which are fitted to
@@ -305,7 +328,7 @@ def compare(
 
 def sample(
     run: RunArgument,
-    n: Annotated[int, typer.Option("--n", help="How many.", min=1, max=400)] = 36,
+    n: Annotated[int, typer.Option("--n", help="Number of images.", min=1, max=400)] = 36,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -336,7 +359,9 @@ def sample(
 
 
 def figure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of the entry's figures.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="One of the entry's figures; see show.")
+    ],
     run: RunArgument,
     data: Data = None,
     data_root: DataRoot = None,
@@ -358,7 +383,7 @@ def figure(
 
 def publish(
     run: RunArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the trained weights.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the weights.")],
     record: Annotated[
         list[str] | None,
         typer.Option(help="Experiment whose record goes on the card; may be repeated."),
@@ -373,7 +398,7 @@ def publish(
 ) -> None:
     """Add a run's weights to the zoo's weights, with a card that states their origin.
 
-    The name opens them, and the path opens those of another folder: capsule-zoo evaluate
+    Other commands then take the name, or for another folder the path: capsule-zoo evaluate
     elsewhere/my-vae.
 
     \b
