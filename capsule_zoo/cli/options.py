@@ -18,7 +18,8 @@ RunArgument = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", help="Data set, or a folder of pictures.  [default: the one trained on]"
+        "--data",
+        help="Data set, or a folder or .npz file of pictures.  [default: the one trained on]",
     ),
 ]
 DataRoot = Annotated[

@@ -36,7 +36,9 @@ def train(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="See: capsule-zoo list.")],
     data: Annotated[
         str | None,
-        typer.Option(help="Data set, or a folder of pictures.  [default: the entry's own]"),
+        typer.Option(
+            help="Data set, or a folder or .npz file of pictures.  [default: the entry's own]"
+        ),
     ] = None,
     data_root: DataRoot = None,
     size: Annotated[
