@@ -54,8 +54,9 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""
+        law = self.code_law(images)
         with pyro.plate("images", len(images), dim=-1):
-            return pyro.sample("image_code", self.code_law(images))
+            return pyro.sample("image_code", law)
 
     def expectations(self, images: Tensor) -> Tensor:
         """Compute E_q[z | image], (B, latent)."""

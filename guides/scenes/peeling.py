@@ -25,7 +25,6 @@ References:
 
 import math
 
-import pyro
 import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
@@ -133,7 +132,7 @@ class Peeling(WindowReader):
         """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
         sums: list[Tensor] = []
-        whole = self.whole(images)
+        whole, plate = self.whole(images), self.plate(images)
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for slot in range(self.model.slots):
@@ -150,12 +149,13 @@ class Peeling(WindowReader):
                 seen = blurred(left, deviation)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = focus(seen, drawn)
-            proposals.append(self.propose(slot, self._read, images, left, about))
+            looked = self._looked(images, left, about)
+            proposals.append(self.propose(slot, self.read, plate, images, left, about, looked))
         return proposals
 
     def _again(self, images: Tensor, ground: Proposal, proposals: list[Proposal]) -> list[Proposal]:
         """Return the proposals after each was looked at and read again given all the others."""
-        proposals = list(proposals)
+        proposals, plate = list(proposals), self.plate(images)
         with torch.no_grad():
             present = self.presence_law(images, Found(proposals, ground)).mean
         for number, proposal in enumerate(proposals):
@@ -164,8 +164,9 @@ class Peeling(WindowReader):
             left = self.unexplained(images, self._canvas(proposals, ground, others))
             if proposal.drawn.color is not None:
                 left = left * alike(self.whole(images), proposal.drawn.color.detach().sigmoid())
-            pose = proposal.drawn.pose.detach()
-            proposals[number] = self.propose(number, self._read, images, left, pose)
+            about = proposal.drawn.pose.detach()
+            looked = self._looked(images, left, about)
+            proposals[number] = self.propose(number, self.read, plate, images, left, about, looked)
         return proposals
 
     @torch.no_grad()
@@ -174,9 +175,8 @@ class Peeling(WindowReader):
         pictures = together([p.placed for p in proposals])
         return self.model.blend(presence[:, None], pictures, ground.drawn)[:, 0]
 
-    def _read(self, images: Tensor, left: Tensor, about: Tensor, plate: pyro.plate) -> None:
-        """Draw an object of each scene from a look about a pose at what is left unexplained."""
+    def _looked(self, images: Tensor, left: Tensor, about: Tensor) -> Tensor:
+        """Return what a look about a pose sees in what is left unexplained; see `read`."""
         around = torch.cat([about[:, :1] + math.log(self.wide), about[:, 1:]], -1)
         both, usual = torch.cat([left, self.whole(images)], 1), self.model.usual(images)
-        seen = crop(both, around, (self.glimpse,) * 2, usual)
-        self.read(images, left, about, self.where(self.look(seen)), plate)
+        return self.where(self.look(crop(both, around, (self.glimpse,) * 2, usual)))

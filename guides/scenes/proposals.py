@@ -15,7 +15,7 @@ more: a test holds a case in which its mean exceeds log p.
 
 import copy
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -27,13 +27,19 @@ from pyro import poutine
 from pyro.nn import pyro_method
 from pyro.poutine import Trace
 from pyro.poutine.runtime import get_plates
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.spaces import tiled
-from capsule_zoo.models.common.trace_density import latent_sites, log_density, log_score
+from capsule_zoo.models.common.trace_density import (
+    latent_sites,
+    log_score,
+    plain_log_density,
+    scored_sites,
+)
 from capsule_zoo.models.scenes import (
     AsObject,
     CountLaw,
@@ -46,6 +52,16 @@ from capsule_zoo.models.scenes import (
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
+
+
+class Kept(TraceMessenger):
+    """A trace of sites that no handler outside sees; parameters pass through it unrecorded."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        msg["stop"] = True
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        pass
 
 
 class Proposal(NamedTuple):
@@ -272,29 +288,36 @@ class SceneGuide(Guide[Scenes]):
         """Draw proposals for all slots of images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must write found")
 
-    def propose(self, slot: int | None, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
+    def plate(self, images: Tensor) -> pyro.plate:
+        """Return the plate of a batch for `propose`, which no handler outside sees made."""
+        with Kept():
+            return self.model.plate(len(images))
+
+    def propose(
+        self, slot: int | None, read: Any, plate: pyro.plate, images: Tensor, *arguments: Tensor
+    ) -> Proposal:
         """Return the proposal for a slot that a function draws.
 
         Args:
             slot: None for the ground.
             read: called as `read(images, *arguments, plate)`, it draws the sites of one object of
                 each scene, or of the ground, with names without a slot.
+            plate: see `plate`.
         """
         model, name = self.model, "ground" if slot is None else f"slot_{slot}"
         draw = model.draw_ground if slot is None else model.draw_object
         named = AsObject("" if self.auxiliary else name)
-        hidden = poutine.block(hide_types=["sample"])
-        with hidden:
-            plate = model.plate(len(images))
-        with hidden if self.auxiliary else named:
-            guide_trace = poutine.trace(read).get_trace(images, *arguments, plate)
-        with hidden:
-            replayed = poutine.replay(named(draw), trace=guide_trace)
-            model_trace = poutine.trace(replayed).get_trace(plate)
+        with nullcontext() if self.auxiliary else named:
+            recorded = Kept() if self.auxiliary else poutine.trace()
+            guide_trace = recorded(read).get_trace(images, *arguments, plate)
+        replayed = poutine.replay(named(draw), trace=guide_trace)
+        model_trace = Kept()(replayed).get_trace(plate)
         drawn = model_trace.nodes["_RETURN"]["value"]
         placed = drawn if slot is None else model.placed(drawn)
-        ratio = log_density(model_trace, images) - log_density(guide_trace, images)
-        return Proposal(guide_trace, drawn, placed, ratio)
+        log_p, log_q = (
+            plain_log_density(scored_sites(trace), images) for trace in (model_trace, guide_trace)
+        )
+        return Proposal(guide_trace, drawn, placed, log_p - log_q)
 
     @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:

@@ -105,14 +105,14 @@ class AttendInferRepeat(WindowReader):
         left = self.unexplained(images, ground.drawn)
         about = images.new_zeros(len(images), self.model.pose_size)
         last, state = images.new_zeros(len(images), self.last), None
-        whole = self.whole(images).flatten(1)
+        whole, plate = self.whole(images).flatten(1), self.plate(images)
         proposals: list[Proposal] = []
         states = []
         for slot in range(self.model.slots):
             state = self.cell(torch.cat([whole, last], -1), state)
             states.append(state[0])
             look = left, about, self.where(state[0])
-            proposals.append(self.propose(slot, self.read, images, *look))
+            proposals.append(self.propose(slot, self.read, plate, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
         return Found(proposals, ground, torch.stack(states, 1))
 

@@ -116,6 +116,9 @@ class SlotAttention(WindowReader):
         left = self.unexplained(images, ground.drawn)
         slots, middles = self.attended(self.whole(images), left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
+        plate = self.plate(images)
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
-        proposals = [self.propose(s, self.read, images, left, *x) for s, x in enumerate(looks)]
+        proposals = [
+            self.propose(s, self.read, plate, images, left, *x) for s, x in enumerate(looks)
+        ]
         return Found(proposals, ground)

@@ -14,6 +14,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
+from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -112,8 +113,11 @@ class WindowReader(SceneGuide):
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
 
     def backdrop(self, images: Tensor) -> Proposal:
-        """Return the proposal for the ground."""
-        return self.propose(None, self._read_ground, images)
+        """Return the proposal for the ground; where it is the same for all, nothing is drawn."""
+        if self.model.ground_model is None:
+            ground = self.model.shared_ground()
+            return Proposal(Trace(), ground, ground, images.new_zeros(len(images)))
+        return self.propose(None, self._read_ground, self.plate(images), images)
 
     def _read_ground(self, images: Tensor, plate: pyro.plate) -> None:
         """Draw the sites of the ground, if it has some."""
@@ -135,8 +139,7 @@ class WindowReader(SceneGuide):
         usual = model.usual(images)
         means, deviations = looked.chunk(2, -1)
         means, deviations = (x.split(self.numbers, -1) for x in (means, deviations.exp()))
-        unit = torch.ones_like(about)
-        unit[:, 1:3] = usual
+        unit = F.pad(usual, (1, model.pose_size - 3), value=1.0)
 
         def draw(name: str, mean: Tensor, deviation: Tensor, event: int = 1) -> Tensor:
             law = dist.Normal(model.with_inner(mean, event), model.with_inner(deviation, event))

@@ -1,10 +1,12 @@
 """The latent sites of a traced program, and its log density, image by image."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
+from pyro.distributions.util import scale_and_mask
 from pyro.ops.contract import contract_tensor_tree
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 IMAGES_PLATE = "images"
@@ -12,10 +14,15 @@ IMAGES_PLATE = "images"
 
 def latent_sites(trace: Trace) -> dict[str, dict]:
     """Return the unobserved sample sites of a trace, by name."""
+    return {name: site for name, site in scored_sites(trace).items() if not site["is_observed"]}
+
+
+def scored_sites(trace: Trace) -> dict[str, dict]:
+    """Return the sample sites of a trace that have a density, observed or not, by name."""
     return {
         name: site
         for name, site in trace.nodes.items()
-        if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
+        if site["type"] == "sample" and not site_is_subsample(site)
     }
 
 
@@ -25,9 +32,33 @@ def log_score(trace: Trace, images: Tensor) -> Tensor:
     Args:
         images: (B, C, H, W).
     """
-    drawn = [site for site in latent_sites(trace).values() if not site["fn"].has_rsample]
-    terms = [site["fn"].log_prob(site["value"]).reshape(len(images), -1).sum(1) for site in drawn]
-    return sum(terms, images.new_zeros(len(images)))
+    drawn = {n: site for n, site in latent_sites(trace).items() if not site["fn"].has_rsample}
+    return plain_log_density(drawn, images)
+
+
+def plain_log_density(sites: Mapping[str, dict], images: Tensor) -> Tensor:
+    """Return the log density of sites, image by image, (B,), in nats.
+
+    No plate lies outside the images, and nothing is enumerated. It is `log_density` in less than
+    half of the time.
+
+    Args:
+        sites: of a trace, by name.
+        images: (B, C, H, W).
+
+    Raises:
+        ValueError: a value outside a site's support; see `log_density`.
+    """
+    total = images.new_zeros(len(images))
+    for name, site in sites.items():
+        _plates_of(name, site, images)
+        try:
+            each = site["fn"].log_prob(site["value"])
+        except ValueError as error:
+            raise ValueError(f"site {name!r} has a value without a density: {error}") from error
+        each = scale_and_mask(each, site["scale"], site["mask"])
+        total = total + each.reshape(len(images), -1).sum(1)
+    return total
 
 
 def log_density(trace: Trace, images: Tensor) -> Tensor:
@@ -45,23 +76,14 @@ def log_density(trace: Trace, images: Tensor) -> Tensor:
     Raises:
         ValueError: a site lies outside the plate "images", and there are several.
     """
-    trace = prune_subsample_sites(trace)
-    trace.compute_log_prob()
+    trace.compute_log_prob(lambda name, site: not site_is_subsample(site))
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
     terms: list[Tensor] = []
     factors: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     summed: set[str] = set()
-    for name, site in trace.nodes.items():
-        if site["type"] != "sample":
-            continue
-        frames = [frame.name for frame in site["cond_indep_stack"] if frame.vectorized]
-        if IMAGES_PLATE not in frames and len(images) > 1:
-            raise ValueError(
-                f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
-                "to no one image; draw it inside pyro.plate('images', ...), make it a parameter, "
-                "or evaluate one image at a time"
-            )
+    for name, site in scored_sites(trace).items():
+        frames = _plates_of(name, site, images)
         term = site["packed"]["log_prob"]
         if chosen := set(term._pyro_dims) - plates:
             summed |= chosen
@@ -73,6 +95,18 @@ def log_density(trace: Trace, images: Tensor) -> Tensor:
     terms += [term for group in contracted.values() for term in group]
     kept = trace.plate_to_symbol.get(IMAGES_PLATE)
     return sum((_sum_all_but(kept, term) for term in terms), images.new_zeros(len(images)))
+
+
+def _plates_of(name: str, site: dict, images: Tensor) -> list[str]:
+    """Return the names of the plates of a site; raise ValueError if it has no density per image."""
+    frames = [frame.name for frame in site["cond_indep_stack"] if frame.vectorized]
+    if IMAGES_PLATE not in frames and len(images) > 1:
+        raise ValueError(
+            f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
+            "to no one image; draw it inside pyro.plate('images', ...), make it a parameter, "
+            "or evaluate one image at a time"
+        )
+    return frames
 
 
 def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:

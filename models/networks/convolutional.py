@@ -104,10 +104,13 @@ class Decoder(Upsampler):
 
 
 def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
-    """Return the law of images, event (C, H, W), from the logits (*batch, C, H, W) of the means."""
+    """Return the law of images, event (C, H, W), from the logits (*batch, C, H, W) of the means.
+
+    Its parameters are not checked: only NaN could be wrong, and is seen in the density.
+    """
     if likelihood == "bernoulli":
         return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
-    return dist.Normal(logits.sigmoid(), sigma_image).to_event(3)
+    return dist.Normal(logits.sigmoid(), sigma_image, validate_args=False).to_event(3)
 
 
 class Encoder(PyroModule):

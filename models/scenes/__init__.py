@@ -316,6 +316,10 @@ class Scenes(Model):
         """Return the law of the logits of a color, event (C,)."""
         return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
 
+    def depth_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of a depth, event ()."""
+        return dist.Normal(like.new_zeros(()), like.new_ones(()))
+
     def usual(self, like: Tensor) -> Tensor:
         """Return half the usual size in half canvases, along x and y, (2,)."""
         _, height, width = self.image_shape
@@ -345,8 +349,7 @@ class Scenes(Model):
         like = self._like
         pose = self.draw("scene_pose", self.pose_law(like), plate)
         color = self.draw("scene_color", self.color_law(like), plate) if self.tinted else None
-        standard = dist.Normal(like.new_zeros(()), like.new_ones(()))
-        depth = self.draw("scene_depth", standard, plate) if self.colored else None
+        depth = self.draw("scene_depth", self.depth_law(like), plate) if self.colored else None
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
 
     @pyro_method
@@ -357,6 +360,11 @@ class Scenes(Model):
         """
         if self.ground_model is not None:
             return enlarged(self.ground_model(batch_size=plate.size), self.image_shape[1:])
+        return self.shared_ground()
+
+    @pyro_method
+    def shared_ground(self) -> Tensor:
+        """Return the ground of all scenes, which is no site, (C, 1, 1) or (C, H, W)."""
         if self.ground_logits is not None:
             ground = self.ground_logits.sigmoid()
             if ground.dim() == 1:

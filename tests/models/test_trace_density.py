@@ -1,0 +1,41 @@
+"""The plain log density of sites is that of the trace, and names the site that has none."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.models.common.trace_density import log_density, plain_log_density, scored_sites
+
+IMAGES = torch.zeros(4, 1, 2, 2)
+
+
+def program(value=None):
+    seen = torch.tensor([[True, False, True]] * 4)
+    with pyro.plate("images", 4, dim=-2):
+        pyro.sample("whole", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("parts", 3, dim=-1), poutine.mask(mask=seen):
+            part = pyro.sample("part", dist.Normal(torch.arange(3.0), 2.0))
+            pyro.sample("seen", dist.Normal(part, 1.0), obs=torch.ones(4, 3))
+        with poutine.scale(scale=3.0):
+            pyro.sample("share", dist.Uniform(0.0, 1.0), obs=value)
+
+
+def test_it_is_the_log_density_of_the_trace():
+    trace = poutine.trace(program).get_trace()
+    found = plain_log_density(scored_sites(trace), IMAGES)
+    torch.testing.assert_close(found, log_density(trace, IMAGES), rtol=1e-6, atol=1e-6)
+    assert scored_sites(trace).keys() == {"whole", "part", "seen", "share"}
+
+
+def test_a_value_without_a_density_is_named():
+    trace = poutine.trace(program).get_trace(torch.full((4, 1), 2.0))
+    with pytest.raises(ValueError, match="site 'share'"):
+        plain_log_density(scored_sites(trace), IMAGES)
+
+
+def test_a_site_outside_the_images_is_refused():
+    trace = poutine.trace(lambda: pyro.sample("all", dist.Normal(0.0, 1.0))).get_trace()
+    with pytest.raises(ValueError, match="'all' lies outside the plate 'images'"):
+        plain_log_density(scored_sites(trace), IMAGES)
