@@ -191,7 +191,10 @@ class Dataset:
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
-        return self._with(replace(split, images=transform(split.images)) for split in self._splits)
+        return self._with(
+            replace(split, images=transform(split.images), name=f"{split.name} transformed")
+            for split in self._splits
+        )
 
     def in_classes(self, names: Sequence[str]) -> "Dataset":
         """Return the same data set with labels that number the classes of a model by name.

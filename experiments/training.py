@@ -1,20 +1,25 @@
 """Training of entries in experiments, with the entry's own settings and the options."""
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyro
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.registry import Entry, create, load, made_by, rebuild
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
+from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, words_of
 
 
 def begun(name: str, data: Dataset, options: Options, **sizes: Any) -> Entry:
@@ -54,24 +59,72 @@ def train(
     Raises:
         KeyboardInterrupt: the user interrupted the run, which is saved.
     """
-    places, folder = checkpoints(options, name, after), None
-    if options.runs is not None:
-        named = {"data": data.name} if isinstance(data, Dataset) else {}
-        config: dict[str, Any] = {**named, "seed": options.seed}
-        folder = RunFolder(options.runs / name, entry, config)
-        places = replace(places, checkpoint=folder.save_checkpoint)
+    places, files = checkpoints(options, name, after), None
     if places.resume is None:
         (start or start_at_mean)(entry, (data.train if isinstance(data, Dataset) else data).images)
+    pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
-    chosen = combined(shared, entry.training, settings, {"checks": places})
-    run = fit_entry(entry, data, options.say, in_stages, **chosen)
+    chosen = combined(shared, entry.training, settings)
+    if options.runs is not None:
+        config = recipe_of(pair, data, chosen)
+        made = places.resume and Path(places.resume).with_name("config.json")
+        if made and made.is_file():  # where the run began, so that its start is known
+            begun = json.loads(made.read_text())
+            config = {**begun, "limits": config["limits"]} if "limits" in begun else begun
+        files = RunFolder(options.runs / name, entry, config)
+    run = fit_entry(pair, data, options.say, files, **combined(chosen, {"checks": places}))
     entry.model.cpu()
     entry.guide.cpu()
     if run.stopped == "interrupted":
         raise KeyboardInterrupt
-    if folder is not None:
-        folder.finish(run)
+    if files is not None:
+        files.finish(run)
     return run
+
+
+def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a run that begins, as `config.json` holds it.
+
+    Its `besides` has the arguments of `fit` that a recipe does not say, the data if `load_dataset`
+    gives others, and the parts of the entry that are not as in a new one from the seed.
+    """
+    splits = [data.train, data.validation] if isinstance(data, Dataset) else [data]
+    names, inputs = [split.name for split in splits], arguments["inputs"]
+    origin, rate = names[0].rpartition("/")[0], arguments.get("lr")
+    found = {
+        "data": origin or Recipe.data,
+        "seed": arguments["seed"],
+        "transform": words_of(inputs.transform),
+        "batch_size": arguments.get("batch_size", BATCH_SIZE),
+        "lr": None if rate == entry.training.get("lr") else rate,
+        "limits": {name: arguments[name] for name in LIMITS if arguments.get(name) is not None},
+    }
+    if not entry.name:  # it was not made by `create`
+        return found
+    recipe = Recipe.read({**made_by(entry), **found})
+    with seeded(recipe.seed):
+        new = rebuild(recipe)
+    said = recipe.for_fit(new.training, inputs.device)
+    besides = {name: _words(each) for name, each in arguments.items() if each != said.get(name)}
+    if names != [f"{origin}/train", f"{origin}/validation"]:
+        besides["data"] = ", ".join(names)
+    for part in ("model", "guide", "objective", "stages"):
+        if _state(getattr(entry, part)) != _state(getattr(new, part)):
+            besides[part] = "not as in a new entry"
+    return replace(recipe, besides=besides).config()
+
+
+def _state(part: Any) -> tuple:
+    """Return what tells a part of an entry from another: its attributes and its tensors."""
+    own = {k: v for k, v in getattr(part, "__dict__", {}).items() if not k.startswith("_")}
+    tensors = part.state_dict(keep_vars=True) if isinstance(part, nn.Module) else {}
+    values = {k: (v.requires_grad, v.detach().numpy().tobytes()) for k, v in tensors.items()}
+    return _words((part, own)), values
+
+
+def _words(value: Any) -> str:
+    """Return a value in words, without the places of objects in memory."""
+    return re.sub(r" at 0x\w+", "", repr(value))
 
 
 def start_at_mean(entry: Entry, images: Tensor) -> None:

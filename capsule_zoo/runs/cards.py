@@ -175,8 +175,9 @@ def _training_of(made: dict, folder: Path) -> dict:
 
 def _command(made: dict, folder: Path) -> str:
     """Return the command that makes a run: the one of its study, or the one of its recipe."""
-    if "limits" not in made:
-        return json.loads((folder.parent / "config.json").read_text())["command"]
+    study = folder.parent / "config.json"
+    if "limits" not in made or made.get("besides") or study.is_file():
+        return json.loads(study.read_text())["command"]
     known = registry.sizes_of(made["entry"])
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}

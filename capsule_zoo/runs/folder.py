@@ -27,7 +27,7 @@ import pyro
 from pandas import DataFrame
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
@@ -43,11 +43,11 @@ from capsule_zoo.registry import (
     Entry,
     check_known,
     check_sizes_of,
-    create,
     default_data,
     load,
     made_by,
     read_recipe,
+    rebuild,
     save,
     sizes_of,
     takes_images,
@@ -56,10 +56,6 @@ from capsule_zoo.runs.recipe import Recipe, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
-TRANSFORMS: dict[str, Callable[[Any], Any]] = {
-    "rotate": transforms.Rotate,
-    "shift": transforms.Shift,
-}
 MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
@@ -125,28 +121,16 @@ def train(
         recipe = resumed(folder, name, given)
     else:
         recipe = Recipe(name, **{"data": default_data(name), **given})
-    _refuse_pixels(recipe)
+    _refuse(recipe)
     check_seed(recipe.seed)
-    inputs = Inputs(make_transform(recipe.transform), device=device)
     entry, data = _begin(recipe, data_root)
-    arguments = recipe.for_fit(entry.training)
+    arguments = recipe.for_fit(entry.training, device)
     recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
-    place = files.checkpoint if resume else None
-    checks = Checks(checkpoint=files.save_checkpoint, resume=place, progress=progress)
     try:
-        run = fit_entry(
-            entry,
-            data,
-            _say,
-            seed=recipe.seed,
-            **combined(arguments, {"inputs": inputs, "checks": checks}),
-        )
-    except NonFiniteLoss as error:
-        kept = files.checkpoint if files.begun else None
-        raise NonFiniteLoss(error.step, error.site, kept) from error
+        run = fit_entry(entry, data, _say, files, **arguments, checks=Checks(progress=progress))
     except NotImplementedError as error:
         if recipe.objective is None:
             raise
@@ -163,17 +147,26 @@ def train(
 
 
 def fit_entry(
-    entry: Entry, data: Any, say: Callable[[str], None], in_stages: bool = True, **arguments: Any
+    entry: Entry, data: Any, say: Callable[[str], None], files: "RunFolder | None", **arguments: Any
 ) -> Run:
     """Train an entry as a whole or, where it has stages, one stage after the other.
 
     Args:
         data: what `fit` takes; for stages a `Dataset`.
+        files: the folder that gets checkpoints and whose run, if any, goes on; None to save none.
     """
-    stages = entry.stages(entry) if in_stages and entry.stages is not None else ()
-    if stages:
-        return fit_stages(stages, data, say=say, **arguments)
-    return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
+    if files is not None:
+        resume = files.checkpoint if files.begun else None
+        checks = Checks(checkpoint=files.save_checkpoint, resume=resume)
+        arguments = combined(arguments, {"checks": checks})
+    stages = entry.stages(entry) if entry.stages is not None else ()
+    try:
+        if stages:
+            return fit_stages(stages, data, say=say, **arguments)
+        return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
+    except NonFiniteLoss as error:
+        kept = files.checkpoint if files is not None and files.begun else None
+        raise NonFiniteLoss(error.step, error.site, kept) from error
 
 
 def _say(line: str) -> None:
@@ -273,9 +266,8 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
-    sizes = {**shapes, **recipe.sizes}
     try:
-        entry = create(recipe.entry, **sizes)
+        entry = rebuild(replace(recipe, sizes={**shapes, **recipe.sizes}))
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(
             f"{recipe.entry} cannot be made with {_words(recipe.sizes)}: {error}"
@@ -284,7 +276,7 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
         entry.objective = make_objective(recipe.objective)
     if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
-    return entry.use_guide(recipe.guide or entry.default_guide), data
+    return entry, data
 
 
 def check_classes(data: Dataset) -> None:
@@ -297,8 +289,13 @@ def check_classes(data: Dataset) -> None:
         )
 
 
-def _refuse_pixels(recipe: Recipe) -> None:
-    """Raise ValueError for settings of images that a model of points does not have."""
+def _refuse(recipe: Recipe) -> None:
+    """Raise ValueError for what no recipe says, and for settings of images of a model of points."""
+    if recipe.besides:
+        raise ValueError(
+            f"a recipe does not say the {', '.join(recipe.besides)} of this run of {recipe.entry}; "
+            "train it by the experiment that made it: capsule-zoo reproduce"
+        )
     if takes_images(recipe.entry):
         return
     for option, value in (("size", recipe.size), ("transform", recipe.transform)):
@@ -348,22 +345,6 @@ def _refuse_unwritable(folder: Path) -> None:
 def in_use(folder: Path) -> bool:
     """Return True if `folder` is a file or a folder that is not empty."""
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-
-
-def make_transform(words: str | None) -> Any:
-    """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
-
-    Raises:
-        ValueError: the transform does not exist, or its number is not a number.
-    """
-    if words is None:
-        return None
-    name, _, number = words.partition("=")
-    check_known("transform", name, TRANSFORMS)
-    try:
-        return TRANSFORMS[name](float(number))
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"transform {words!r} is not of the form {name}=20: {error}") from error
 
 
 def open_run(

@@ -191,8 +191,8 @@ def compare_run(
         raise ValueError(f"no guide is given; {entry.name} has {offered}")
     for name in guides:
         check_known("guide", name, offered)
-    settings = Recipe(entry.name, limits={"steps": tune_steps}).for_fit(entry.training)
-    settings |= {"seed": seed, "checks": Checks(progress=progress)}
+    recipe = Recipe(entry.name, seed=seed, limits={"steps": tune_steps})
+    settings = recipe.for_fit(entry.training) | {"checks": Checks(progress=progress)}
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
     seconds: dict[str, float] = {}

@@ -7,7 +7,7 @@
 `config.json` of a run folder is a recipe, and so is a part of the card of trained weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -15,12 +15,18 @@ import pyro.infer
 from pyro.infer import ELBO
 
 from capsule_zoo import inference
+from capsule_zoo.data import transforms
+from capsule_zoo.inference.training.settings import Inputs, combined
 from capsule_zoo.nearest import check_known
 from capsule_zoo.records import plain
 
 LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # if neither the recipe nor the entry gives a limit
 BATCH_SIZE = 128  # if neither of them gives one
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "rotate": transforms.Rotate,
+    "shift": transforms.Shift,
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,9 @@ class Recipe:
             its default arguments; None for the entry's own objective.
         seed: seed of all random numbers.
         batch_size: images of a step; None for the entry's own.
-        lr: learning rate; None for the entry's own.
+        lr: learning rate, or one for model and guide each; None for the entry's own.
         limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
+        besides: what else made the run, in words: only its experiment can train it again.
     """
 
     entry: str
@@ -53,8 +60,9 @@ class Recipe:
     objective: str | None = None
     seed: int = 0
     batch_size: int | None = None
-    lr: float | None = None
+    lr: float | Mapping[str, float] | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
+    besides: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
@@ -67,7 +75,7 @@ class Recipe:
 
     def config(self) -> dict[str, Any]:
         """Return the contents of `config.json`."""
-        return {k: v for k, v in vars(self).items() if k != "modules" or self.modules}
+        return {k: v for k, v in vars(self).items() if v or k not in ("modules", "besides")}
 
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Return the fields, and the sizes one by one, in which another recipe differs.
@@ -82,9 +90,9 @@ class Recipe:
         pairs = {name: (own.get(name), their.get(name)) for name in own | their}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-    def for_fit(self, training: Mapping[str, Any]) -> dict[str, Any]:
+    def for_fit(self, training: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
         """Return the arguments of `fit`: an entry's training settings, overridden by these."""
-        settings = {"batch_size": BATCH_SIZE, **training}
+        settings = {"batch_size": BATCH_SIZE, **training, "seed": self.seed}
         chosen = {"lr": self.lr, "batch_size": self.batch_size}
         settings |= {key: value for key, value in chosen.items() if value is not None}
         if self.limits:
@@ -92,7 +100,32 @@ class Recipe:
             settings |= self.limits
         if not any(key in settings for key in LIMITS):
             settings["epochs"] = EPOCHS
-        return settings
+        inputs = Inputs(make_transform(self.transform), device=device)
+        return combined(settings, {"inputs": inputs})
+
+
+def make_transform(words: str | None) -> Any:
+    """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
+
+    Raises:
+        ValueError: the transform does not exist, or its number is not a number.
+    """
+    if words is None:
+        return None
+    name, _, number = words.partition("=")
+    check_known("transform", name, TRANSFORMS)
+    try:
+        return TRANSFORMS[name](float(number))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"transform {words!r} is not of the form {name}=20: {error}") from error
+
+
+def words_of(transform: Any) -> str | None:
+    """Return a transform as `make_transform` reads it; None for no transform, or any other."""
+    for name, kind in TRANSFORMS.items():
+        if type(transform) is kind:
+            return f"{name}={next(iter(vars(transform).values()))}"
+    return None
 
 
 def make_objective(name: str) -> ELBO:

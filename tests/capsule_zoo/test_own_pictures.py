@@ -14,7 +14,7 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, small_sizes
-from capsule_zoo.runs.folder import make_transform
+from capsule_zoo.runs.recipe import make_transform
 
 SIZES = [
     word
