@@ -38,7 +38,7 @@ from capsule_zoo.experiments.study import in_turn as in_turn
 from capsule_zoo.experiments.training import begun as begun
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
-from capsule_zoo.nearest import unknown
+from capsule_zoo.nearest import check_known, unknown
 from capsule_zoo.records import (
     REPRODUCED,
     Metrics,
@@ -155,8 +155,7 @@ class Experiment:
         """
         known = self.settings
         for name in settings:
-            if name not in known:
-                raise ValueError(unknown(f"setting of {self.name}", name, list(known)))
+            check_known(f"setting of {self.name}", name, known)
         check_sizes(self.name, settings, known)
         for name, value in settings.items():
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,9 +1,9 @@
 """The options of an experiment, which are the same for every experiment."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class Options:
     def limit(self, steps: int) -> dict[str, Any]:
         """Return the limit of a training run: the given minutes, or else a number of steps."""
         return {"steps": steps} if self.minutes is None else {"minutes": self.minutes}
+
+    def within(self, name: str) -> Self:
+        """Return options whose runs lie in a folder of this name."""
+        return replace(self, runs=self.runs and self.runs / name)
 
     def say(self, words: str) -> None:
         """Report the next stage."""

@@ -25,7 +25,7 @@ import torch
 
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.nearest import unknown
+from capsule_zoo.nearest import check_known
 from capsule_zoo.runs.folder import note, read_metrics
 
 T = TypeVar("T")
@@ -83,8 +83,8 @@ class Study(Generic[V]):
         ]
 
     def _options(self, name: str, seed: int, minutes: float | None, options: Options) -> Options:
-        runs = options.runs and options.runs / f"{name}-{seed}"
-        return replace(options, seed=seed, minutes=minutes, progress=False, runs=runs)
+        own = options.within(f"{name}-{seed}")
+        return replace(own, seed=seed, minutes=minutes, progress=False)
 
     def run(
         self, task: Callable[..., Any], options: Options, /, **settings: Any
@@ -98,6 +98,7 @@ class Study(Generic[V]):
                 random numbers depend on the seed of its job only.
             settings: further arguments of the task.
         """
+        options.say(f"Running {', '.join(self.variants)} from {self.seeds} seeds")
         jobs = self.jobs(options)
         task = partial(saved, partial(task, **settings))
         found: dict[str, list[Any]] = {name: [] for name in self.variants}
@@ -150,7 +151,6 @@ def divide(
 def in_turn(options: Options, variants: Mapping[str, V]) -> Iterator[tuple[str, V, float]]:
     """Yield every variant with its name and its minutes, which are equal parts of the budget."""
     for name, minutes in divide(options.budget, variants).items():
-        options.say(f"Training {name}, {minutes:.3g} minutes")
         yield name, variants[name], minutes
 
 
@@ -164,8 +164,7 @@ def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str,
         ValueError: a name is unknown; the message names the nearest ones.
     """
     for name in names:
-        if name not in known:
-            raise ValueError(unknown(kind, name, list(known)))
+        check_known(kind, name, known)
     return {name: known[name] for name in names}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyro
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.sources import data_folder
@@ -60,11 +60,16 @@ def train(
         KeyboardInterrupt: the user interrupted the run, which is saved.
     """
     places, files = checkpoints(options, name, after), None
-    if places.resume is None:
-        (start or start_at_mean)(entry, (data.train if isinstance(data, Dataset) else data).images)
+    images = (data.train if isinstance(data, Dataset) else data).images
+    if places.resume is None and start is not None:
+        start(entry, images)
+    elif places.resume is None and hasattr(entry.model, "set_base_rates"):
+        entry.model.set_base_rates(images)
     pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
     chosen = combined(shared, entry.training, settings)
+    length = " or ".join(f"{chosen[each]:g} {each}" for each in LIMITS if chosen.get(each))
+    options.say(f"Training {name or entry.name}, {entry.model.num_parameters:,} numbers, {length}")
     if options.runs is not None:
         config = recipe_of(pair, data, chosen)
         made = places.resume and Path(places.resume).with_name("config.json")
@@ -85,12 +90,12 @@ def train(
 def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a run that begins, as `config.json` holds it.
 
-    Its `besides` has the arguments of `fit` that a recipe does not say, the data if `load_dataset`
-    gives others, and the parts of the entry that are not as in a new one from the seed.
+    Its `besides` says what a recipe does not: other arguments of `fit`, data that `load_dataset`
+    does not give, and an entry that is not as a new one from the seed.
     """
     splits = [data.train, data.validation] if isinstance(data, Dataset) else [data]
-    names, inputs = [split.name for split in splits], arguments["inputs"]
-    origin, rate = names[0].rpartition("/")[0], arguments.get("lr")
+    names, inputs, rate = [s.name for s in splits], arguments["inputs"], arguments.get("lr")
+    origin = names[0].rpartition("/")[0]
     found = {
         "data": origin or Recipe.data,
         "seed": arguments["seed"],
@@ -108,29 +113,21 @@ def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any])
     besides = {name: _words(each) for name, each in arguments.items() if each != said.get(name)}
     if names != [f"{origin}/train", f"{origin}/validation"]:
         besides["data"] = ", ".join(names)
-    for part in ("model", "guide", "objective", "stages"):
-        if _state(getattr(entry, part)) != _state(getattr(new, part)):
-            besides[part] = "not as in a new entry"
+    if _state(entry) != _state(new):
+        besides["entry"] = "not as a new one"
     return replace(recipe, besides=besides).config()
 
 
-def _state(part: Any) -> tuple:
-    """Return what tells a part of an entry from another: its attributes and its tensors."""
-    own = {k: v for k, v in getattr(part, "__dict__", {}).items() if not k.startswith("_")}
-    tensors = part.state_dict(keep_vars=True) if isinstance(part, nn.Module) else {}
-    values = {k: (v.requires_grad, v.detach().numpy().tobytes()) for k, v in tensors.items()}
-    return _words((part, own)), values
+def _state(entry: Entry) -> tuple[str, list[bytes]]:
+    """Return what tells an entry from another of its recipe: what it is made of, and tensors."""
+    parts = entry.model, entry.guide, entry.stages, entry.objective, vars(entry.objective)
+    tensors = [*entry.model.state_dict().values(), *entry.guide.state_dict().values()]
+    return _words(parts), [values.numpy().tobytes() for values in tensors]
 
 
 def _words(value: Any) -> str:
     """Return a value in words, without the places of objects in memory."""
     return re.sub(r" at 0x\w+", "", repr(value))
-
-
-def start_at_mean(entry: Entry, images: Tensor) -> None:
-    """Start an energy model at the mean of the images (N, C, H, W), and no other model."""
-    if hasattr(entry.model, "set_base_rates"):
-        entry.model.set_base_rates(images)
 
 
 def checkpoints(options: Options, name: str, after: str | None = None) -> Checks:
@@ -141,9 +138,8 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
         return quiet
     names = [name] if after is None else [name, after]
-    own, *earlier = (options.runs / each / CHECKPOINT for each in names)
-    begun = [path for path in (own, *earlier) if path.is_file()]
-    return replace(quiet, checkpoint=own, resume=begun[0] if begun else None)
+    places = [options.runs / each / CHECKPOINT for each in names]
+    return replace(quiet, checkpoint=places[0], resume=next(filter(Path.is_file, places), None))
 
 
 def trained(

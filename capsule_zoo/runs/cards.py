@@ -176,8 +176,10 @@ def _training_of(made: dict, folder: Path) -> dict:
 def _command(made: dict, folder: Path) -> str:
     """Return the command that makes a run: the one of its study, or the one of its recipe."""
     study = folder.parent / "config.json"
-    if "limits" not in made or made.get("besides") or study.is_file():
-        return json.loads(study.read_text())["command"]
+    if study.is_file() and "command" in (above := json.loads(study.read_text())):
+        return above["command"]
+    if "limits" not in made or made.get("besides"):
+        raise ValueError(f"{folder} is of a study, whose config.json must lie above; move it there")
     known = registry.sizes_of(made["entry"])
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}

@@ -15,7 +15,7 @@ import pyro.infer
 from pyro.infer import ELBO
 
 from capsule_zoo import inference
-from capsule_zoo.data import transforms
+from capsule_zoo.data.transforms import Rotate, Shift
 from capsule_zoo.inference.training.settings import Inputs, combined
 from capsule_zoo.nearest import check_known
 from capsule_zoo.records import plain
@@ -23,10 +23,7 @@ from capsule_zoo.records import plain
 LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # if neither the recipe nor the entry gives a limit
 BATCH_SIZE = 128  # if neither of them gives one
-TRANSFORMS: dict[str, Callable[[Any], Any]] = {
-    "rotate": transforms.Rotate,
-    "shift": transforms.Shift,
-}
+TRANSFORMS: Mapping[str, Callable[[Any], Any]] = {"rotate": Rotate, "shift": Shift}
 
 
 @dataclass(frozen=True)
@@ -95,11 +92,9 @@ class Recipe:
         settings = {"batch_size": BATCH_SIZE, **training, "seed": self.seed}
         chosen = {"lr": self.lr, "batch_size": self.batch_size}
         settings |= {key: value for key, value in chosen.items() if value is not None}
-        if self.limits:
+        if self.limits or not any(key in settings for key in LIMITS):
             settings = {key: value for key, value in settings.items() if key not in LIMITS}
-            settings |= self.limits
-        if not any(key in settings for key in LIMITS):
-            settings["epochs"] = EPOCHS
+            settings |= self.limits or {"epochs": EPOCHS}
         inputs = Inputs(make_transform(self.transform), device=device)
         return combined(settings, {"inputs": inputs})
 
@@ -122,10 +117,8 @@ def make_transform(words: str | None) -> Any:
 
 def words_of(transform: Any) -> str | None:
     """Return a transform as `make_transform` reads it; None for no transform, or any other."""
-    for name, kind in TRANSFORMS.items():
-        if type(transform) is kind:
-            return f"{name}={next(iter(vars(transform).values()))}"
-    return None
+    names = [name for name, kind in TRANSFORMS.items() if type(transform) is kind]
+    return f"{names[0]}={next(iter(vars(transform).values()))}" if names else None
 
 
 def make_objective(name: str) -> ELBO:

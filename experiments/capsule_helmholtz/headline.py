@@ -14,7 +14,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment, in_turn, train
+from capsule_zoo.experiments import Options, Result, experiment, in_turn, train, trained
 from capsule_zoo.experiments.common.energy import (
     binary_mnist,
     figures_of,
@@ -159,10 +159,9 @@ def fashion(options: Options, chosen: Pretrained) -> Result:
     of the pixels.
     """
     data, standard = standard_fashion(options)
-    sizes = dict(image_shape=data.image_shape, capsules=(20, 20))
-    entry = create("capsule-helmholtz", **sizes, **GAUSSIAN)
+    sizes = {"capsules": (20, 20), **GAUSSIAN}
     start = after_pretraining(options, options.budget, chosen.share)
-    train(entry, data, options, name="trained", lr=1e-3, **start)
+    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **start)
     found = spectra(entry, data.test.images)
     metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),

@@ -127,9 +127,7 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
         images: number of training images.
         epochs: passes over them, in a full run of an hour.
     """
-    length = options.shortened(epochs)
-    rows = dict.fromkeys(ROWS, (images, length))
-    options.say(f"Training {len(rows)} networks from {seeds} seeds each, {length} epochs")
+    rows = dict.fromkeys(ROWS, (images, options.shortened(epochs)))
     found = Study(rows, seeds).run(learn, replace(options, minutes=None))
     return Result({"error": {name: mean_and_error(own) for name, own in found.items()}})
 

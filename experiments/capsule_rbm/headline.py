@@ -91,7 +91,6 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
     errors: dict[str, Numbers] = {}
     for name in ("capsules", "rbm"):
-        options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape)
         for begin, end in pairwise((0, *updates)):
             how: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
@@ -211,12 +210,10 @@ def beside_rbm(options: Options, chosen: Beside) -> Result:
     """
     steps = options.shortened(chosen.updates)
     untimed = replace(options, minutes=None)
-    options.say("Timing the updates")
     clock = Study({"clock": tuple(MACHINES)}).run(time_updates, untimed)["clock"][0]
     seconds = {name: mean_and_error(rounds) for name, rounds in clock.items()}
     lengths = {name: (name, steps) for name in MACHINES}
     lengths |= longer({name: number[0] for name, number in seconds.items()}, steps)
-    options.say(f"Training {len(lengths) * chosen.seeds} machines")
     found = means_of(Study(lengths, chosen.seeds).run(measure, untimed, chosen=chosen))
     for name, (machine, number) in lengths.items():
         found[name] |= {

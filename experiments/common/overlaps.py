@@ -127,7 +127,7 @@ def beside_equal(
     learn = partial(learn_pairs, read=read, scatter=scatter)
     outcomes, tried, _ = equal.tuned(learn, like, given, options, ["mnist"])
     found = means_of(outcomes)
-    capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
+    capsules = load(Study(found).folders(options.within("trained"))["mnist-capsules"])
     test = read(options).test[: given.images]
     squares, figure = taken_out(capsules, test, scatter, options.seed)
     names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}

@@ -62,7 +62,6 @@ def mnist(options: Options, chosen: Bounds) -> Result:
     """
     data = on_canvas(EVERY_ANGLE, options)
     study = study_of({"every-angle": EVERY_ANGLE}, chosen, "variational")
-    options.say(f"Training {', '.join(chosen.decoders)}")
     runs = study.run(learn, options)
     folders = study.folders(options)
     entries = {name: load(folders[f"every-angle-{name}"]) for name in chosen.decoders}

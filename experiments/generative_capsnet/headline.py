@@ -218,7 +218,6 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
     `rotate` also infers how test images of the other classes were turned, and shows concepts.
     """
     study = study_of({each: PROTOCOLS[each] for each in settings.repeated(name)}, settings)
-    options.say(f"Training {len(study.variants)} decoders from {settings.seeds} seeds each")
     found = study.run(learn, options)
     entries = {key: load(folder) for key, folder in study.folders(options).items()}
     metrics: dict[str, Table] = {}

@@ -5,15 +5,16 @@ from itertools import product
 from typing import Any
 
 import torch
+from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
-from capsule_zoo.experiments.training import checkpoints, trained
+from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import ClassPose
-from capsule_zoo.inference import Inputs, Pace, error_rate, fit, vote_history
+from capsule_zoo.inference import Inputs, Pace, error_rate, vote_history
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN
@@ -84,7 +85,6 @@ def pose(options: Options, *, images: int = 1000) -> Result:
         images: number of test images.
     """
     data, entry = digits_and_entry(options)
-    options.say("Training a decoder of the class poses")
     decoder, guide = decoded(entry, data, options, options.budget / 6)
     few = data.test.images[:images]
     with torch.no_grad(), in_eval_mode(entry.model):
@@ -111,18 +111,10 @@ def decoded(
     guide = ClassPose(decoder, entry.model.to(options.device)).to(options.device)
     known = data.train[:STANDARDIZED]
     guide.standardize(known.images.to(options.device), known.labels.to(options.device))
-    fit(
-        decoder,
-        guide,
-        data,
-        minutes=minutes,
-        pace=Pace("linear"),
-        inputs=Inputs(labels=True, transform=SHIFT, device=options.device),
-        seed=options.seed,
-        checks=checkpoints(options, "decoder"),
-    )
-    entry.model.cpu()
-    return decoder.cpu(), guide.cpu()
+    pair: Entry = Entry(decoder, {"class_pose": lambda _: guide}, Trace_ELBO())
+    how: dict[str, Any] = dict(pace=Pace("linear"), inputs=Inputs(SHIFT, labels=True))
+    train(pair, data, options, minutes, name="decoder", **how)
+    return decoder, guide
 
 
 def nudged(codes: Tensor, element: int, by: float) -> Tensor:

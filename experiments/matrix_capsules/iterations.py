@@ -64,7 +64,6 @@ def iterations(options: Options, chosen: Settings) -> Result:
         for number in chosen.iterations
     }
     costs = {name: float(number) for name, (number, _) in variants.items()}
-    options.say(f"Training {len(variants) * chosen.seeds} networks")
     outcomes = Study(variants, chosen.seeds, costs).run(measure, options, settings=chosen)
     unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"][0]
     found: dict[str, dict[str, Numbers]] = {"test error": {}, "first gradient": {}}
@@ -144,7 +143,6 @@ def at_length(options: Options, chosen: Lengths) -> Result:
     test images. The network with the lower validation error is kept.
     """
     networks = choose("variant", chosen.variants, AT_LENGTH)
-    options.say(f"Training {', '.join(networks)}")
     study, timed = Study(networks, chosen.seeds), replace(options, minutes=options.budget)
     found = means_of(study.run(learn_digits, timed, settings=chosen))
     best = min(found, key=lambda name: found[name]["validation_error"][0])

@@ -103,7 +103,6 @@ def augment(options: Options, chosen: Settings) -> Result:
     steps = options.shortened(chosen.steps)
     timed = replace(options, minutes=None)
     study = Study({str(each): each for each in chosen.degrees}, chosen.seeds)
-    options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
     found = by_quantity(means_of(study.run(learn, timed, steps=steps, settings=chosen)))
     data = load_dataset("mnist", root=options.data_root)
     name = str(max(chosen.degrees))

@@ -115,8 +115,6 @@ def learn_digits(
 ) -> Entry:
     """Return an entry trained on jittered digits; by default the pair of `part-whole/digits`."""
     entry = create(name, image_shape=data.image_shape, **sizes)
-    size = f"{entry.model.num_parameters:,} model parameters"
-    options.say(f"Training {size} on {len(data.train):,} digits")
     train(entry, data, options, name="digits", inputs=Inputs(JITTER), **limit)
     return entry
 
@@ -145,7 +143,6 @@ def digits(
     data = load_dataset("digits")
     entry = learn_digits(data, options, **options.limit(steps))
 
-    options.say("Tightening: the guide's points become normals, the model stays as it is")
     limit = options.shortened(tightening)
     normal = tighten(entry, data, options, steps=limit, inputs=Inputs(JITTER))
     few = data.test[:images]
@@ -182,7 +179,6 @@ def demo_seeds(
         particles: number of draws of the IWAE bound.
     """
     length, more = options.shortened(steps), options.shortened(tightening)
-    options.say(f"Training {seeds} times")
     study, untimed = Study({"demo": (length, more)}, seeds), replace(options, minutes=None)
     bounds = study.run(demo_bound, untimed, particles=particles)["demo"]
     found = {f"elbo_{name}": number for name, number in spread(bounds).items()}

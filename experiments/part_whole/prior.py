@@ -133,10 +133,6 @@ def autoencoder(ours: Entry, data: Dataset, options: Options, **limit: Any) -> E
     """Train a VAE with as many latent numbers as the objects have, and the same law of pixels."""
     sizes = dict(latent=7 * ours.model.levels[0].size, sigma_image=ours.model.sigma_image)
     vae = create("vae", image_shape=data.image_shape, **sizes)
-    options.say(
-        f"Training a VAE with {sizes['latent']} latents and {vae.model.num_parameters:,} model "
-        f"parameters; the capsules have {ours.model.num_parameters:,}"
-    )
     train(vae, data, options, name="vae", **limit)
     return vae
 

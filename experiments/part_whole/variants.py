@@ -186,7 +186,6 @@ def discrete_objectives(options: Options, chosen: Further) -> Result:
     """
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
     chosen = replace(chosen, steps=steps, tightening=more)
-    options.say(f"Training {chosen.seeds} starts")
     begin = Study({START: None}, chosen.seeds)
     starts = begin.run(learn_start, replace(options, minutes=None), chosen=chosen)
     folders = {
@@ -197,7 +196,6 @@ def discrete_objectives(options: Options, chosen: Further) -> Result:
     names = tuple(objectives(chosen.draws, chosen.intervals))
     each = options.budget / len(names) / (chosen.seeds + chosen.tried * len(chosen.rates))
     how: dict[str, Any] = dict(chosen=chosen, starts=folders)
-    options.say(f"Trying {len(chosen.rates)} rates for each of {len(names)} objectives")
     tries = {f"{name}-{rate:g}": (name, rate) for name in names for rate in chosen.rates}
     timed = replace(options, minutes=each * chosen.tried * len(tries))
     tried = means_of(Study(tries).run(learn_further, timed, is_try=True, **how))
@@ -207,7 +205,6 @@ def discrete_objectives(options: Options, chosen: Further) -> Result:
     }
     best = {n: (n, max(chosen.rates, key=lambda r: curves[n][f"{r:g}"][0])) for n in names}
 
-    options.say(f"Training with {len(names)} objectives from {chosen.seeds} seeds each")
     timed = replace(options, minutes=each * chosen.seeds * len(names))
     found = Study(best, chosen.seeds).run(learn_further, timed, **how)
     figure = number_curves({"ELBO of validation digits": curves}, "learning rate")
@@ -297,7 +294,6 @@ def sensitivity(options: Options, chosen: Sensitivity) -> Result:
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
     chosen = replace(chosen, steps=steps, tightening=more)
     study = Study(choose("variant", chosen.variants, VARIANTS))
-    options.say(f"Training {len(study.variants)} variants for {steps + more} updates")
     found = study.run(learn, replace(options, minutes=None), chosen=chosen)
     numbers = {name: run["numbers"] for name, (run,) in found.items()}
     curves = {

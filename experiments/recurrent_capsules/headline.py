@@ -114,7 +114,6 @@ def mnist(options: Options, chosen: Bounded) -> Result:
         "class_error": class_error(entry, data.test),
         "class_error_gray": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
-    options.say("Training one that draws in a single step")
     single = create(entry.name, **{**entry.sizes, "steps": 1})
     learn(single, data, options, "one-step", minutes=ONE_STEP * options.budget)
     metrics["neg_elbo_one_step"] = held_out(single, data.test, 1, options)["neg_elbo"]
@@ -225,7 +224,6 @@ def equal_updates(options: Options, chosen: EqualUpdates) -> Result:
 def compared(options: Options, chosen: Comparing, steps: int | None = None) -> Result:
     """Train the variants from each seed, and return bounds, errors and updates; see `Comparing`."""
     study = Study(choose("variant", chosen.variants, ABLATIONS), chosen.seeds)
-    options.say(f"Training {', '.join(study.variants)}")
     learned = means_of(study.run(learn_variant, options, chosen=chosen, steps=steps))
     data = binary_mnist(options)
     bounds, tables = [], []
@@ -270,8 +268,8 @@ def cifar10(options: Options, chosen: Bounded) -> Result:
     """
     data = photographs("cifar10", options)
     sizes = dict(classes=data.num_classes, likelihood="normal")
-    entry = create("recurrent-capsules", image_shape=data.image_shape, **sizes)
-    train(entry, data, options, options.budget, name="trained", inputs=Inputs(labels=True))
+    labeled = Inputs(labels=True)
+    entry = training.trained("recurrent-capsules", data, options, sizes, inputs=labeled)
     metrics: Metrics = {
         **held_out(entry, data.test[: chosen.images], chosen.particles, options),
         "class_error": class_error(entry, data.test),

@@ -44,7 +44,6 @@ def digits(
     """
     data = load_dataset("digits")
     entry = learn_digits(data, options, *ENTRY, in_stages=True, **options.limit(steps))
-    options.say("Tightening: the parts' points become normals, the model stays as it is")
     normal = tighten(
         entry, data, options, steps=options.shortened(tightening), inputs=Inputs(JITTER)
     )
@@ -106,7 +105,6 @@ def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Res
         steps: updates of every run in a full run.
     """
     study, untimed = Study({"one": 1, "two": 2}, seeds), replace(options, minutes=None)
-    options.say(f"Training {2 * seeds} times")
     tables: dict[str, Table] = {}
     for number, runs in study.run(from_seed, untimed, steps=options.shortened(steps)).items():
         found = {name: spread([each[name] for each in runs]) for name in runs[0]}

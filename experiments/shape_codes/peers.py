@@ -67,7 +67,6 @@ def peers(
     for name in weights:
         rows[name] = mean_images(load(name).model, number, seed=options.seed)
     study = Study({f"vae sigma {sigma:g}": (sigma, options.shortened(steps)) for sigma in sigmas})
-    options.say(f"Training {len(sigmas)} VAEs")
     outcomes = study.run(learn, replace(options, minutes=None))
     trained: dict[str, Numbers] = {name: found for name, (found,) in outcomes.items()}
     for name, folder in study.folders(options).items():

@@ -193,7 +193,6 @@ def trained_both(
         Numbers and curves of rotations by entry, and the trained stacked capsule autoencoder.
     """
     timed = replace(options, minutes=options.budget)
-    options.say(f"Training {' and '.join(ENTRIES)}, {options.budget / len(ENTRIES):.3g} minutes")
     study = Study(dict.fromkeys(ENTRIES))
     outcomes = study.run(learn, timed, source=data, chosen=settings)
     found: dict[str, Numbers] = {}
@@ -256,7 +255,6 @@ def ablations(
     """
     steps = options.shortened(steps)
     study = Study({**ABLATIONS, RANDOM_START: {}}, seeds)
-    options.say(f"Training {len(study.variants) * seeds} variants on {data}, {steps} steps each")
     how: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
     found = study.run(ablate, replace(options, minutes=None), source=data, **how)
     return Result(by_quantity(means_of(found)))

@@ -179,7 +179,6 @@ def tuned(
     minutes = options.budget / len(NETWORKS) / parts
     settings = product(given.rates, given.decays)
     named = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
-    options.say(f"Trying {len(named)} settings of each network on {', '.join(datasets)}")
     tries = {
         f"{data}-{network}-{way}": Task(like, network, data, *named[way], given, is_try=True)
         for data, network, way in product(datasets, NETWORKS, named)
@@ -191,7 +190,6 @@ def tuned(
         start = f"{data if data in datasets else datasets[0]}-{network}-"
         way = min(under(start, tries), key=lambda way: errors[f"{start}{way}"][0])
         chosen[f"{data}-{network}"] = replace(tries[f"{start}{way}"], data=data, is_try=False)
-    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
     return learned(learn, chosen, given.seeds, options, "trained", minutes), errors, chosen
 
 
@@ -205,12 +203,7 @@ def learned(
 ) -> dict[str, list]:
     """Run tasks from some seeds, each for some minutes or its own updates; return all outcomes."""
     whole = None if minutes is None else minutes * seeds * len(tasks)
-    return Study(tasks, seeds).run(learn, replace(within(options, name), minutes=whole))
-
-
-def within(options: Options, name: str) -> Options:
-    """Return options whose runs lie in a folder of this name."""
-    return replace(options, runs=options.runs and options.runs / name)
+    return Study(tasks, seeds).run(learn, replace(options.within(name), minutes=whole))
 
 
 def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,6 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     entry = begun(name, data, options)
-    options.say(f"Training {name} for {steps} updates")
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
     return entry, as_scored(entry, data)
@@ -205,7 +204,6 @@ def gaps(
         own |= settings_of.get(name, {})
         digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
-    options.say(f"Annealing to the posteriors of {', '.join(names)}")
     outcomes = Study(variants).run(annealed_entry, replace(options, minutes=None))
     found = [outcome for (outcome,) in outcomes.values()]
     tables = {

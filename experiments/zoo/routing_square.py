@@ -92,7 +92,6 @@ def square(entry: str, known: Mapping[str, Routing], given: Square, options: Opt
     """Run the square of one entry."""
     names = given.routings or tuple(known)
     study = Study(choose("routing", names, known), given.seeds)
-    options.say(f"Training {len(names) * given.seeds} networks")
     how: dict[str, Any] = dict(name=entry, given=given, first_seed=options.seed)
     outcomes = study.run(learn, options, readers=study.variants, **how)
     found: dict[str, dict[str, Numbers]] = {}

@@ -79,7 +79,6 @@ def tighter_training(
     """
     minutes = replace(options, minutes=options.budget)
     how: dict[str, Any] = dict(particles=particles, batch_size=batch_size, annealing=annealing)
-    options.say(f"Training {STAGES * seeds} times")
     found = Study({"vae": sizes}, seeds).run(from_one_seed, minutes, **how)["vae"]
     rows = {name: over_seeds([each[name] for each in found]) for name in found[0]}
     return Result(by_quantity(rows))

@@ -111,7 +111,6 @@ def time_to_quality(
     sizes = {name: small_sizes(name) if small else {} for name in names}
     for own in sizes.values():
         own.pop("classes", None)  # digits have ten
-    options.say(f"Training {len(names)} entries from {seeds} seeds")
     timed = replace(options, minutes=options.budget)
     curves = Study(sizes, seeds).run(learning_curve, timed, data=data, every=every)
     goals = {name: goal_of(name, sizes[name]) for name in names}

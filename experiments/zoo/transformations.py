@@ -65,7 +65,6 @@ def transformations(
     """
     known = {name: name for name in list_models() if takes_images(name)}
     names = choose("entry", entries or tuple(known), known)
-    options.say(f"Reading {len(names)} entries")
     how = dict(images=images, fitted=fitted, updates=updates)
     outcomes = Study(dict.fromkeys(names)).run(measure, options, **how)
     found: dict[str, dict[str, Numbers]] = {}
