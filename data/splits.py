@@ -192,8 +192,8 @@ class Dataset:
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
         return self._with(
-            replace(split, images=transform(split.images), name=f"{split.name} transformed")
-            for split in self._splits
+            replace(s, images=transform(s.images), name=f"{s.name} transformed")
+            for s in self._splits
         )
 
     def in_classes(self, names: Sequence[str]) -> "Dataset":

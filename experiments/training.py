@@ -90,8 +90,7 @@ def train(
 def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a run that begins, as `config.json` holds it.
 
-    Its `besides` says what a recipe does not: other arguments of `fit`, data that `load_dataset`
-    does not give, and an entry that is not as a new one from the seed.
+    Its `besides` has other arguments of `fit`, changed data, and an entry unlike a new one.
     """
     splits = [data.train, data.validation] if isinstance(data, Dataset) else [data]
     names, inputs, rate = [s.name for s in splits], arguments["inputs"], arguments.get("lr")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
 from capsule_zoo.data.transforms import Shift
-from capsule_zoo.experiments import Options, Result, experiment, training
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import binary_mnist
 from capsule_zoo.experiments.common.findings import (
     TIGHTNESS,
@@ -33,7 +33,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, photographs, train
+from capsule_zoo.experiments.training import begun, photographs, train, trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs, Run, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
@@ -64,10 +64,10 @@ def learn(entry: Entry, data: Dataset, options: Options, name: str = "", **limit
     return train(entry, data, options, **how, **limits)
 
 
-def trained(options: Options, data: Dataset) -> Entry:
-    """Return the entry that the options name, or one trained on MNIST."""
-    how: dict[str, Any] = dict(inputs=Inputs(Binarize(), labels=True))
-    return training.trained("recurrent-capsules", data, options, **how)
+def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
+    """Return binary MNIST, and the entry that the options name or one trained on it."""
+    data, inputs = binary_mnist(options), Inputs(Binarize(), labels=True)
+    return data, trained("recurrent-capsules", data, options, inputs=inputs)
 
 
 @torch.no_grad()
@@ -101,8 +101,7 @@ def mnist(options: Options, chosen: Bounded) -> Result:
     The class error is measured on the binarized test images of the bounds, and on gray ones, which
     other papers classify. `neg_elbo` is of all test images; its parts are of those of the bound.
     """
-    data = binary_mnist(options)
-    entry = trained(options, data)
+    data, entry = digits_and_entry(options)
     few = data.test[: chosen.images]
     weighed = held_out(entry, few, chosen.particles, options)
     codes = infer(entry.guide, few.images, seed=options.seed)
@@ -129,8 +128,7 @@ def steps(options: Options, *, images: int = 1000) -> Result:
     Args:
         images: number of test images.
     """
-    data = binary_mnist(options)
-    entry = trained(options, data)
+    data, entry = digits_and_entry(options)
     few = data.test.images[:images]
     left: Numbers = {}
     for t, drawing in enumerate(drawings_of(entry, few, options.seed)):
@@ -152,8 +150,7 @@ def samples(options: Options, *, images: int = 1000) -> Result:
     Args:
         images: number of draws and of test images; at least 24.
     """
-    data = binary_mnist(options)
-    entry = trained(options, data)
+    data, entry = digits_and_entry(options)
     gray = data.train.images
     drawn = mean_images(entry.model, images, seed=options.seed)
     redrawn = drawings_of(entry, data.test.images[:images], options.seed)[-1].mean
@@ -268,8 +265,7 @@ def cifar10(options: Options, chosen: Bounded) -> Result:
     """
     data = photographs("cifar10", options)
     sizes = dict(classes=data.num_classes, likelihood="normal")
-    labeled = Inputs(labels=True)
-    entry = training.trained("recurrent-capsules", data, options, sizes, inputs=labeled)
+    entry = trained("recurrent-capsules", data, options, sizes, inputs=Inputs(labels=True))
     metrics: Metrics = {
         **held_out(entry, data.test[: chosen.images], chosen.particles, options),
         "class_error": class_error(entry, data.test),

@@ -115,7 +115,9 @@ def test_what_a_recipe_does_not_say_is_said_in_words(data, settings, besides, tm
     assert recipe.besides.keys() == besides and recipe.data == "digits"
     assert all(" at 0x" not in words for words in recipe.besides.values())
     if besides:
-        with pytest.raises(ValueError, match=f"recipe does not say the {', '.join(recipe.besides)}"):
+        with pytest.raises(
+            ValueError, match=f"recipe does not say the {', '.join(recipe.besides)}"
+        ):
             again(recipe, tmp_path / "again")
         assert not (tmp_path / "again").exists()
 
