@@ -77,14 +77,11 @@ class Study(Generic[V]):
         minutes: dict[str, float] = {}
         if options.minutes is not None:
             minutes = divide(options.minutes / self.seeds, self.variants, self.costs)
-        return [
-            Job(name, self.variants[name], self._options(name, seed, minutes.get(name), options))
-            for name, seed in runs
-        ]
-
-    def _options(self, name: str, seed: int, minutes: float | None, options: Options) -> Options:
-        own = options.within(f"{name}-{seed}")
-        return replace(own, seed=seed, minutes=minutes, progress=False)
+        jobs = []
+        for name, seed in runs:
+            own = replace(options.within(f"{name}-{seed}"), seed=seed, minutes=minutes.get(name))
+            jobs.append(Job(name, self.variants[name], replace(own, progress=False)))
+        return jobs
 
     def run(
         self, task: Callable[..., Any], options: Options, /, **settings: Any

@@ -22,10 +22,15 @@ from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, words_of
 
 
-def begun(name: str, data: Dataset, options: Options, **sizes: Any) -> Entry:
-    """Return an untrained entry for a data set's images, drawn from the seed of the options."""
+def begun(name: str, data: Dataset | Split, options: Options, **sizes: Any) -> Entry:
+    """Return an untrained entry for these images, drawn from the seed of the options."""
     pyro.set_rng_seed(options.seed)
-    return create(name, **{"image_shape": data.image_shape, **sizes})
+    return create(name, **{"image_shape": tuple(seen(data)[0].images.shape[1:]), **sizes})
+
+
+def seen(data: Dataset | Split) -> list[Split]:
+    """Return the split that is trained on and, of a data set, the validation split."""
+    return [data.train, data.validation] if isinstance(data, Dataset) else [data]
 
 
 def train(
@@ -60,11 +65,10 @@ def train(
         KeyboardInterrupt: the user interrupted the run, which is saved.
     """
     places, files = checkpoints(options, name, after), None
-    images = (data.train if isinstance(data, Dataset) else data).images
     if places.resume is None and start is not None:
-        start(entry, images)
+        start(entry, seen(data)[0].images)
     elif places.resume is None and hasattr(entry.model, "set_base_rates"):
-        entry.model.set_base_rates(images)
+        entry.model.set_base_rates(seen(data)[0].images)
     pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
     chosen = combined(shared, entry.training, settings)
@@ -92,8 +96,7 @@ def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any])
 
     Its `besides` has other arguments of `fit`, changed data, and an entry unlike a new one.
     """
-    splits = [data.train, data.validation] if isinstance(data, Dataset) else [data]
-    names, inputs, rate = [s.name for s in splits], arguments["inputs"], arguments.get("lr")
+    names, inputs, rate = [s.name for s in seen(data)], arguments["inputs"], arguments.get("lr")
     origin = names[0].rpartition("/")[0]
     found = {
         "data": origin or Recipe.data,
@@ -136,8 +139,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
         if after is not None:
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
         return quiet
-    names = [name] if after is None else [name, after]
-    places = [options.runs / each / CHECKPOINT for each in names]
+    places = [options.runs / each / CHECKPOINT for each in (name, after) if each is not None]
     return replace(quiet, checkpoint=places[0], resume=next(filter(Path.is_file, places), None))
 
 

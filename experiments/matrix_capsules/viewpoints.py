@@ -14,7 +14,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import pyro
 import torch
 from matplotlib.figure import Figure
 
@@ -25,13 +24,15 @@ from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Job, Options, Result, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
-from capsule_zoo.experiments.zoo.equal_network import Search, Task, sized, tuned, under, way_of
+from capsule_zoo.experiments.zoo import equal_network as equal
+from capsule_zoo.experiments.zoo.equal_network import Search, Task, tuned, under, way_of
 from capsule_zoo.figures.curves import number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 
+begun_on = partial(equal.begun_on, classes=len(CATEGORIES))
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
 NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
 COLORS = {"capsules": "C0", "cnn": "C1"}
@@ -82,13 +83,6 @@ def novel_values(seen: Views, factor: str) -> list[int]:
 def some(split: Split, number: int) -> Split:
     """Return `number` of the images, or all of them, and the same ones on every call."""
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
-
-
-def begun_on(seen: Split, task: Task[Trainings], options: Options) -> Entry:
-    """Return a task's untrained network for views."""
-    name, sizes = sized(task)
-    pyro.set_rng_seed(options.seed)
-    return create(name, image_shape=seen.images.shape[1:], classes=len(CATEGORIES), **sizes)
 
 
 def seen_views(job: Job[Task[Trainings]], source: str) -> tuple[Split, Views]:

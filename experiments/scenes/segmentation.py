@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from capsule_zoo.inference.evaluation.objects import (
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.entry import make_constant
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
@@ -273,12 +272,10 @@ def colour(
     train(shapes, black, options, digits, name="digits", checks=busy)
     painter = begun("vae", photos, options, latent=160, sigma_image=0.05)
     train(painter, photos, options, photographs, name="photographs", checks=busy)
-    assert options.runs is not None
     found, figures = {}, {}
-    for ground, drawn in (("vae", str(options.runs / "photographs")), ("picture", "picture")):
-        pyro.set_rng_seed(options.seed)
+    for ground, drawn in (("vae", str(options.within("photographs").runs)), ("picture", "picture")):
         own = {"ground": drawn, "train_ground": False, **ON_PHOTOGRAPHS, **(sizes or {})}
-        entry = create("scenes", image_shape=data.images.shape[1:], **own)
+        entry = begun("scenes", data, options, **own)
         entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
         make_constant(entry.model.thing)
         _, found[ground] = learned(entry, data, test, options, length, 5, name=ground)

@@ -229,8 +229,7 @@ def fitted(
 ) -> tuple[Entry, Numbers]:
     """Train one network on transformed images; return it, its updates, weights and settings."""
     task, options = job.variant, job.options
-    name, sizes = sized(task)
-    entry = begun(name, data, options, classes=data.num_classes, **sizes)
+    entry = begun_on(data, task, options, data.num_classes)
     limit = {"minutes": options.minutes} if task.steps is None else {"steps": task.steps}
     seen = Inputs(transform, labels=True)
     run = train(entry, data, options, **limit, **way_of(task), inputs=seen)
@@ -239,11 +238,11 @@ def fitted(
     return entry, {name: single(value) for name, value in facts.items()}
 
 
-def sized(task: Task[S]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a task's entry, and its sizes."""
-    own = dict(task.given.sizes or {})
-    plain = task.network == "plain"
-    return ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+def begun_on(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
+    """Return a task's untrained network for these images."""
+    own, plain = dict(task.given.sizes or {}), task.network == "plain"
+    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+    return begun(name, data, options, classes=classes, **sizes)
 
 
 def way_of(task: Task[S]) -> dict[str, Any]:
