@@ -4,9 +4,9 @@
 >>> outcomes = study.run(train_one, options)          # train_one(job) returns numbers
 >>> outcomes["small"][0]                              # from the first seed
 
-Every run has a run folder, whose `metrics.json` holds the outcome when the run has ended. A study
-that was interrupted repeats only the runs that had not ended; these go on from their last
-checkpoints (see `training.train`).
+Every run has a run folder, whose `config.json` holds its recipe, and whose `metrics.json` holds the
+outcome when it has ended. A study that was interrupted repeats only the runs that had not ended;
+these go on from their last checkpoints (see `training.train`).
 """
 
 import json

@@ -124,7 +124,7 @@ def _state(entry: Entry) -> tuple[str, list[bytes]]:
     """Return what tells an entry from another of its recipe: what it is made of, and tensors."""
     parts = entry.model, entry.guide, entry.stages, entry.objective, vars(entry.objective)
     tensors = [*entry.model.state_dict().values(), *entry.guide.state_dict().values()]
-    return _words(parts), [values.numpy().tobytes() for values in tensors]
+    return _words(parts), [values.cpu().numpy().tobytes() for values in tensors]
 
 
 def _words(value: Any) -> str:
