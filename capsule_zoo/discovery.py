@@ -19,8 +19,8 @@ from capsule_zoo.inference import is_bound
 from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
+from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.nearest import unknown
 from capsule_zoo.records import in_words, plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
 from capsule_zoo.report.markdown import duration, with_error

@@ -15,7 +15,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
-from capsule_zoo.nearest import check_known
+from capsule_zoo.models.checks import check_known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -38,11 +38,10 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, unknown
+from capsule_zoo.models.checks import check_known as check_known
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.routing.parent_law import Routing
-from capsule_zoo.nearest import check_known as check_known
-from capsule_zoo.nearest import unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import (

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.routing.parent_law import Routing
-from capsule_zoo.nearest import unknown
 
 _REFERRED = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
 T = TypeVar("T")

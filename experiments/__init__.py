@@ -38,7 +38,7 @@ from capsule_zoo.experiments.study import in_turn as in_turn
 from capsule_zoo.experiments.training import begun as begun
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
-from capsule_zoo.nearest import check_known, unknown
+from capsule_zoo.models.checks import check_known, unknown
 from capsule_zoo.records import (
     REPRODUCED,
     Metrics,

@@ -24,8 +24,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from capsule_zoo.experiments.options import Options
+from capsule_zoo.models.checks import check_known
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.nearest import check_known
 from capsule_zoo.runs.folder import note, read_metrics
 
 T = TypeVar("T")

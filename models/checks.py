@@ -1,5 +1,7 @@
-"""Checks of arguments: labels, sizes and choices, each with a remedy in its error."""
+"""Checks of arguments: labels, sizes, names and choices, each with a remedy in its error."""
 
+import difflib
+from collections.abc import Collection
 from operator import index
 from typing import Any
 
@@ -59,6 +61,26 @@ def check_one_of(name: str, value: object, allowed: tuple) -> None:
     """Raise ValueError that names the argument unless its value is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ValueError with the nearest known names unless a name is known; see `unknown`."""
+    if name not in known:
+        raise ValueError(unknown(kind, name, known))
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> str:
+    """Return a message for an unknown name, with the nearest known names.
+
+    Args:
+        kind: kind of the named object, such as "entry".
+        name: the given name.
+        known: the allowed names.
+    """
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    all_names = f"there are {list(known) or 'none'}"
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else all_names
+    return f"unknown {kind} {name!r}; {hint}"
 
 
 def check_labels(labels: Tensor | None, classes: int) -> None:

@@ -146,7 +146,7 @@ def published(
       capsule-zoo published
       capsule-zoo published shape-codes --json
     """
-    from capsule_zoo.nearest import check_known
+    from capsule_zoo.models.checks import check_known
     from capsule_zoo.report.published import count, goals_of, lines
 
     goals = goals_of(read_records(results))

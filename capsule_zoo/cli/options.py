@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule_zoo.sizes import Size, fits
+if TYPE_CHECKING:
+    from capsule_zoo.sizes import Size
 
 EntryArgument = Annotated[
     str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
@@ -71,7 +72,7 @@ def given(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_settings(words: list[str] | None, known: Mapping[str, Size]) -> dict[str, Any]:
+def read_settings(words: list[str] | None, known: "Mapping[str, Size]") -> dict[str, Any]:
     """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
 
     The word none is None for a setting that may be None and takes no text.
@@ -82,6 +83,8 @@ def read_settings(words: list[str] | None, known: Mapping[str, Size]) -> dict[st
     Raises:
         ValueError: a word is not of this form.
     """
+    from capsule_zoo.sizes import fits
+
     settings = {}
     for word in words or []:
         key, equals, value = word.partition("=")

@@ -11,8 +11,8 @@ from capsule_zoo.data import Dataset, MissingData, load_dataset
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
+from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView

@@ -23,7 +23,7 @@ from capsule_zoo.guides.constellations.matching import (
 )
 from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
 from capsule_zoo.models import Constellations, Scenes
-from capsule_zoo.nearest import check_known
+from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.entry import on_canvas
 from capsule_zoo.zoo.scenes.figures import colored_objects

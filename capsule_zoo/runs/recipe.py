@@ -17,7 +17,7 @@ from pyro.infer import ELBO
 from capsule_zoo import inference
 from capsule_zoo.data.transforms import Rotate, Shift
 from capsule_zoo.inference.training.settings import Inputs, combined
-from capsule_zoo.nearest import check_known
+from capsule_zoo.models.checks import check_known
 from capsule_zoo.records import plain
 
 LIMITS = ("epochs", "steps", "minutes")
