@@ -72,14 +72,14 @@ def train(
     pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
     chosen = combined(shared, entry.training, settings)
-    length = " or ".join(f"{chosen[each]:g} {each}" for each in LIMITS if chosen.get(each))
+    limits = {each: chosen[each] for each in LIMITS if chosen.get(each) is not None}
+    length = " or ".join(f"{limit:g} {each}" for each, limit in limits.items() if limit)
     options.say(f"Training {name or entry.name}, {entry.model.num_parameters:,} numbers, {length}")
     if options.runs is not None:
-        config = recipe_of(pair, data, chosen)
-        made = places.resume and Path(places.resume).with_name("config.json")
-        if made and made.is_file():  # where the run began, so that its start is known
-            begun = json.loads(made.read_text())
-            config = {**begun, "limits": config["limits"]} if "limits" in begun else begun
+        made = places.resume and Path(places.resume).with_name("config.json")  # from its start
+        known = json.loads(made.read_text()) if made and made.is_file() else None
+        config = known or recipe_of(pair, data, chosen, limits)
+        config |= {"limits": limits} if "limits" in config else {}
         files = RunFolder(options.runs / name, entry, config)
     run = fit_entry(pair, data, options.say, files, **combined(chosen, {"checks": places}))
     entry.model.cpu()
@@ -91,7 +91,7 @@ def train(
     return run
 
 
-def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def recipe_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
     """Return the recipe of a run that begins, as `config.json` holds it.
 
     Its `besides` has other arguments of `fit`, changed data, and an entry unlike a new one.
@@ -104,7 +104,7 @@ def recipe_of(entry: Entry, data: Dataset | Split, arguments: Mapping[str, Any])
         "transform": words_of(inputs.transform),
         "batch_size": arguments.get("batch_size", BATCH_SIZE),
         "lr": None if rate == entry.training.get("lr") else rate,
-        "limits": {name: arguments[name] for name in LIMITS if arguments.get(name) is not None},
+        "limits": limits,
     }
     if not entry.name:  # it was not made by `create`
         return found
