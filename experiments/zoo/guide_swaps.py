@@ -54,7 +54,7 @@ SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 1
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("generative-capsnet-continuous", *SHAPED), HIDDEN),
-    "scenes": HIDDEN | dict(temperatures=2000),
+    "scenes": HIDDEN | dict(temperatures=4000),
     "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # of the scenes that are annealed
