@@ -113,6 +113,21 @@ def of_vectors_in_color(options: Options, chosen: Equal) -> Result:
     return compared("capsule-network", {"channels": 16}, chosen, options)
 
 
+@experiment(
+    "capsule-network/equal-network-at-length",
+    data="mnist",
+    minutes=66,
+    defaults=dict(data=("mnist",), moved=(), rates=(1e-2,), tried=0.15),
+)
+def of_vectors_at_length(options: Options, chosen: Equal) -> Result:
+    """Compare the capsule network with an equal network on digits, ten minutes each (90 minutes).
+
+    The rate is the one that won the search of `capsule-network/equal-network` for both networks;
+    weight decay is searched again. See `matrix-capsules/equal-network` for the quantities.
+    """
+    return compared("capsule-network", {"channels": 16}, chosen, options)
+
+
 @experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
 def of_matrices(options: Options, chosen: Equal) -> Result:
     """Compare matrix capsules with an equal network without capsules (40 core-minutes).

@@ -120,14 +120,15 @@ def test_the_record_has_every_network_and_try(name, minutes, few, tmp_path):
     assert found == wanted and drawn == {"turned", "attacked"}
 
 
-def test_photographs_are_read_by_the_same_comparison(few, monkeypatch, tmp_path):
-    monkeypatch.setattr(equal_network, "photographs", lambda name, _: {"cifar10": few}[name])
+@pytest.mark.parametrize("way, data", [("cifar10", "cifar10"), ("at-length", "mnist")])
+def test_other_data_and_lengths_have_the_same_comparison(way, data, few, monkeypatch, tmp_path):
+    monkeypatch.setattr(equal_network, "photographs", lambda name, _: {data: few}[name])
     options = Options(minutes=0.01, progress=False, processes=1)
     sizes = dict(channels=4, hidden=(8, 8))
-    name = "capsule-network/equal-network-cifar10"
+    name = f"capsule-network/equal-network-{way}"
     found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
-    assert {"test_error_plain_cifar10", "error_fgsm_100_capsules_cifar10"} <= found
-    assert all(each.endswith("_cifar10") for each in found)
+    assert {f"test_error_plain_{data}", f"error_fgsm_100_capsules_{data}"} <= found
+    assert all(each.endswith(f"_{data}") for each in found)
 
 
 def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatch):
