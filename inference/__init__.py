@@ -9,6 +9,9 @@ An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `
 Everything is in nats per image.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.log_partition import LogPartition, log_partition
@@ -20,7 +23,6 @@ from capsule_zoo.inference.evaluation.ancestral import (
     mean_images,
 )
 from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
-from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
@@ -79,6 +81,9 @@ from capsule_zoo.inference.training.non_finite import NonFiniteLoss
 from capsule_zoo.inference.training.progress import Run
 from capsule_zoo.inference.training.settings import Check, Checks, Inputs, Pace
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
+
+if TYPE_CHECKING:  # at run time these are imported when used, and with them pandas
+    from capsule_zoo.inference.evaluation.compare import Comparison, compare
 
 __all__ = [
     "Accuracy",
@@ -168,3 +173,10 @@ __all__ = [
     "vote_history",
     "widen",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import tables, and with them pandas, only when they are used."""
+    if name in ("Comparison", "compare"):
+        return getattr(import_module("capsule_zoo.inference.evaluation.compare"), name)
+    raise AttributeError(f"module 'capsule_zoo.inference' has no attribute {name!r}")

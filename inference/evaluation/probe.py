@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from capsule_zoo.inference.evaluation.ancestral import law_means
@@ -96,7 +95,9 @@ def probe_scores(
     scores = probe.decision_function(test)
     if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
-    log_probability = log_softmax(scores, axis=1)  # `predict_log_proba` may take the log of 0
+    log_probability = (
+        torch.from_numpy(scores).log_softmax(1).numpy()
+    )  # `predict_log_proba` may take the log of 0
     known = probe.classes_
     accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
     count = len(test)

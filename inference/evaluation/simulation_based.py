@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 import torch
 from pyro import poutine, validation_enabled
-from scipy.special import chdtrc
 from torch import Tensor
 
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
@@ -96,7 +95,9 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
     columns = bin_of[ranks.cpu()].T  # (D, N)
     observed = torch.stack([torch.bincount(column, minlength=bins) for column in columns])
     statistic = ((observed - expected).square() / expected).sum(1)
-    return worst(statistic, number, torch.as_tensor(chdtrc(bins - 1, statistic.numpy())))
+    freedom = torch.full_like(statistic, bins - 1)
+    p = torch.special.gammaincc(freedom / 2, statistic / 2)
+    return worst(statistic, number, p)
 
 
 def worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import logsumexp
 
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 
@@ -35,7 +34,7 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
     bound = all(each_value(idata.attrs["is_bound"]))
     elbo = per_image_elbo(idata)
     iwae = log_mean(log_weight)
-    ess = np.exp(2 * logsumexp(log_weight, axis=0) - logsumexp(2 * log_weight, axis=0))
+    ess = np.exp(2 * log_sum(log_weight) - log_sum(2 * log_weight))
     nan = float("nan")
     return {
         "elbo": float(elbo.mean()) if bound else nan,
@@ -65,7 +64,12 @@ def pooled(values: Any) -> np.ndarray:
 
 def log_mean(log_weight: np.ndarray) -> np.ndarray:
     """Return the log of the mean over the first dim."""
-    return logsumexp(log_weight, axis=0) - np.log(len(log_weight))
+    return log_sum(log_weight) - np.log(len(log_weight))
+
+
+def log_sum(log_weight: np.ndarray) -> np.ndarray:
+    """Return the log of the sum over the first dim."""
+    return np.logaddexp.reduce(log_weight, axis=0)
 
 
 def per_image_elbo(idata: "InferenceData") -> np.ndarray:

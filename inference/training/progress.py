@@ -6,14 +6,16 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.models.checks import check_one_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 CLOCKS = {"wall": "monotonic", "processor": "process_time"}
@@ -21,8 +23,10 @@ _COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # of a checkpoi
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
 
-def history_of(progress: dict) -> pd.DataFrame:
+def history_of(progress: dict) -> "pd.DataFrame":
     """Return the history up to a checkpoint, from its progress; earlier stages come first."""
+    import pandas as pd  # a fifth of a second, which `list` and `show` need not wait for
+
     _, earlier, seconds = progress["before"]
     own: Tensor = progress["history"].clone()
     own[:, COLUMNS.index("step")] += len(earlier)
@@ -46,7 +50,7 @@ class Run:
         stopped: why the run ended, in words.
     """
 
-    history: pd.DataFrame
+    history: "pd.DataFrame"
     best_loss: float
     best_step: int
     steps: int

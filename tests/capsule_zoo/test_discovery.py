@@ -145,6 +145,9 @@ def test_all_exports_are_there_and_none_is_imported_before_it_is_used():
         "assert set(capsule_zoo.__all__) <= set(dir(capsule_zoo))\n"
         "assert 'torch' not in sys.modules\n"
         "for name in capsule_zoo.__all__: getattr(capsule_zoo, name)\n"
+        "capsule_zoo.list_models()\n"
+        "slow = {'pandas', 'scipy', 'sklearn', 'arviz', 'matplotlib'}  # `list` is to be fast\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
         "from capsule_zoo import *\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
