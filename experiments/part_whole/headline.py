@@ -195,20 +195,32 @@ def demo_bound(job: Job[tuple[int, int]], *, particles: int) -> float:
     return held_out_bounds(normal, data.test, particles, options.seed)["elbo"][0]
 
 
+def principal_components(images: Tensor, number: int) -> Reader:
+    """Return a reader of principal components of pixels, as many as these images have at most."""
+    from sklearn.decomposition import PCA
+
+    def rows(images: Tensor) -> np.ndarray:
+        return images.flatten(1).numpy()
+
+    known = PCA(min(number, *rows(images).shape), random_state=0).fit(rows(images))
+    return lambda _, images: known.transform(rows(images))
+
+
 @experiment("part-whole/classify", data="mnist", minutes=30, lead="parses", of_runs=True)
 def classify(options: Options, *, probed: int = PROBED) -> Result:
     """Learn MNIST without labels and read the class off the objects (30 minutes).
 
     The probes read probabilities of presences, alone and with poses. `probe_drawn` reads one draw
     of the binary presences, and `probe_parts` the parts without any object: their presences and
-    poses.
+    poses. `probe_components` reads as many principal components of the pixels as there are objects.
 
     Args:
         probed: number of training images that a linear probe is fitted on.
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
-    readers = {**OBJECTS, **CONTROLS}
+    components = principal_components(data.train.images, len(entry.model.presence_logits))
+    readers = {**OBJECTS, **CONTROLS, "probe_components": components}
     numbers: dict[str, Numbers] = {}
     for name, accuracy in probes(entry, data, probed, readers).items():
         quantity = "probe_all" if name.endswith("_all") else "probe"

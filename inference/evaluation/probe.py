@@ -95,9 +95,8 @@ def probe_scores(
     scores = probe.decision_function(test)
     if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
-    log_probability = (
-        torch.from_numpy(scores).log_softmax(1).numpy()
-    )  # `predict_log_proba` may take the log of 0
+    # `predict_log_proba` may take the log of 0.
+    log_probability = torch.from_numpy(scores).log_softmax(1).numpy()
     known = probe.classes_
     accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
     count = len(test)

@@ -52,7 +52,21 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
     record = read_record("part-whole/classify", tmp_path)
     assert record["command"] == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
-    assert {"probe_presence", "probe_parts", "probe_drawn"} < set(record["metrics"])
+    wanted = {"probe_presence", "probe_parts", "probe_drawn", "probe_components"}
+    assert wanted < set(record["metrics"])
+
+
+def test_principal_components_are_uncorrelated_and_span_the_images():
+    images = torch.randn(
+        40, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    few, whole = (part_whole.principal_components(images, n)(None, images) for n in (4, 32))
+    assert few.shape == (40, 4) and whole.shape == (40, 9)  # 32 of nine pixels
+    law = np.cov(whole.T)
+    assert abs(law - np.diag(law.diagonal())).max() < 1e-12
+    spread = np.cov(images.flatten(1).numpy().T)
+    assert np.allclose(law.diagonal(), np.linalg.eigvalsh(spread)[::-1])
+    assert np.allclose(few, whole[:, :4])
 
 
 def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monkeypatch):
