@@ -1,4 +1,4 @@
-"""How many digits a scene has: against training time, with more digits, read in ways, beside AIR.
+"""How many digits a scene has: by training time, with more digits, in three readings, beside AIR.
 
 A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
