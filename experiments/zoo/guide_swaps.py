@@ -61,18 +61,24 @@ OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
+def published(name: str, *data: str) -> list[str]:
+    """Return the names of an entry's published weights that were trained on such data."""
+    return [
+        w.name for w in list_weights().values() if w.entry == name and w.data.split(":")[0] in data
+    ]
+
+
 def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
     It is the run that the options name, else the entry's published weights, else a new entry,
     trained on MNIST for a number of updates.
     """
-    own = (w for w in list_weights().values() if w.entry == name)
-    published = [w.name for w in own if w.data.split(":")[0] in ("mnist", "multi-mnist")]
-    if options.run or published:
+    known = options.run or next(iter(published(name, "mnist", "multi-mnist")), None)
+    if known:
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
-        entry, data, _ = open_run(options.run or published[0], None, root, only_tests=scenes)
+        entry, data, _ = open_run(known, None, root, only_tests=scenes)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     entry = begun(name, data, options)

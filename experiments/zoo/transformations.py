@@ -19,12 +19,13 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds, ratio
+from capsule_zoo.experiments.zoo.guide_swaps import published
 from capsule_zoo.figures.curves import changes
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import classify, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import WEIGHTS, Entry, list_models, load, takes_images
+from capsule_zoo.registry import Entry, list_models, load, takes_images
 
 Kinds = dict[str, Tensor]  # by kind, numbers of every image, (N, K); classes are (N,)
 MOTIONS: dict[str, tuple[str, tuple[float, ...], Callable[[float], Tensor]]] = {
@@ -99,8 +100,8 @@ def measure(job: Job, *, images: int, fitted: int, updates: int) -> dict[str, Nu
 
 def entry_of(name: str, data: Dataset, updates: int, options: Options) -> Entry:
     """Return the published entry of MNIST, or one that is trained for some updates."""
-    if (WEIGHTS / f"{name}-mnist.json").is_file():
-        return load(f"{name}-mnist")
+    for weights in published(name, "mnist"):
+        return load(weights)
     entry = begun(name, data, options)
     train(entry, data, options, name="entry", steps=updates)
     return entry

@@ -15,7 +15,7 @@ from capsule_zoo.experiments.zoo.transformations import (
     explained,
     read,
 )
-from capsule_zoo.registry import create, list_models, small_sizes, takes_images
+from capsule_zoo.registry import create, list_models, read_recipe, small_sizes, takes_images
 
 QUICK = Options(progress=False, processes=1)
 NAMES = [name for name in list_models() if takes_images(name)]
@@ -91,7 +91,7 @@ def test_a_motion_moves_a_dot_as_its_name_says(name):
 def test_it_names_what_it_measures(monkeypatch, tmp_path, unpainted):
     few = few_digits(24, 12, size=17)
     monkeypatch.setattr(transformations, "load_dataset", lambda *_, **__: few)
-    monkeypatch.setattr(transformations, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(transformations, "published", lambda *_: [])
     how = dict(entries=("cnn", "vae"), images=12, fitted=20, updates=1)
     found, figures = names_in_record("zoo/transformations", QUICK, tmp_path / "out", **how)
     places = [f"{m}_{a:g}".replace(".", "_") for m, (_, own, _) in MOTIONS.items() for a in own]
@@ -102,10 +102,10 @@ def test_it_names_what_it_measures(monkeypatch, tmp_path, unpainted):
     assert figures == {""}
 
 
-def test_published_weights_are_read_where_there_are_any(tmp_path, monkeypatch):
+def test_published_weights_are_read_where_an_entry_has_any(monkeypatch):
+    monkeypatch.setattr(transformations, "load", lambda name: read_recipe(name)["entry"])
     few = few_digits(24, 12, size=17)
-    monkeypatch.setattr(transformations, "WEIGHTS", tmp_path)
-    monkeypatch.setattr(transformations, "load", lambda name: name)
-    (tmp_path / "cnn-mnist.json").write_text("{}")
-    assert entry_of("cnn", few, 1, QUICK) == "cnn-mnist"
-    assert entry_of("vae", few, 1, QUICK).name == "vae"
+    for name in ("generative-capsnet-continuous", "part-whole", "matrix-capsules"):
+        assert entry_of(name, few, 1, QUICK) == name
+    for name in ("generative-capsnet", "vae"):  # whose weights of MNIST are of another entry
+        assert entry_of(name, few, 1, QUICK).name == name
