@@ -29,6 +29,7 @@ from pyro.poutine import Trace
 from pyro.poutine.runtime import get_plates
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
+from torch.nn import functional as F
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
@@ -333,8 +334,10 @@ class SceneGuide(Guide[Scenes]):
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
         weight = self.log_weights(images, found, rows)
-        code = (rows * 2 ** torch.arange(slots, device=rows.device)).sum(-1)
-        again = (code[:, :, None] == code[:, None]).tril(-1).any(-1)  # each row counts once
+        code = (rows.long() * 2 ** torch.arange(slots, device=rows.device)).sum(-1)
+        code, order = code.sort(dim=1, stable=True)
+        same = F.pad(code.diff() == 0, (1, 0))
+        again = same.gather(1, order.argsort(1))  # each row counts once
         return SubsetLaw(weight.masked_fill(again, -math.inf), rows, self.model.inner)
 
     def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
@@ -358,8 +361,7 @@ class SceneGuide(Guide[Scenes]):
     def _climbed(self, images: Tensor, found: Found) -> Tensor:
         """Return presences on the way to the best ones by flips of one or two, (B, M, S)."""
         slots = len(found.proposals)
-        flips = subsets_of(slots, images)
-        flips = flips[flips.sum(1) <= 2]  # in order of their number: the first is none
+        flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
         for _ in range(2 * slots):

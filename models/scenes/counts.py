@@ -10,13 +10,16 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 
-def subsets_of(slots: int, like: Tensor) -> Tensor:
+def subsets_of(slots: int, like: Tensor, most: int | None = None) -> Tensor:
     """Return all presences of `slots` objects, (2^S, S), in order of their number.
 
     Args:
         like: a tensor of the precision and on the device of the result.
+        most: the largest number of objects; by default S.
     """
-    return like.new_tensor(sorted(itertools.product((0.0, 1.0), repeat=slots), key=sum))
+    numbers = range(1 + (slots if most is None else min(most, slots)))
+    chosen = [c for n in numbers for c in reversed([*itertools.combinations(range(slots), n)])]
+    return like.new_tensor([[float(slot in c) for slot in range(slots)] for c in chosen])
 
 
 def prefixes_of(slots: int, like: Tensor) -> Tensor:

@@ -232,6 +232,20 @@ def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeyp
     assert (some.log_prob(best) > -math.inf).all()
 
 
+def test_presences_of_many_slots_are_searched_without_a_list_of_all():
+    rows = subsets_of(4, LIKE)
+    for most in range(5):
+        assert torch.equal(subsets_of(4, LIKE, most), rows[rows.sum(1) <= most])
+    _, guide, images = pair(slots=30)
+    guide.float()
+    guide.model.float()
+    with torch.no_grad():
+        law = guide.presence_law(images.float(), guide.found(images.float()))
+    for rows, log_q in zip(law.rows, law.log_q, strict=True):
+        kept = rows[log_q > -math.inf]
+        assert len(kept.unique(dim=0)) == len(kept) == len(rows.unique(dim=0))
+
+
 def test_training_sums_over_prefixes_where_there_are_many_slots():
     assert (
         len(prefixes_of(6, LIKE)) == 22
