@@ -399,7 +399,9 @@ def _as_json(value: Any) -> Any:
     """Return a size as JSON holds it: of a routing, its class and its attributes."""
     if isinstance(value, Routing):
         return {"routing": type(value).__qualname__, **asdict(value)}
-    return value
+    if isinstance(value, tuple | list):
+        return [_as_json(each) for each in value]
+    return value.item() if hasattr(value, "item") else value  # a number of NumPy
 
 
 def _from_json(value: Any, recipe: Recipe) -> Any:

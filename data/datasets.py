@@ -269,7 +269,8 @@ def _unknown(name: str, path: str) -> str:
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if "/" in name and not near:
         meant = "; there is no such folder of pictures either."
-    return f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}"
+    known = f"{', '.join(dataset_names())}, and those of imported modules (--import MODULE)"
+    return f"unknown data set {name!r}{meant} Known are: {known}"
 
 
 def _is_of_pictures(path: Path) -> bool:

@@ -10,9 +10,11 @@
 | any of these with transparency | the same, on black |
 | a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB |
 
+Of a file of several pictures, such as TIFF or GIF, the first is read, with a warning.
 Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
 """
 
+import warnings
 import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -51,8 +53,13 @@ def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
 
     try:
         with Image.open(file) as opened:
-            kind = opened.format
+            kind, frames = opened.format, getattr(opened, "n_frames", 1)
             image = ImageOps.exif_transpose(opened)
+        if frames > 1 and kind != "MPO":  # a camera's second picture is the first one again
+            warnings.warn(
+                f"{name} holds {frames} pictures, and only the first is read; save each as a file",
+                stacklevel=2,
+            )
         sixteen = image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind in ("PNG", "PPM"))
         if sixteen:
             return _from_sixteen_bits(image)
@@ -88,7 +95,7 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
     """Read pixels (N, H, W) or (N, H, W, 3), from 0 to 255, of `.npy`, or `images` of `.npz`.
 
     The array is (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 channels C, or a single picture
-    (H, W); bytes, or floats from 0 to 1.
+    (H, W) or (H, W, 3); bytes, or floats from 0 to 1.
 
     Args:
         size: (height, width) of the result; the pictures' own by default.
@@ -105,7 +112,7 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
             "it by numpy.savez(path, images=..., labels=...)"
         )
     given = arrays["images"]
-    pixels = given[None] if given.ndim == 2 else given
+    pixels = given[None] if given.ndim == 2 or given.shape[2:] == (3,) else given
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3):
         pixels = np.moveaxis(pixels, 1, -1)
     if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (1,), (3,)) or not pixels.size:
@@ -156,9 +163,10 @@ def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
         return pixels
     if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
         return pixels.astype(np.float32) * np.float32(255)
+    remedy = "fill in what is NaN" if np.isnan(pixels.min()) else "rescale them"
     raise ValueError(
         f"images of {file} must be bytes (uint8), or floats from 0 to 1, not {pixels.dtype} from "
-        f"{pixels.min():g} to {pixels.max():g}; rescale them"
+        f"{pixels.min():g} to {pixels.max():g}; {remedy}"
     )
 
 

@@ -35,7 +35,8 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     pictures = {name.replace("_", " "): _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
     margin = 0.35 + 0.07 * max(map(len, pictures)), 0.4
-    figure, ((axis,),) = panels(1, 1, (0.62 * columns, 0.64 * len(rows)), margin)
+    wide = max(0.62 * columns, 0.07 * len(title or "") - margin[0])  # of the pictures, or the title
+    figure, ((axis,),) = panels(1, 1, (wide, 0.64 * len(rows)), margin)
     for row, images in enumerate(pictures.values()):
         for column, image in enumerate(images):  # one pair of axes holds all: many take seconds
             high, wide = 0.48 * np.array(image.shape[:2]) / max(image.shape[:2])

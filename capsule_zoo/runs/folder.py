@@ -48,6 +48,7 @@ from capsule_zoo.registry import (
     made_by,
     read_recipe,
     rebuild,
+    recipe_path,
     save,
     sizes_of,
     takes_images,
@@ -116,6 +117,7 @@ def train(
     usable_device(device)
     if "data" in given:
         given = {**given, "data": full_name(given["data"])}
+    given = {**given, "sizes": {k: _full(size) for k, size in given.get("sizes", {}).items()}}
     make_writer = None if log is None else _tensorboard(log)
     if resume:
         recipe = resumed(folder, name, given)
@@ -167,6 +169,12 @@ def fit_entry(
     except NonFiniteLoss as error:
         kept = files.checkpoint if files is not None and files.begun else None
         raise NonFiniteLoss(error.step, error.site, kept) from error
+
+
+def _full(size: Any) -> Any:
+    """Return a size that holds in every working folder: the path of a trained entry is absolute."""
+    path = isinstance(size, str) and "/" in size and recipe_path(size)
+    return str(Path(size).resolve()) if path else size
 
 
 def _say(line: str) -> None:

@@ -67,7 +67,8 @@ class Run:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
         folder = Path(folder)
         write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
-        metrics = json.dumps(self.metrics, indent=2) + "\n"
+        known = {k: None if value == math.inf else value for k, value in self.metrics.items()}
+        metrics = json.dumps(known, indent=2, allow_nan=False) + "\n"  # inf before the first check
         write_whole(folder / "metrics.json", metrics.encode())
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from pyro import poutine
 
 from capsule_zoo import figures
@@ -97,3 +98,14 @@ def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
     assert [axis.get_ylabel() for axis in figure.axes] == ["error", "again"]
     bars = figure.axes[0].containers[1][2][0].get_segments()
     assert bars[0][:, 1] == pytest.approx([0.28, 0.32])
+
+
+@pytest.mark.parametrize("number", [1, 4, 12])
+def test_a_title_lies_within_the_figure_of_few_images(number):
+    figure = grids.image_rows(
+        {"x": torch.zeros(number, 1, 6, 8)}, "Images and what is found in them"
+    )
+    figure.canvas.draw()
+    title, whole = figure._suptitle.get_window_extent(), figure.bbox
+    assert title.x0 >= whole.x0 and title.x1 <= whole.x1
+    plt.close(figure)

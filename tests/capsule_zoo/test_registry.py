@@ -4,6 +4,7 @@ import json
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
@@ -167,6 +168,13 @@ def test_a_guide_of_another_name_is_not_saved(entry, tmp_path):
     assert load(tmp_path / "run").guide.pose == "normal"
     entry.guide = entry.make_guide("normal")
     save(entry, tmp_path / "run")
+
+
+def test_sizes_may_be_numbers_of_numpy(tmp_path):
+    sizes = {**small_sizes("part-whole"), "objects": np.int64(2), "sigma_image": np.float32(0.5)}
+    shape = tuple(np.array([1, 12, 10]))
+    save(create("part-whole", **{**sizes, "image_shape": shape}), tmp_path)
+    assert load(tmp_path).sizes["objects"] == 2 and load(tmp_path).model.image_shape == (1, 12, 10)
 
 
 def test_weights_load_by_name(entry, tmp_path, monkeypatch):

@@ -271,6 +271,20 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
             assert (max(shown.getpixel((0, 0))) > 50) == (number == 5)
 
 
+def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = {**small_sizes("vae"), "image_shape": (1, 8, 8)}
+    given = {"data": "digits", "limits": {"steps": 1}, "sizes": sizes}
+    runs.train("vae", "runs/digits", given, progress=False)
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 35, 35), "thing": "runs/digits"}
+    del sizes["thing_sizes"]
+    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "sizes": sizes}
+    runs.train("scenes", "runs/scenes", given, progress=False)
+    runs.train("scenes", "runs/scenes", {**given, "limits": {"steps": 2}}, resume=True)
+    monkeypatch.chdir(tmp_path / "runs")
+    assert load("scenes").model.thing.image_shape == (1, 8, 8)
+
+
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_sizes("vae")}

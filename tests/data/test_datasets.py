@@ -59,6 +59,7 @@ def test_size_ten_is_the_original_with_a_border():
         ({"name": "minst"}, "did you mean 'mnist'"),
         ({"name": "Fashion_MNIST"}, "did you mean 'fashion-mnist'"),
         ({"name": "zebra"}, "Known are: .*digits.*folder:PATH"),
+        ({"name": "sprites"}, "and those of imported modules \\(--import MODULE\\)"),
         ({"name": "folder:"}, "folder:PATH"),
         ({"size": 0}, "size"),
         ({"size": (28, -1)}, "size"),
@@ -416,6 +417,24 @@ def test_a_file_of_numpy_holds_pictures_and_may_hold_their_labels(kind, tmp_path
     assert unlabelled.train.labels is None
 
 
+@pytest.mark.parametrize("suffix", ["tif", "gif"])
+def test_a_file_of_several_pictures_warns_that_the_first_is_read(tmp_path, suffix):
+    first, *others = (Image.new("L", (6, 5), 50 * number) for number in (1, 2, 3))
+    first.save(tmp_path / f"stack.{suffix}", save_all=True, append_images=others)
+    first.save(tmp_path / "single.png")
+    with pytest.warns(UserWarning, match="holds 3 pictures, and only the first is read") as warned:
+        images = load_dataset(str(tmp_path), validation=0).train.images
+    assert len(warned) == 1 and len(images) == 1
+
+
+def test_a_file_of_numpy_may_hold_one_picture_in_color(tmp_path):
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.full((6, 5, 3), [10, 20, 30], dtype=np.uint8))
+    images = load_dataset(str(tmp_path), validation=0).train.images
+    assert images.shape == (2, 3, 6, 5)
+    assert (255 * images).round().unique(dim=0).amax((2, 3)).tolist() == [[10, 20, 30]]
+
+
 def test_files_of_numpy_lie_in_folders_and_are_resized_as_pictures_are(tmp_path):
     ramp = np.linspace(0, 255, 40, dtype=np.uint8).reshape(1, 5, 8).repeat(3, 0)
     for part, number in (("train", 3), ("test", 1)):
@@ -436,6 +455,7 @@ def test_files_of_numpy_lie_in_folders_and_are_resized_as_pictures_are(tmp_path)
         ({"points": np.zeros((3, 4, 2))}, "points are read by constellations:"),
         ({"images": np.zeros((3, 4, 5, 2))}, "1 or 3 channels, not (3, 4, 5, 2)"),
         ({"images": np.full((3, 4, 5), 7.0)}, "not float64 from 7 to 7; rescale them"),
+        ({"images": np.full((3, 4, 5), np.nan)}, "from nan to nan; fill in what is NaN"),
         ({"images": np.zeros((1, 4, 5))}, "holds 1 image, but 2 or more are needed"),
         ({"images": np.zeros((3, 4, 5)), "labels": np.arange(2)}, "whole numbers from 0 on, (3,)"),
         ({"images": np.array([None])}, "cannot be read as a NumPy file"),

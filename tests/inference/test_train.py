@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -230,6 +231,9 @@ def test_the_record_of_a_run(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "run" / "history.csv"), run.history)
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["steps"] == 12 and metrics["units"] == "nats per image"
+    replace(run, best_loss=math.inf).save(tmp_path / "run")  # stopped before the first check
+    text = (tmp_path / "run" / "metrics.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["best_loss"] is None
 
 
 def test_the_held_out_value_does_not_disturb_the_run():
