@@ -81,7 +81,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         self.classifier.check_labels(labels)
         pose, labels = self.poses(images, labels)
         pose = (pose - self.origin[labels]) / self.unit[labels]
-        chosen = F.one_hot(labels, self.classifier.num_classes).to(pose)
+        chosen = F.one_hot(labels.long(), self.classifier.num_classes).to(pose)
         code = (chosen[:, :, None] * pose[:, None]).flatten(1)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", dist.Delta(code, event_dim=1))

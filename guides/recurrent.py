@@ -136,12 +136,12 @@ class OverlappingEncoder(RecurrentEncoder):
         self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
     ) -> list[Drawing]:
         if labels is not None:
-            attend = F.one_hot(labels, self.model.num_classes)
+            attend = F.one_hot(labels.long(), self.model.num_classes)
         return super().forward(images, attend=attend)
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
-        attend = F.one_hot(labels, self.model.num_classes)
+        attend = F.one_hot(labels.long(), self.model.num_classes)
         with in_eval_mode(self):
             return self.drawings(pairs, pairs, attend)[-1].mean

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pyro.distributions import is_validation_enabled
 from torch import Tensor, nn
 
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
 
@@ -177,7 +177,7 @@ class Model(Program):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
-        check_at_least(1, batch_size=kwargs.get("batch_size", 1))
+        check_whole(1, batch_size=kwargs.get("batch_size", 1))
         return super().__call__(*args, **kwargs)
 
     @property

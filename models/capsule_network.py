@@ -111,7 +111,7 @@ class CapsuleNetwork(Model):
 
     def present(self, labels: Tensor) -> Tensor:
         """Return 1 for the classes that the image shows and 0 for others, (B, J)."""
-        return F.one_hot(labels, self.num_classes)
+        return F.one_hot(labels.long(), self.num_classes)
 
     @pyro_method
     def draw(self, capsules: Tensor, winners: Tensor | None = None) -> Tensor:
@@ -122,7 +122,7 @@ class CapsuleNetwork(Model):
         """
         if winners is None:
             winners = capsules.norm(dim=-1).argmax(-1)
-        chosen = F.one_hot(winners, self.num_classes).to(capsules)
+        chosen = F.one_hot(winners.long(), self.num_classes).to(capsules)
         masked = (chosen[..., None] * capsules).flatten(-2)
         return self.decoder(masked).sigmoid().unflatten(-1, self.image_shape)
 

@@ -238,7 +238,7 @@ class RecurrentCapsules(Model):
 
     def present(self, labels: Tensor) -> Tensor:
         """Return 1 for classes that are in what the capsules see, 0 for others, (B, classes)."""
-        return F.one_hot(labels, self.num_classes)
+        return F.one_hot(labels.long(), self.num_classes)
 
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:

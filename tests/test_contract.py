@@ -288,6 +288,27 @@ def test_bad_images_are_refused_by_functions_without_validation(name, guide, kin
                 use()
 
 
+def takes_labels(name: str) -> bool:
+    """Return True for a model that takes labels, which `draw`, of a class that may, does not."""
+    try:
+        make(name).model.check_labels(torch.arange(2))
+    except (AttributeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if takes_labels(name)])
+def test_labels_are_integers_of_any_width(name):
+    entry = make(name)
+    images, labels = images_for(entry), torch.arange(BATCH) % 2
+    found = [
+        evaluate(entry.model, entry.guide, images, labels=labels.to(dtype), num_particles=1)
+        for dtype in (torch.int64, torch.int32, torch.uint8)
+    ]
+    first, *others = (idata.sample_stats.log_weight.values for idata in found)
+    assert all((first == other).all() for other in others)
+
+
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_a_call_checks_its_batch_once_and_only_while_validation_is_on(name, guide, monkeypatch):
     """A check reads all pixels and waits for the device: fast code turns validation off."""

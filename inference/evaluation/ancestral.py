@@ -18,6 +18,7 @@ from pyro.distributions import Categorical
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form
 from capsule_zoo.inference.log_weight import with_summed_drawn
@@ -93,7 +94,8 @@ def _collected(
 ) -> dict[str, Tensor]:
     """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
-    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+    read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
+    with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
         for batch in images.split(batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]

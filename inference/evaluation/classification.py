@@ -18,7 +18,7 @@ from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.evaluation.verbs import of_a_pair
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 
@@ -51,7 +51,7 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
     Raises:
         ValueError: neither predicts classes, or the model does not take the images.
     """
-    check_at_least(1, batch_size=batch_size)
+    check_whole(1, batch_size=batch_size)
     program: Any = next((part for part in (model, guide) if hasattr(part, "predict")), None)
     if program is None:
         raise ValueError(
@@ -78,6 +78,7 @@ def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
     return Share.of(found != labels.to(found.device))
 
 
+@torch.enable_grad()
 def fgsm(
     model: Model,
     split: Split,
@@ -112,14 +113,14 @@ def fgsm(
     Physical World" (arXiv 1607.02533), section 2.2.
     """
     check_at_least(0, epsilon=epsilon)
-    check_at_least(1, steps=steps)
+    check_whole(1, steps=steps)
     stride = min(epsilon, 2 * epsilon / steps)
     least, most = model.pixel_range
     program: Any = next((part for part in (model, guide) if hasattr(part, "scores")), None)
     if program is None:
         raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
     attacked, pixels = [], as_wanted(model, split, guide)
-    known = labels_of(split).to(pixels.device)
+    known = labels_of(split).to(pixels.device).long()
     with in_eval_mode(program):
         batches = zip(*(x.split(batch_size) for x in (pixels, known)), strict=True)
         for images, labels in batches:

@@ -99,6 +99,8 @@ def compare(
             next to others, or models of labels next to models of images.
         IncompatibleGuide: a guide does not fit its model.
     """
+    if not isinstance(pairs, Mapping):
+        raise ValueError(f'pairs must be {{"name": (model, guide)}}, not a {type(pairs).__name__}')
     if not pairs:
         raise ValueError('pairs is empty; give at least one, as {"name": (model, guide)}')
     for name, given in pairs.items():

@@ -15,7 +15,7 @@ from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.inference.training.memory import keep_memory
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes import Pictures, Scenes
@@ -88,7 +88,7 @@ def find_objects(
     Raises:
         ValueError: a guide of another kind, images that do not fit the model.
     """
-    check_at_least(1, draws=draws, batch_size=batch_size)
+    check_whole(1, draws=draws, batch_size=batch_size)
     if not isinstance(guide, SceneGuide):
         raise ValueError(
             f"guide must propose objects, as Peeling does, to find objects in a scene; "

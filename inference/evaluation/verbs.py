@@ -20,6 +20,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import (
     draw_images,
     draw_summed,
@@ -37,7 +38,7 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.spaces import tiled
 
 Taken = ParamSpec("Taken")
@@ -56,16 +57,18 @@ class _Pass(NamedTuple):
 
 
 def of_a_pair(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
-    """Decorate a verb of model, guide and images, so that one without its guide is told so."""
+    """Decorate a verb of model, guide and images: without a guide, or swapped, it says so."""
     known = signature(verb)
+    form = f"{verb.__name__}({', '.join(list(known.parameters)[:3])})"
 
     @wraps(verb)
     def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
         try:
-            known.bind(*args, **kwargs)
+            model = known.bind(*args, **kwargs).arguments["model"]
         except TypeError as error:
-            form = ", ".join(list(known.parameters)[:3])
-            raise TypeError(f"{error}; call {verb.__name__}({form})") from None
+            raise TypeError(f"{error}; call {form}") from None
+        if isinstance(model, Guide):
+            raise ValueError(f"model is a {type(model).__name__}, which is a guide; call {form}")
         return verb(*args, **kwargs)
 
     return checked
@@ -183,8 +186,8 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
     Raises:
         ValueError: a number below 1, or the model draws no images.
     """
-    check_at_least(1, number=number, batch_size=batch_size)
-    check_at_least(0, seed=seed)
+    check_whole(1, number=number, batch_size=batch_size)
+    check_seed(seed)
     _check_paints(model)
     with isolated_parameters(model):
         return draw_images(model, number, seed=seed, batch_size=batch_size)
@@ -206,8 +209,8 @@ def _ready(
     model: Model, guide: nn.Module, images: Images, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[Iterator[_Pass]]:
     """Yield the passes over the images, with no foreign parameters in Pyro's store."""
-    check_at_least(1, num_samples=num_samples, batch_size=batch_size)
-    check_at_least(0, seed=seed)
+    check_whole(1, num_samples=num_samples, batch_size=batch_size)
+    check_seed(seed)
     check_module(guide)
     wanted = as_wanted(model, images)
     with isolated_parameters(model, guide):

@@ -26,7 +26,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_weights, with_summed_drawn
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
@@ -98,8 +98,8 @@ def fill_in(
             density of single pixels, or `steps` for a model with a site that no free-form law fits.
         IncompatibleGuide: the guide does not fit the model.
     """
-    check_at_least(1, num_particles=num_particles, batch_size=batch_size)
-    check_at_least(0, steps=steps)
+    check_whole(1, num_particles=num_particles, batch_size=batch_size)
+    check_whole(0, steps=steps)
     model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
     images = as_wanted(model, images, guide)
     observed = ~images.isnan() if observed is None else checked_mask(images, observed)

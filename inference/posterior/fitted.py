@@ -30,6 +30,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refined_guide
 from capsule_zoo.inference.training.fit import fit
@@ -49,7 +50,7 @@ def semi_amortized(
     return SemiAmortized(start, min(steps, _FEW), law="normal", seed=seed)
 
 
-def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> AutoNormal:
+def auto_normal(model: Model, start: Guide, images: Images, *, steps: int, seed: int) -> AutoNormal:
     """Return Pyro's `AutoNormal`, fitted to the images from another guide's answer.
 
     Raises:
@@ -62,6 +63,7 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
             f"AutoNormal draws no discrete site, and {type(model).__name__} has "
             f"{', '.join(discrete)}; use free_form or semi_amortized"
         )
+    images = as_wanted(model, images, start)
     with seeded(seed):
         begun = FreeForm(model, images, start.discretized())
         values = {name: begun.continuous(name).transform(loc) for name, loc in begun.locs.items()}

@@ -44,13 +44,14 @@ from torch.distributions.transforms import ComposeTransform
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
 from capsule_zoo.inference.check import name_of
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
 from capsule_zoo.inference.posterior.annealing.transitions import flip
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
@@ -72,7 +73,7 @@ _COLD = 0.01  # what the image counts at its first step; after half of the steps
 def gauss_newton(
     model: Model,
     start: Guide | None,
-    images: Tensor,
+    images: Images,
     *,
     steps: int = 100,
     climb: int = 3,
@@ -102,8 +103,8 @@ def gauss_newton(
         UnservedSite: a site is summed out by enumeration, has no variance, or no free-form law;
             or none is continuous.
     """
-    check_at_least(0, steps=steps, climb=climb)
-    check_at_least(1, modes=modes)
+    check_whole(0, steps=steps, climb=climb)
+    check_whole(1, modes=modes)
     if model.supervised or not model.normalized:
         raise ValueError(
             f"{type(model).__name__} gives its images no mean and variance under a normalized "
@@ -114,8 +115,7 @@ def gauss_newton(
             f"{type(model).__name__} sums out {', '.join(summed)} by enumeration, so there is no "
             "Gauss-Newton law; build it with selection='marginal', or use free_form"
         )
-    if check:
-        model.space.check(images)
+    images = as_wanted(model, images, start, check=check)
     programs = [each for each in (model, start) if each is not None]
     mode, freeze = in_eval_mode(*programs), frozen(*programs)
     quiet = validation_enabled(False)

@@ -39,7 +39,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.models import Model
-from capsule_zoo.models.checks import check_at_least, check_seed
+from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 Action = Tensor | float | Callable[[Tensor], Tensor]
@@ -97,7 +97,7 @@ def intervene(
             its noise is kept.
         IncompatibleGuide: the guide does not fit the model.
     """
-    check_at_least(1, num_samples=num_samples, batch_size=batch_size)
+    check_whole(1, num_samples=num_samples, batch_size=batch_size)
     check_seed(seed)
     if getattr(model, "supervised", False):
         raise ValueError(

@@ -41,7 +41,7 @@ from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.checks import check_one_of, check_positive, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import log_score
@@ -75,6 +75,7 @@ class Refinement:
     end: Tensor
 
 
+@torch.enable_grad()
 def refine(
     model: Model,
     guide: Guide | None,
@@ -119,8 +120,8 @@ def refine(
     """
     images = as_wanted(model, images, guide, check=check)
     check_one_of("method", method, ("scheduled", "adam"))
-    check_at_least(0, steps=steps)
-    check_at_least(1, starts=starts)
+    check_whole(0, steps=steps)
+    check_whole(1, starts=starts)
     if starts > 1 and not isinstance(model, PartWholeCapsules):
         raise ValueError(
             f"starts must be 1 for {type(model).__name__}, not {starts}: other starts rotate the "
@@ -228,7 +229,7 @@ class SemiAmortized(Guide):
         fit: Callable[..., PerImageGuide] | None = None,
         **options: Any,
     ) -> None:
-        check_at_least(0, steps=steps)
+        check_whole(0, steps=steps)
         if not isinstance(guide, Guide):
             raise ValueError(
                 f"guide must be a Guide, which knows its model, not {type(guide).__name__}; make a "

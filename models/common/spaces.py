@@ -113,7 +113,7 @@ def space_of(program: Any) -> ObservationSpace:
     An AutoGuide of Pyro has the space of its model, and so has a model within effect handlers.
     """
     if isinstance(program, AutoGuide):
-        program = program.model
+        program = program.model if program._model else None  # Pyro forgets it in a pickle
     space = getattr(poutine.unwrap(program), "space", None)
     return space if isinstance(space, ObservationSpace) else AnyImages()
 

@@ -65,4 +65,4 @@ class PairsOfImages:
         return with_previous(images)
 
     def present(self, labels: Tensor) -> Tensor:
-        return with_previous(F.one_hot(labels, self.num_classes))
+        return with_previous(F.one_hot(labels.long(), self.num_classes))

@@ -47,6 +47,10 @@ def test_the_attack_moves_every_pixel_against_its_weight(split):
     torch.testing.assert_close(moved.images, expected)
     assert torch.equal(moved.labels, split.labels)
     assert torch.equal(fgsm(model, split, 0.0).images, split.images)
+    with torch.no_grad():
+        assert torch.equal(fgsm(model, split, 0.1).images, moved.images)
+    whole = Split(split.images, split.labels.int())
+    assert torch.equal(fgsm(model, whole, 0.1).images, moved.images)
     with pytest.raises(ValueError, match="epsilon must be at least 0"):
         fgsm(model, split, -0.1)
 

@@ -141,6 +141,13 @@ def test_every_pair_is_checked_before_the_first_is_evaluated(monkeypatch):
         compare(pairs, images)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_pairs_without_names_are_refused(kind):
+    model = Conjugate().double()
+    with pytest.raises(ValueError, match=r'pairs must be {"name": \(model, guide\)}, not a '):
+        compare(kind([model, ExactGuide(model)]), conjugate_images(3))
+
+
 def test_no_pair_is_refused():
     with pytest.raises(ValueError, match="pairs is empty"):
         compare({}, conjugate_images(3))

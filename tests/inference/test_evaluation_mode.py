@@ -46,6 +46,8 @@ DRAW = {
 CLASSIFY = {
     "classify": lambda m, g: classify(m, g, IMAGES),
     "error_rate": lambda m, g: error_rate(m, g, Split(IMAGES, LABELS)),
+    "infer": lambda m, g: infer(g, IMAGES),
+    **{verb: DRAW[verb] for verb in ("encode", "latents")},
 }
 CASES = [(name, verb, call) for name in ("vae", "part-whole") for verb, call in DRAW.items()] + [
     ("cnn", verb, call) for verb, call in CLASSIFY.items()

@@ -6,7 +6,7 @@ from toys import BernoulliMixture, Correlated, conjugate_images, pair
 
 from capsule_zoo.guides import FreeForm, RecognitionMachine
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
-from capsule_zoo.inference import check_pair, evaluate, summarize
+from capsule_zoo.inference import check_pair, encode, evaluate, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import CapsuleHelmholtzMachine
@@ -32,6 +32,25 @@ def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     log_evidence = model.log_evidence(images).mean().item()
     assert before < log_evidence - 1
     assert log_evidence - 0.4 < after < log_evidence + 0.05
+
+
+@pytest.mark.parametrize("name", ["free_form", "corrected", "gauss_newton", "auto_normal"])
+def test_a_guide_is_fitted_where_gradients_are_off(name):
+    (model, start), images, found = pair(), conjugate_images(2), []
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            guide = general_guides(model, start)[name](model, start, images, steps=2, seed=0)
+        found.append(evaluate(model, guide, images, num_particles=2).sample_stats.log_weight.values)
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("name", ["free_form", "corrected", "gauss_newton", "auto_normal"])
+def test_images_of_another_precision_are_fitted(name):
+    model, start = pair()
+    images = conjugate_images(2).float()
+    guide = general_guides(model, start)[name](model, start, images, steps=1, seed=0)
+    assert {p.dtype for p in guide.parameters()} == {torch.float64}
+    assert torch.isfinite(encode(model, guide, images)["code"]).all()
 
 
 def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_none():

@@ -1,6 +1,7 @@
 """The verbs return the same kind of result for every model, and leave all else unchanged."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -226,6 +227,8 @@ def test_pyros_autoguides_fit_where_nothing_is_relaxed():
     guide(images)
     found = encode(entry.model, guide, images, num_samples=100)["image_code"]
     assert_close(found, guide.locs.image_code.detach(), atol=0.06, rtol=0)
+    twin = pickle.loads(pickle.dumps(guide))  # in which Pyro forgets the model
+    assert_close(encode(entry.model, twin, images, num_samples=100)["image_code"], found)
     entry = make("part-whole")
     images = images_for(entry)
     guide = AutoNormal(entry.model)
@@ -293,6 +296,11 @@ def test_what_is_wrong_is_named():
             verb(*pair, images, num_samples=0)
         with pytest.raises(ValueError, match="seed"):
             verb(*pair, images, num_samples=1, seed=-1)
+        for wrong in ({"num_samples": 1.5}, {"seed": 1.5}, {"seed": 2**64}, {"batch_size": 2.5}):
+            with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a whole number"):
+                verb(*pair, images, **wrong)
+        with pytest.raises(ValueError, match=rf"is a guide; call {verb.__name__}\(model, guide"):
+            verb(*reversed(pair), images)
         with pytest.raises(ValueError, match="images"):
             verb(*pair, images[:, 0])
         with pytest.raises(ValueError, match="images must be a torch"):
@@ -301,6 +309,10 @@ def test_what_is_wrong_is_named():
             verb(entry.model, lambda images: None, images)
     with pytest.raises(ValueError, match="number"):
         sample(entry.model, 0)
+    with pytest.raises(ValueError, match=r"steps must be a whole number, 0 or more, not 2\.5"):
+        refine(*pair, images, steps=2.5)
+    with pytest.raises(ValueError, match=r"batch_size must be a whole number, 1 or more, not 2\.5"):
+        entry.model(batch_size=2.5)
     with pytest.raises(ValueError, match="images"):
         classify(make("cnn").model, make("cnn").guide, images)
 
