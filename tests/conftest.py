@@ -53,5 +53,7 @@ def few_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
     the climbs at their own lengths.
     """
     module = import_module("capsule_zoo.inference.posterior.gauss_newton")
-    for name, few in dict(_SCREENED=4, _CLIMBING=4, _TEMPERED=4, _ROUNDS=1, _FLIPS=1).items():
+    several = module._several
+    monkeypatch.setattr(module, "_several", lambda *given: several(*given[:-1], climbing=4))
+    for name, few in dict(_SCREENED=1, _TEMPERED=4, _ROUNDS=1, _FLIPS=1).items():
         monkeypatch.setattr(module, name, few)

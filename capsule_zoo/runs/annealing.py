@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
-MODES = 4  # such points for each image
+MODES, CLIMBING = 4, 64  # such points for each image, and draws of the prior that climb to them
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -85,6 +85,7 @@ def guide_losses(
     seed: int = 0,
     refinement: int = REFINEMENT,
     modes: int = MODES,
+    climbing: int = CLIMBING,
     progress: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -96,8 +97,8 @@ def guide_losses(
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`; see `losses`.
         steps: updates of every general guide, and those that widen a guide of points.
-        refinement, modes: `steps` and `modes` of the `gauss_newton` from which chains start. Codes
-            of more than 512 numbers have one point, and no guide `mixture`.
+        refinement, modes, climbing: `steps`, `modes` and `climbing` of the `gauss_newton` from
+            which chains start. Codes of more than 512 numbers have one point, and no `mixture`.
         progress: show progress bars.
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
@@ -114,7 +115,8 @@ def guide_losses(
     guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
-    start = start_of(entry, guide, test.images, seed=seed, steps=refinement, modes=modes)
+    how = dict(steps=refinement, modes=modes, climbing=climbing)
+    start = start_of(entry, guide, test.images, seed=seed, **how)
     settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
     annealed = annealed_log_likelihood(entry.model, start, test, **settings)
     lower = log_mean(pooled_log_weight(annealed))

@@ -54,7 +54,7 @@ SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 1
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("generative-capsnet-continuous", *SHAPED), HIDDEN),
-    "scenes": HIDDEN | dict(temperatures=4000),
+    "scenes": HIDDEN | dict(temperatures=2000, climbing=256),
     "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # of the scenes that are annealed
@@ -179,7 +179,7 @@ def gaps(
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
         images_of: the same for some entries, which draw no more than so many themselves.
-        settings_of: arguments of `annealed_log_likelihood` for some entries.
+        settings_of: arguments of `guide_losses` for some entries.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the start and the posterior.

@@ -65,7 +65,7 @@ _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told
 _DAMPING = 0.01  # of a step that follows one that failed
 _ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
 _JUDGED = 16  # draws from which the evidence of a mode is computed
-_SCREENED, _CLIMBING = 1024, 64  # draws of the prior, and how many of them climb
+_SCREENED = 16  # draws of the prior for each that climbs
 _TEMPERED, _RATE = 120, 0.4  # steps of the climb, and their length in deviations of the prior
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
@@ -78,6 +78,7 @@ def gauss_newton(
     steps: int = 100,
     climb: int = 3,
     modes: int = 1,
+    climbing: int = 64,
     blocks: bool | None = None,
     seed: int = 0,
     check: bool = True,
@@ -93,6 +94,8 @@ def gauss_newton(
         modes: points that are refined for each image: the answer of `start`, and in turn points
             that climb from the prior and draws of `start`. They become a mixture, weighted by
             evidence, in which a point that reaches the mode of another one counts once.
+        climbing: draws of the prior that climb for each image, where `modes` is above 1: the
+            likeliest of 16 times as many. More find higher points in scenes of several objects.
         blocks: whether the law is independent between sites, and between the elements of their
             plates: the parts, the objects. By default above 2,048 numbers an image.
         seed: seed of all noise.
@@ -104,7 +107,7 @@ def gauss_newton(
             or none is continuous.
     """
     check_whole(0, steps=steps, climb=climb)
-    check_whole(1, modes=modes)
+    check_whole(1, modes=modes, climbing=climbing)
     if model.supervised or not model.normalized:
         raise ValueError(
             f"{type(model).__name__} gives its images no mean and variance under a normalized "
@@ -121,7 +124,8 @@ def gauss_newton(
     quiet = validation_enabled(False)
     with isolated_parameters(*programs), quiet, mode, freeze, seeded(seed), poutine.block():
         if modes > 1:
-            start, images = _several(model, start, images, modes), tiled(images, modes)
+            start = _several(model, start, images, modes, climbing)
+            images = tiled(images, modes)
         points = refine(model, start, images, steps=steps, seed=seed, check=False).guide
         assert isinstance(points, FreeForm)
         path, state = path_at(model, points, images)
@@ -369,15 +373,16 @@ def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dic
 
 
 @torch.no_grad()
-def _several(model: Model, start: Guide | None, images: Tensor, modes: int) -> FreeForm:
+def _several(
+    model: Model, start: Guide | None, images: Tensor, modes: int, climbing: int
+) -> FreeForm:
     """Return points to refine: the answer of a guide, points from the prior, and its own draws."""
     points = FreeForm(model, tiled(images, modes), start)
     discrete = points.discretized()
     own = range(2, modes, 2) if start is not None else range(0)
     climbed = [copy for copy in range(1, modes) if copy not in own]
-    parts = [
-        _from_prior(discrete.model, part, len(climbed)) for part in images.split(_ROWS // _CLIMBING)
-    ]
+    few = images.split(max(1, _ROWS // climbing))
+    parts = [_from_prior(discrete.model, part, len(climbed), climbing) for part in few]
     for copy in range(1, modes):
         rows = slice(copy * len(images), (copy + 1) * len(images))
         nodes = poutine.trace(start).get_trace(images).nodes if copy in own else {}
@@ -393,14 +398,14 @@ def _several(model: Model, start: Guide | None, images: Tensor, modes: int) -> F
     return points
 
 
-def _from_prior(model: Model, images: Tensor, number: int) -> dict[str, Tensor]:
+def _from_prior(model: Model, images: Tensor, number: int, climbing: int) -> dict[str, Tensor]:
     """Return the best points that are reached from the prior, (number, B, ...) by site.
 
     The likeliest of many draws climb by Adam while the image counts more and more.
     """
-    climbing = max(_CLIMBING, number)
+    climbing = max(climbing, number)
     path = AnnealedPath(model, None, tiled(images, climbing))
-    drawn = [path.draw() for _ in range(-(-_SCREENED // climbing))]
+    drawn = [path.draw() for _ in range(_SCREENED)]
     joint = torch.cat([path.terms(each).at(1.0) for each in drawn])
     choices = {name: torch.cat([each.choices[name] for each in drawn]) for name in path.choices}
     every = State(torch.cat([each.position for each in drawn]), choices)
