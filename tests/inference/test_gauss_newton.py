@@ -206,13 +206,14 @@ def test_points_that_climb_from_the_prior_find_the_mode():
     path = AnnealedPath(model, None, images)
     true = path.state(latents)
     found = []
-    for modes in (1, 2):
-        points = gauss_newton(model, None, images, steps=20, modes=modes).locs["place"]
+    for modes, climbing in ((1, 64), (2, 1), (2, 64)):
+        how = dict(steps=20, modes=modes, climbing=climbing)
+        points = gauss_newton(model, None, images, **how).locs["place"]
         joints = [
             path.terms(true._replace(position=points[:, m].detach())).at(1.0) for m in range(modes)
         ]
         found.append((torch.stack(joints).amax(0) > path.terms(true).at(1.0) - 3).sum())
-    assert found[0] < 8 and found[1] == 20
+    assert found[0] < 8 and found[1] < 16 and found[2] == 20, found
 
 
 def test_presences_settle_with_the_poses_that_follow_them():
