@@ -22,6 +22,7 @@ from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
 
 
@@ -72,7 +73,8 @@ def check_pair(
     A guide fits when it draws every latent site of the model except the enumerated ones, and draws
     or observes no other site (unless marked `infer={"is_auxiliary": True}`). At each site the
     shape, the event rank and whether values are discrete must agree. Zoo guides and Pyro's
-    AutoGuides are checked in the same way. The random state is left as it was.
+    AutoGuides are checked in the same way, in evaluation mode: the random state and running
+    statistics are left as they were.
 
     Args:
         images: (B, C, H, W), a small batch is enough.
@@ -81,7 +83,7 @@ def check_pair(
     Raises:
         IncompatibleGuide: lists all problems by site.
     """
-    with isolated_parameters(model, guide):
+    with isolated_parameters(model, guide), in_eval_mode(model, guide):
         refuse_misfit(model, guide, images, labels)
 
 

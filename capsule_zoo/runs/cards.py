@@ -19,7 +19,6 @@ from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
-from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Metric, machine, plain, read_record, versions
 from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
 from capsule_zoo.runs.folder import open_run, read_metrics
@@ -68,8 +67,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
             if not torch.isfinite(weights).all():
                 raise ValueError(f"{part} weight {name} is not finite; train again")
     discrete = entry.model.discretized(), entry.guide.discretized()
-    with in_eval_mode(*discrete):  # a run in training would move running means
-        check_pair(*discrete, data.test.images[:2])
+    check_pair(*discrete, data.test.images[:2])
     return {
         "what": summary(entry.name),
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},

@@ -21,6 +21,7 @@ from capsule_zoo.inference import IncompatibleGuide, check_pair
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
+from capsule_zoo.registry import create, small_sizes
 
 
 class Written(Guide):
@@ -202,3 +203,11 @@ def test_frozen_parameters_stay_frozen():
     model.requires_grad_(False)
     check_pair(model, PointGuide(model).double(), conjugate_images(3))
     assert not model.mean.requires_grad
+
+
+def test_running_statistics_and_modes_are_left_as_they_were():
+    entry = create("part-whole", **small_sizes("part-whole"))
+    before = {name: value.clone() for name, value in entry.guide.state_dict().items()}
+    check_pair(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
+    assert all(torch.equal(before[n], value) for n, value in entry.guide.state_dict().items())
+    assert all(part.training for part in entry.guide.modules())
