@@ -66,7 +66,10 @@ def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Ten
 
 
 class _Numbered(Messenger):
-    """Let enumerated sites of vectors draw the number of a vector: infer_discrete needs scalars."""
+    """Let enumerated sites of vectors draw the number of a vector: infer_discrete needs scalars.
+
+    It drops dims of size 1, such as that of a single image, which are restored.
+    """
 
     def _pyro_sample(self, msg: Any) -> None:
         law = msg["fn"]
@@ -77,7 +80,8 @@ class _Numbered(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if (vectors := msg["infer"].get("vectors")) is not None:
-            msg["value"] = vectors[msg["value"]]
+            number, plates = msg["value"], msg["fn"].batch_shape
+            msg["value"] = vectors[number if number.dim() >= len(plates) else number.expand(plates)]
 
 
 def only(trace: Trace, sites: Iterable[str]) -> Trace:

@@ -356,3 +356,12 @@ def test_every_function_of_images_takes_them_in_every_form(kind):
         split = Split(images_for(matrix), torch.arange(BATCH) % 2)
         given = replace(split, images=split.images.double()) if kind == "double" else split
         assert_close(fgsm(matrix.model, given, 0.1).images, fgsm(matrix.model, split, 0.1).images)
+
+
+def test_a_batch_of_one_image_keeps_its_dim_where_sites_are_summed_out():
+    """Pyro's `infer_discrete` drops the dims of size 1 of what it draws."""
+    entry = make("scenes").summed
+    images = images_for(entry)[:3]
+    assert reconstruct(entry.model, entry.guide, images, batch_size=2).shape == images.shape
+    drawn = posterior_predictive(entry.model, entry.guide, images[:1], 2)
+    assert drawn.shape == (2, *images[:1].shape)
