@@ -103,7 +103,7 @@ def _collected(
                 drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
             for name, values in found.items():
-                values.append(read(nodes[name]))
+                values.append(read(nodes[name]).detach())  # a value may be a parameter itself
     return {name: torch.cat(values) for name, values in found.items()}
 
 

@@ -365,3 +365,12 @@ def test_a_batch_of_one_image_keeps_its_dim_where_sites_are_summed_out():
     assert reconstruct(entry.model, entry.guide, images, batch_size=2).shape == images.shape
     drawn = posterior_predictive(entry.model, entry.guide, images[:1], 2)
     assert drawn.shape == (2, *images[:1].shape)
+
+
+def test_what_a_guide_infers_carries_no_gradients():
+    """A feature of an absent object is a parameter of the guide itself."""
+    entry = make("stacked-capsule-autoencoder", "em")
+    images = images_for(entry)
+    found = [infer(entry.guide, images), encode(entry.model, entry.guide, images)]
+    assert not any(value.requires_grad for values in found for value in values.values())
+    assert latents(entry.guide, images, ["object_feature"]).shape[0] == len(images)
