@@ -697,3 +697,11 @@ def test_an_upper_bound_is_of_inverse_weights():
     bounds = annealed_bounds(found)
     assert bounds["simulated_upper"] == pytest.approx(-math.log(5 / 8))
     assert bounds["simulated_lower"] == pytest.approx(math.log(5 / 2))
+
+
+def test_a_start_that_is_refused_keeps_its_running_statistics():
+    entry = create("part-whole", **small_sizes("part-whole"))
+    before = {name: value.clone() for name, value in entry.guide.state_dict().items()}
+    with pytest.raises(ValueError, match="widen it first"):
+        annealed_log_likelihood(entry.model, entry.guide, torch.rand(3, 1, 12, 12), temperatures=2)
+    assert all(torch.equal(before[n], value) for n, value in entry.guide.state_dict().items())

@@ -321,7 +321,8 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
     """Raise ValueError for a guide from which no chain can start."""
     if guide is None:
         return
-    with isolated_parameters(pair.model, pair.guide), torch.no_grad(), seeded(0):
+    mode = in_eval_mode(pair.model, pair.guide)
+    with isolated_parameters(pair.model, pair.guide), mode, torch.no_grad(), seeded(0):
         few = pair.images if is_per_image(guide) else pair.images[:2]
         _, model_trace, guide_trace = log_weights(pair.model, pair.guide, few)
     drawn = latent_sites(guide_trace)
