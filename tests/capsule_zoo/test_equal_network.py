@@ -120,12 +120,17 @@ def test_the_record_has_every_network_and_try(name, minutes, few, tmp_path):
     assert found == wanted and drawn == {"turned", "attacked"}
 
 
-@pytest.mark.parametrize("way, data", [("cifar10", "cifar10"), ("at-length", "mnist")])
-def test_other_data_and_lengths_have_the_same_comparison(way, data, few, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("capsule-network/equal-network-cifar10", "cifar10"),
+        ("capsule-network/equal-network-at-length", "mnist"),
+    ],
+)
+def test_other_data_and_lengths_have_the_same_comparison(name, data, few, monkeypatch, tmp_path):
     monkeypatch.setattr(equal_network, "photographs", lambda name, _: {data: few}[name])
     options = Options(minutes=0.01, progress=False, processes=1)
     sizes = dict(channels=4, hidden=(8, 8))
-    name = f"capsule-network/equal-network-{way}"
     found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
     assert {f"test_error_plain_{data}", f"error_fgsm_100_capsules_{data}"} <= found
     assert all(each.endswith(f"_{data}") for each in found)
