@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
-MODES, CLIMBING = 4, 64  # such points for each image, and draws of the prior that climb to them
+MODES = 4  # such points for each image
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -85,7 +85,7 @@ def guide_losses(
     seed: int = 0,
     refinement: int = REFINEMENT,
     modes: int = MODES,
-    climbing: int = CLIMBING,
+    climbing: int = 64,
     progress: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

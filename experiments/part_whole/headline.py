@@ -195,14 +195,14 @@ def demo_bound(job: Job[tuple[int, int]], *, particles: int) -> float:
     return held_out_bounds(normal, data.test, particles, options.seed)["elbo"][0]
 
 
-def principal_components(images: Tensor, number: int) -> Reader:
+def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
     """Return a reader of principal components of pixels, as many as these images have at most."""
     from sklearn.decomposition import PCA
 
     def rows(images: Tensor) -> np.ndarray:
         return images.flatten(1).numpy()
 
-    known = PCA(min(number, *rows(images).shape), random_state=0).fit(rows(images))
+    known = PCA(min(number, *rows(images).shape), random_state=seed).fit(rows(images))
     return lambda _, images: known.transform(rows(images))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, single
-from capsule_zoo.experiments.part_whole.headline import automatic, measures
+from capsule_zoo.experiments.part_whole.headline import automatic, measures, principal_components
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import (
     ObjectSettings,
@@ -142,18 +142,15 @@ def clusters(
         components: principal components of the pixels.
         numbers: numbers of clusters.
     """
-    from sklearn.decomposition import PCA
-
     data = load_dataset("mnist", root=options.data_root)
     guide = load(weights).guide
     sets = parsed(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
     found = {"kinds_64": classes_found(kinds, labels)}
-    pixels = [split.images.flatten(1).numpy() for split in (data.train, data.test)]
-    known = PCA(components, random_state=options.seed).fit(pixels[0])
+    read = principal_components(data.train.images, components, options.seed)
     features = {
-        "pixels": [known.transform(each) for each in pixels],
+        "pixels": [read(guide, split.images) for split in (data.train, data.test)],
         "parts": [present(split.images) for split in (sets.train, sets.test)],
     }
     for number in numbers:

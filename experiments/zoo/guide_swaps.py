@@ -61,11 +61,10 @@ OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
-def published(name: str, *data: str) -> list[str]:
-    """Return the names of an entry's published weights that were trained on such data."""
-    return [
-        w.name for w in list_weights().values() if w.entry == name and w.data.split(":")[0] in data
-    ]
+def published(name: str, *data: str) -> str | None:
+    """Return the name of an entry's first published weights of these data; None without any."""
+    own = (w for w in list_weights().values() if w.entry == name)
+    return next((w.name for w in own if w.data.split(":")[0] in data), None)
 
 
 def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
@@ -74,8 +73,7 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     It is the run that the options name, else the entry's published weights, else a new entry,
     trained on MNIST for a number of updates.
     """
-    known = options.run or next(iter(published(name, "mnist", "multi-mnist")), None)
-    if known:
+    if known := options.run or published(name, "mnist", "multi-mnist"):
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
         entry, data, _ = open_run(known, None, root, only_tests=scenes)

@@ -100,7 +100,7 @@ def measure(job: Job, *, images: int, fitted: int, updates: int) -> dict[str, Nu
 
 def entry_of(name: str, data: Dataset, updates: int, options: Options) -> Entry:
     """Return the published entry of MNIST, or one that is trained for some updates."""
-    for weights in published(name, "mnist"):
+    if weights := published(name, "mnist"):
         return load(weights)
     entry = begun(name, data, options)
     train(entry, data, options, name="entry", steps=updates)

@@ -91,7 +91,7 @@ def test_a_motion_moves_a_dot_as_its_name_says(name):
 def test_it_names_what_it_measures(monkeypatch, tmp_path, unpainted):
     few = few_digits(24, 12, size=17)
     monkeypatch.setattr(transformations, "load_dataset", lambda *_, **__: few)
-    monkeypatch.setattr(transformations, "published", lambda *_: [])
+    monkeypatch.setattr(transformations, "published", lambda *_: None)
     how = dict(entries=("cnn", "vae"), images=12, fitted=20, updates=1)
     found, figures = names_in_record("zoo/transformations", QUICK, tmp_path / "out", **how)
     places = [f"{m}_{a:g}".replace(".", "_") for m, (_, own, _) in MOTIONS.items() for a in own]
