@@ -17,7 +17,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, gray_scenes, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
-from capsule_zoo.experiments.scenes.counts import DATA, right_counts
+from capsule_zoo.experiments.scenes.counts import DATA, at_drawn_places, right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.training import photographs as photographs_of
 from capsule_zoo.inference import Checks
@@ -79,7 +79,7 @@ class Settings:
         seeds: number of seeds.
         length: minutes of training on each data set, of the processor.
         draws: draws of the guide that are combined.
-        tested: test scenes of each data set.
+        tested: test scenes of each data set, at most; sprites and tetrominoes have 1,000.
         named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
         sizes: sizes of the entries that replace ours.
     """
@@ -87,19 +87,20 @@ class Settings:
     seeds: int = 5
     length: float = 12.0
     draws: int = 20
-    tested: int = 1000
-    named: int = 5000
+    tested: int = 2000
+    named: int = 55_000
     sizes: Any = None
 
 
-@experiment("scenes/segmentation", data="multi-mnist", minutes=180, lead="multi_mnist")
+@experiment("scenes/segmentation", data="multi-mnist", minutes=200, lead="multi_mnist")
 def segmentation(options: Options, chosen: Settings) -> Result:
-    """Segment digits, sprites and tetrominoes, and name the digits (three core-hours).
+    """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
 
     `ari_...` is over scenes of two objects or more. `iou` is the overlap of the box of every true
     digit's ink with the best box. `classes_found` is the share of the found digits whose class is
     that of their kind: a window about each is read by `shape-codes-mnist`, which learned its kinds
-    without labels. `..._worst` is that of the worst seed.
+    without labels. `..._worst` is that of the worst seed. Digits are found at places of attention
+    that are drawn, as in `scenes/counts`.
     """
     study = Study(dict.fromkeys(SIZES, chosen), chosen.seeds)
     outcomes = study.run(one_set, options)
@@ -120,9 +121,10 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     name, settings, options = job.name, job.variant, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
-    test, batch = data.test[: settings.tested], 64 if name == DIGITS else 16
-    found, numbers = learned(entry, data, test, options, settings.length, settings.draws, batch)
-    if name == DIGITS:
+    test, digits = data.test[: settings.tested], name == DIGITS
+    how: Any = dict(batch_size=64 if digits else 16, drawn_places=digits)
+    found, numbers = learned(entry, data, test, options, settings.length, settings.draws, **how)
+    if digits:
         numbers["iou"] = mean_and_error(box_overlaps(found.boxes, found.presence, test.objects))
         labelled = load_dataset("mnist", options.data_root).train
         numbers["classes_found"] = named(test, found, labelled, settings.named)
@@ -138,12 +140,18 @@ def learned(
     draws: int,
     batch_size: int = 16,
     name: str = "",
+    drawn_places: bool = False,
 ) -> tuple[FoundObjects, dict[str, Number]]:
-    """Train scenes for minutes of a processor; return what they find, its ARI and right counts."""
+    """Train scenes for minutes of a processor; return what they find, its ARI and right counts.
+
+    Args:
+        drawn_places: whether objects are found at places of attention that are drawn, see `focus`.
+    """
     busy = Checks(clock="processor")
     minutes = options.minutes or length
     train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
-    found = find_objects(entry.model, entry.guide, test.images, draws=draws)
+    reader = at_drawn_places(entry) if drawn_places else entry
+    found = find_objects(reader.model, reader.guide, test.images, draws=draws)
     ari = foreground_ari(found.owners, test.objects)
     right = mean_and_error(right_counts(found, test))
     return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
