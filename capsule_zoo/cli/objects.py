@@ -1,7 +1,7 @@
 """The commands that find objects: `segment` in a user's pictures, `parse` in scenes of points."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,6 +37,15 @@ def segment(
         ),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Of the places at which each draw looks; .1 tells digits that stand close apart. "
+            "[default: the run's own]",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into.  [default: RUN/objects]")
@@ -63,7 +72,8 @@ def segment(
     opened = runs.open_pictures(run, data, data_root, slots is None, held_out)
     entry, pictures, files, folder = opened
     target, few = out or folder / "objects", pictures[:images]
-    found = segment_run(entry, few, target, files=files, slots=slots, draws=draws, seed=seed)
+    how: dict[str, Any] = dict(slots=slots, draws=draws, temperature=temperature, seed=seed)
+    found = segment_run(entry, few, target, files=files, **how)
     print_metrics(found)
     print(f"written to {target}")
     print_json(as_json, found)

@@ -36,8 +36,7 @@ def segment_run(
     *,
     files: Sequence[str] = (),
     slots: int | None = None,
-    draws: int = 5,
-    seed: int = 0,
+    **options: Any,
 ) -> dict[str, Any]:
     """Write what is found in a split into a folder, and return a summary.
 
@@ -49,6 +48,7 @@ def segment_run(
     Args:
         files: the file of each image, for the tables.
         slots: most objects of an image, which may then have any size; see `on_canvas`.
+        options: draws, temperature and seed of `find_objects`.
 
     Raises:
         ValueError: the entry is no model of scenes, or the images do not fit it.
@@ -61,7 +61,7 @@ def segment_run(
     if slots is not None:
         height, width = split.images.shape[-2:]
         entry = on_canvas(entry, height, width, slots)
-    found = find_objects(entry.model, entry.guide, split.images, draws=draws, seed=seed)
+    found = find_objects(entry.model, entry.guide, split.images, **options)
     pictures = colored_objects(split.images, found.numbers, entry.model.slots)
     older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
     for kind in ("masks", "pictures"):

@@ -17,7 +17,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, gray_scenes, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
-from capsule_zoo.experiments.scenes.counts import DATA, at_drawn_places, right_counts
+from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.training import photographs as photographs_of
 from capsule_zoo.inference import Checks
@@ -122,7 +122,7 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test, digits = data.test[: settings.tested], name == DIGITS
-    how: Any = dict(batch_size=64 if digits else 16, drawn_places=digits)
+    how: Any = dict(batch_size=64 if digits else 16, temperature=PLACES if digits else None)
     found, numbers = learned(entry, data, test, options, settings.length, settings.draws, **how)
     if digits:
         numbers["iou"] = mean_and_error(box_overlaps(found.boxes, found.presence, test.objects))
@@ -140,18 +140,19 @@ def learned(
     draws: int,
     batch_size: int = 16,
     name: str = "",
-    drawn_places: bool = False,
+    temperature: float | None = None,
 ) -> tuple[FoundObjects, dict[str, Number]]:
     """Train scenes for minutes of a processor; return what they find, its ARI and right counts.
 
     Args:
-        drawn_places: whether objects are found at places of attention that are drawn, see `focus`.
+        temperature: of the places at which objects are found, see `find_objects`.
     """
     busy = Checks(clock="processor")
     minutes = options.minutes or length
     train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
-    reader = at_drawn_places(entry) if drawn_places else entry
-    found = find_objects(reader.model, reader.guide, test.images, draws=draws)
+    found = find_objects(
+        entry.model, entry.guide, test.images, draws=draws, temperature=temperature
+    )
     ari = foreground_ari(found.owners, test.objects)
     right = mean_and_error(right_counts(found, test))
     return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}

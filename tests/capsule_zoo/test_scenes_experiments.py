@@ -227,7 +227,7 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
     runs.train("scenes", tmp_path / "run", given, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
     with pytest.raises(SystemExit) as ended:
-        main(["segment", "run", "--draws", "1", "--json"])
+        main(["segment", "run", "--draws", "1", "--temperature", "0.1", "--json"])
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert found["images"] == 3

@@ -121,6 +121,19 @@ def test_objects_are_found_by_every_guide(name):
     assert found.log_evidence.isfinite().all()
 
 
+def test_objects_are_found_at_places_that_are_drawn():
+    entry, images = small("peeling")
+    own = find_objects(entry.model, entry.guide, images, draws=3)
+    drawn = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.5)
+    same = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.0)
+    assert torch.equal(own.log_evidence, same.log_evidence)
+    assert not torch.equal(own.log_evidence, drawn.log_evidence) and entry.guide.temperature == 0
+    with pytest.raises(ValueError, match="temperature must"):
+        find_objects(entry.model, entry.guide, images, temperature=-1.0)
+    with pytest.raises(ValueError, match="leave temperature=None for a SlotAttention"):
+        find_objects(entry.model, small("slot-attention")[0].guide, images, temperature=0.1)
+
+
 @pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture")])
 @pytest.mark.parametrize("name", GUIDES)
 def test_missing_pixels_are_left_out(name, sizes):
