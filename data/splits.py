@@ -48,9 +48,8 @@ class Split(TorchDataset):
                 "images must be (N, C, H, W), or (N, P, 2) for points of the plane, not "
                 f"{tuple(self.images.shape)}"
             )
-        if self.labels is None:
-            return
-        check_labels_of(self.images, self.labels)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", labels_for(self.images, self.labels))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -106,8 +105,8 @@ def labels_of(split: Split) -> Tensor:
     return split.labels
 
 
-def check_labels_of(images: Tensor, labels: Tensor) -> None:
-    """Raise ValueError unless labels are a tensor of integers, one for each image."""
+def labels_for(images: Tensor, labels: Tensor) -> Tensor:
+    """Return labels (N,) as int64; raise ValueError unless they are integers, one per image."""
     if not isinstance(labels, Tensor):
         raise ValueError(f"labels must be a tensor of integers, not {type(labels).__name__}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -119,6 +118,7 @@ def check_labels_of(images: Tensor, labels: Tensor) -> None:
         raise ValueError(
             f"labels must be ({len(images)},), one per image, not {tuple(labels.shape)}"
         )
+    return labels.long()
 
 
 def integer_of(index: object) -> int | None:

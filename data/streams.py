@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from capsule_zoo.data.batches import Batch, BatchSource, ShuffledBatches, Transform
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
-from capsule_zoo.data.splits import check_labels_of
+from capsule_zoo.data.splits import labels_for
 
 CheckImages = Callable[[Tensor], None]
 _ITEMS = 1  # separates the stream of reading items from the stream of the transform
@@ -190,8 +190,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
         return parts[0], None
     if len(parts) < 2:
         raise ValueError("labels=True needs data with labels: let data yield (image, label)")
-    check_labels_of(parts[0], parts[1])
-    return parts[0], parts[1]
+    return parts[0], labels_for(parts[0], parts[1])
 
 
 def items_in(dataset: TorchDataset) -> int:

@@ -3,7 +3,6 @@
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro import poutine
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         self.classifier.check_labels(labels)
         pose, labels = self.poses(images, labels)
         pose = (pose - self.origin[labels]) / self.unit[labels]
-        chosen = F.one_hot(labels.long(), self.classifier.num_classes).to(pose)
+        chosen = self.classifier.one_hot(labels).to(pose)
         code = (chosen[:, :, None] * pose[:, None]).flatten(1)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", dist.Delta(code, event_dim=1))
@@ -91,7 +90,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         """Return the pose (B, 16) of the label's capsule, and the label, by default predicted."""
         with poutine.block():
             classes = self.classifier.capsules(images)[-1]
-        labels = classes.logits[:, 0].argmax(1) if labels is None else labels
+        labels = classes.logits[:, 0].argmax(1) if labels is None else labels.long()
         each = torch.arange(len(labels), device=labels.device)
         return classes.pose[:, 0].flatten(2)[each, labels], labels
 
@@ -102,7 +101,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         """
         batches = zip(images.split(100), labels.split(100), strict=True)
         poses = torch.cat([self.poses(*batch)[0] for batch in batches])
-        for label in labels.unique():
+        for label in labels.unique().tolist():
             own = poses[labels == label]
             if len(own) > 1:
                 self.unit[label] = own.std(0).clamp(min=1e-6)

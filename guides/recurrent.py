@@ -22,7 +22,6 @@ import math
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -136,12 +135,12 @@ class OverlappingEncoder(RecurrentEncoder):
         self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
     ) -> list[Drawing]:
         if labels is not None:
-            attend = F.one_hot(labels.long(), self.model.num_classes)
+            attend = self.model.one_hot(labels)
         return super().forward(images, attend=attend)
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
-        attend = F.one_hot(labels.long(), self.model.num_classes)
+        attend = self.model.one_hot(labels)
         with in_eval_mode(self):
             return self.drawings(pairs, pairs, attend)[-1].mean

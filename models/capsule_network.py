@@ -31,20 +31,19 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
-import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
+from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.networks.leading import PairsOfImages
+from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages
 from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
 
 PER_SQUARED_ERROR = 0.0005  # the paper's weight of the reconstruction in units of the margin loss
 
 
-class CapsuleNetwork(Model):
+class CapsuleNetwork(ImagesOfClasses, Model):
     """The capsule network as a model of images, described at the top of this file.
 
     Args:
@@ -105,14 +104,6 @@ class CapsuleNetwork(Model):
             law = dist.Normal(mean, self.sigma_image).to_event(3)
             return pyro.sample("image", law, obs=images)
 
-    def seen(self, images: Tensor) -> Tensor:
-        """Return what the guide reads of images (B, C, H, W): the images."""
-        return images
-
-    def present(self, labels: Tensor) -> Tensor:
-        """Return 1 for the classes that the image shows and 0 for others, (B, J)."""
-        return F.one_hot(labels.long(), self.num_classes)
-
     @pyro_method
     def draw(self, capsules: Tensor, winners: Tensor | None = None) -> Tensor:
         """Draw the mean images (*batch, C, H, W) from the capsules (*batch, J, 16) of one class.
@@ -122,13 +113,9 @@ class CapsuleNetwork(Model):
         """
         if winners is None:
             winners = capsules.norm(dim=-1).argmax(-1)
-        chosen = F.one_hot(winners.long(), self.num_classes).to(capsules)
+        chosen = self.one_hot(winners).to(capsules)
         masked = (chosen[..., None] * capsules).flatten(-2)
         return self.decoder(masked).sigmoid().unflatten(-1, self.image_shape)
-
-    def check_labels(self, labels: Tensor | None) -> None:
-        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
-        check_labels(labels, self.num_classes)
 
 
 class OverlappingCapsuleNetwork(PairsOfImages, CapsuleNetwork):

@@ -45,18 +45,17 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of, check_positive
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.networks.leading import PairsOfImages, joined
+from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages, joined
 from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
@@ -135,7 +134,7 @@ class Canvas:
         check_one_of("likelihood", self.likelihood, LIKELIHOODS)
 
 
-class RecurrentCapsules(Model):
+class RecurrentCapsules(ImagesOfClasses, Model):
     """The recurrent capsule network, described at the top of this file.
 
     Args:
@@ -232,14 +231,6 @@ class RecurrentCapsules(Model):
                 pyro.factor("label", -self.label_weight * margin_loss(length, self.present(labels)))
         return images
 
-    def seen(self, images: Tensor) -> Tensor:
-        """Return what the capsules see of images (B, C, H, W): the images."""
-        return images
-
-    def present(self, labels: Tensor) -> Tensor:
-        """Return 1 for classes that are in what the capsules see, 0 for others, (B, classes)."""
-        return F.one_hot(labels.long(), self.num_classes)
-
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:
         """Draw all steps from their codes, (*batch, latent) each."""
@@ -315,7 +306,7 @@ class RecurrentCapsules(Model):
 
     def check_labels(self, labels: Tensor | None) -> None:
         """Raise ValueError unless labels, if any, are (B,) classes and there are capsules."""
-        check_labels(labels, self.num_classes)
+        super().check_labels(labels)
         if labels is not None and self.capsules == "none":
             raise ValueError(
                 "labels need capsules, and this model has none; leave the labels out or build "

@@ -307,6 +307,13 @@ def test_labels_are_integers_of_any_width(name):
     ]
     first, *others = (idata.sample_stats.log_weight.values for idata in found)
     assert all((first == other).all() for other in others)
+    for program in (entry.model, entry.guide):
+        density = []
+        for dtype in (torch.int64, torch.int32, torch.uint8):
+            pyro.set_rng_seed(0)
+            trace = poutine.trace(program).get_trace(images, labels.to(dtype))
+            density.append(trace.log_prob_sum())
+        assert density[0] == density[1] == density[2]
 
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)

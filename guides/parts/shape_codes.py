@@ -135,7 +135,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
             infer = {"enumerate": "parallel"} if self.kind == "enumerated" else {}
             kind = pyro.sample("object_kind", law, infer=infer)
         else:
-            kind = labels[:, None]
+            kind = labels[:, None].long()
         pose, code = found.laws(kind)
         pyro.sample("object_pose", pose)
         pyro.sample("object_code", code)

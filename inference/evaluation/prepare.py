@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
-from capsule_zoo.data.splits import check_labels_of
+from capsule_zoo.data.splits import labels_for
 from capsule_zoo.inference.check import (
     IncompatibleGuide,
     check_pair,
@@ -93,8 +93,7 @@ def prepare(
     pixels = as_wanted(model, images, guide)
     classes = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
     if classes is not None:
-        check_labels_of(pixels, classes)
-        classes = classes.to(pixels.device)
+        classes = labels_for(pixels, classes).to(pixels.device)
     if (check := getattr(poutine.unwrap(model), "check_labels", None)) is not None:
         check(classes)
     if classes is None and getattr(model, "supervised", False):

@@ -104,7 +104,7 @@ def train_classifier(
         for epoch in range(epochs):
             for images, labels in batches.epoch(epoch):
                 optimizer.zero_grad(set_to_none=True)
-                F.cross_entropy(classifier(images), labels.long()).backward()
+                F.cross_entropy(classifier(images), labels).backward()
                 optimizer.step()
                 schedule.step()
     return classifier.eval()

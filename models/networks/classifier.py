@@ -14,9 +14,9 @@ from pyro.nn import pyro_method
 from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.checks import check_at_least, check_labels
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.networks.leading import ImagesOfClasses, over_leading
 
 
 def standardized(images: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def standardized(images: Tensor) -> Tensor:
     return F.layer_norm(images, images.shape[1:])
 
 
-class Classifier(Model):
+class Classifier(ImagesOfClasses, Model):
     """The base of the models of labels.
 
     Args:
@@ -66,10 +66,6 @@ class Classifier(Model):
             self.sample_label(scores, labels)
         return images
 
-    def seen(self, images: Tensor) -> Tensor:
-        """Return what the scores are computed from, of images (*batch, C, H, W): the images."""
-        return images
-
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
         """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""
         pyro.sample("label", self.label_law(scores), obs=labels)
@@ -85,7 +81,3 @@ class Classifier(Model):
         """Return the most likely labels (B,) of images (B, C, H, W)."""
         self.space.check(images)
         return self.scores(images).argmax(-1)
-
-    def check_labels(self, labels: Tensor | None) -> None:
-        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
-        check_labels(labels, self.num_classes)

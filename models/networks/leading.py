@@ -1,4 +1,4 @@
-"""Networks for one batch dim, run on tensors with any number of batch dims; pairs of a batch.
+"""Networks for one batch dim, run on tensors with any number of batch dims; images of classes.
 
 Plates to the left of `images`, such as the particles of a vectorized objective, add batch dims in
 front of the dim of the images. Convolutions and batch normalization support only one batch dim.
@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from capsule_zoo.models.checks import check_labels
 
 
 def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim: int) -> Tensor:
@@ -56,13 +58,33 @@ def with_previous(values: Tensor) -> Tensor:
     return torch.maximum(values, values.roll(1, 0))
 
 
-class PairsOfImages:
-    """What models see and name that take each image laid over the one before it in the batch."""
+class ImagesOfClasses:
+    """What models of images in classes see and name: each image and its class."""
 
     num_classes: int
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Return what the capsules or the scores are computed from, of images (*batch, C, H, W)."""
+        return images
+
+    def present(self, labels: Tensor) -> Tensor:
+        """Return 1 for classes that are in what is seen, 0 for others, (B, classes)."""
+        return self.one_hot(labels)
+
+    def one_hot(self, labels: Tensor) -> Tensor:
+        """Return 1 at each label and 0 elsewhere, (*batch, classes), of integers of any width."""
+        return F.one_hot(labels.long(), self.num_classes)
+
+    def check_labels(self, labels: Tensor | None) -> None:
+        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
+        check_labels(labels, self.num_classes)
+
+
+class PairsOfImages(ImagesOfClasses):
+    """What models see and name that take each image laid over the one before it in the batch."""
 
     def seen(self, images: Tensor) -> Tensor:
         return with_previous(images)
 
     def present(self, labels: Tensor) -> Tensor:
-        return with_previous(F.one_hot(labels.long(), self.num_classes))
+        return with_previous(self.one_hot(labels))

@@ -182,7 +182,7 @@ class ShapeCodes(PaintedParts):
             like = self.kind_logits
             rest = poses.identity_like(like).view(1, 1, 6), like.new_zeros(1, 1, self.codes)
             return torch.zeros(1, 1, dtype=torch.long, device=like.device), *rest
-        options: dict[str, Any] = {} if labels is None else {"obs": labels[:, None]}
+        options: dict[str, Any] = {} if labels is None else {"obs": labels[:, None].long()}
         if self.kind == "enumerate":
             options["infer"] = {"enumerate": "parallel"}
         each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()

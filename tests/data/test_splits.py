@@ -82,6 +82,11 @@ def test_labels_number_the_classes_of_a_model_by_name(split):
     known = data.in_classes(["a", "d", "c", "b"])
     assert known.class_names == ("a", "d", "c", "b")
     assert torch.equal(known.test.labels, torch.tensor([3, 2, 1])[data.test.labels])
+    for dtype in (torch.int32, torch.uint8):
+        splits = (Split(s.images, s.labels.to(dtype)) for s in (split, split[:0], split[:9]))
+        numbered = Dataset("toy", *splits, ("b", "c", "d")).in_classes(["a", "d", "c", "b"])
+        assert numbered.test.labels.dtype == torch.int64
+        assert torch.equal(numbered.test.labels, known.test.labels)
     with pytest.raises(ValueError, match=r"'toy' has classes .* not trained on: b, d; it was .* c"):
         data.in_classes(["c"])
     assert data.in_classes(["0", "1"]) is data

@@ -42,6 +42,9 @@ def test_standardized_codes_have_mean_and_deviation_one_in_every_class(pair):
         torch.testing.assert_close(own.mean(0), torch.ones(16), atol=1e-3, rtol=0)
         torch.testing.assert_close(own.std(0), torch.ones(16), atol=1e-3, rtol=0)
     torch.testing.assert_close(guide(images, torch.full_like(labels, 2)), plain)
+    for dtype in (torch.int32, torch.uint8):
+        guide.standardize(images, labels.to(dtype))
+        torch.testing.assert_close(guide(images, labels.to(dtype)).unflatten(1, (3, 16)), codes)
 
 
 def test_the_decoder_learns_while_the_network_stays(pair):

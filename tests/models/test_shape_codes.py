@@ -274,6 +274,13 @@ def test_known_kinds_are_observed():
     assert "object_kind" not in poutine.trace(guide).get_trace(images(), kinds).nodes
     loss = loss_per_image(Trace_ELBO(), model, guide, images(), kinds)
     assert torch.isfinite(loss)
+    for dtype in (torch.int32, torch.uint8):
+        for program in (model, guide):
+            drawn = []
+            for labels in (kinds, kinds.to(dtype)):
+                pyro.set_rng_seed(0)
+                drawn.append(poutine.trace(program).get_trace(images(), labels).log_prob_sum())
+            assert drawn[0] == drawn[1]
     with pytest.raises(ValueError, match="labels"):
         model(images(), torch.tensor([3, 0]))
 
