@@ -55,7 +55,8 @@ def print_metrics(metrics: dict[str, Any]) -> None:
         if name.endswith("_se") or value != value:
             continue
         words = f"{value:.4g}" if isinstance(value, float) else str(value)
-        shown[name] = words if error is None else f"{words} (s.e. {error:.2g})"
+        known = error is not None and error == error  # NaN where one image was measured
+        shown[name] = f"{words} (s.e. {error:.2g})" if known else words
     print_list(shown)
 
 

@@ -182,7 +182,8 @@ def _draw_bounds(axes: "Axes", table: pd.DataFrame) -> None:
         )
     axes.hlines(height, table["elbo"], table["iwae"], color="0.8", zorder=0)
     bounded = table.attrs.get("bound_on") or "log p(image)"
-    _finish(axes, table, height, f"bound on {bounded}, nats per image (± 2 s.e.)")
+    spread = "± 2 s.e." if table["elbo_se"].notna().any() else "one image"
+    _finish(axes, table, height, f"bound on {bounded}, nats per image ({spread})")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
 
 

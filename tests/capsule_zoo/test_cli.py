@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from capsule_zoo import cli, experiments
+from capsule_zoo.cli.options import print_metrics
 from capsule_zoo.experiments import Options, Result, experiment, list_experiments
 from capsule_zoo.registry import load, small_sizes
 
@@ -131,6 +132,11 @@ def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
     kept = json.loads((trained / "metrics.json").read_text())
     assert kept["evaluate"] == found
     assert kept["steps"] == 3
+
+
+def test_a_number_of_one_image_is_printed_without_an_error(capsys):
+    print_metrics({"elbo": -1.5, "elbo_se": float("nan"), "iwae": -1.25, "iwae_se": 0.1})
+    assert capsys.readouterr().out == "elbo  -1.5\niwae  -1.25 (s.e. 0.1)\n"
 
 
 def test_compare_widens_points_and_tunes_the_others(trained, capsys):

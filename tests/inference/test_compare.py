@@ -108,6 +108,13 @@ def test_relaxed_and_discrete_rows_share_no_table():
     assert "of the relaxed model" in alone.draw().axes[0].get_xlabel()
 
 
+def test_one_image_has_no_standard_error():
+    model = Conjugate().double()
+    table = compare({"exact": (model, ExactGuide(model))}, conjugate_images(1), num_particles=2)
+    assert "_se" not in str(table)
+    assert table.draw().axes[0].get_xlabel().endswith("nats per image (one image)")
+
+
 def test_models_of_labels_and_of_images_share_no_table():
     cnn, vae = (create(name, **small_sizes(name)) for name in ("cnn", "vae"))
     pairs = {"vae": (vae.model, vae.guide), "cnn": (cnn.model, cnn.guide)}
