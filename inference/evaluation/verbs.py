@@ -112,6 +112,7 @@ def encode(
         for each in passes:
             means = law_means(discrete_form(guide), each.images, sites, each.guide_seed, each.rows)
             for name, values in means.items():
+                values = values.to(torch.promote_types(values.dtype, each.images.dtype))
                 total = values.unflatten(0, (each.draws, -1)).sum(0)
                 found[name] = found[name] + total if name in found else total
     return {name: total / num_samples for name, total in found.items()}

@@ -317,6 +317,15 @@ def test_what_is_wrong_is_named():
         classify(make("cnn").model, make("cnn").guide, images)
 
 
+def test_whole_numbers_are_encoded_in_the_precision_of_the_pair():
+    entry = make("constellations")
+    points = entry.model(batch_size=3)
+    for dtype in (torch.float32, torch.float64):
+        pair = entry.model.to(dtype), entry.guide.to(dtype)
+        found = encode(*pair, points, num_samples=2)
+        assert {value.dtype for value in found.values()} == {dtype}
+
+
 @pytest.mark.parametrize("kind", ["reversed", "big-endian", "double", "split"])
 def test_every_function_of_images_takes_them_in_every_form(kind):
     def form(images: torch.Tensor) -> object:
