@@ -127,7 +127,7 @@ class AnnealedPath:
         model: a directed model, in the form that is measured.
         guide: the start of the path; None for the prior.
         images: (rows, ...), each image as many times as it has chains.
-        prior_share: of the prior in the start.
+        prior_share: share of chains that start at the prior, from 0 to below 1.
 
     Attributes:
         continuous: the continuous sites, side by side.
