@@ -29,6 +29,7 @@ from capsule_zoo.inference.evaluation.summary import (
     summarize,
 )
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
+from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def guide_losses(
     seed: int = 0,
     refinement: int = REFINEMENT,
     modes: int = MODES,
-    climbing: int = 64,
+    climbing: int = CLIMBING,
     progress: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

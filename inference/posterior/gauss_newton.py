@@ -58,6 +58,7 @@ from capsule_zoo.models.common.spaces import tiled
 
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
 
+CLIMBING = 64  # draws of the prior that climb for each image, unless told otherwise
 _ROWS = 1024  # rows of one pass: images times directions
 _WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()  # models, see `_derivative`
 _NUMBERS = 2**25  # of the Jacobians that are held at once
@@ -78,7 +79,7 @@ def gauss_newton(
     steps: int = 100,
     climb: int = 3,
     modes: int = 1,
-    climbing: int = 64,
+    climbing: int = CLIMBING,
     blocks: bool | None = None,
     seed: int = 0,
     check: bool = True,
