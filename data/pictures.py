@@ -10,6 +10,7 @@
 | any of these with transparency | the same, on black |
 | a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB |
 
+Pictures of 12 bits in files of 16 bits are nearly black; a folder of them is read with a warning.
 Of a file of several pictures, such as TIFF or GIF, the first is read, with a warning.
 Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
 """

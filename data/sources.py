@@ -279,6 +279,7 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
         read_array(file, size) if file.suffix.lower() in ARRAYS else read_pixels(file, size)[None]
         for file in files
     ]
+    _warn_of_few_bits(files, pixels)
     first = pixels[0].shape[1:3]
     for file, image in zip(files, pixels, strict=True):
         if image.shape[1:3] != first:
@@ -290,6 +291,21 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
     if any(image.ndim == 4 for image in pixels):
         pixels = [image if image.ndim == 4 else np.stack([image] * 3, -1) for image in pixels]
     return _channels_first(np.concatenate(pixels)), torch.tensor(list(map(len, pixels)))
+
+
+def _warn_of_few_bits(files: list[Path], pixels: list[np.ndarray]) -> None:
+    """Warn where all pixels of the pictures of 16 bits lie below 4,096, as those of 12 bits do."""
+    both = zip(files, pixels, strict=True)
+    deep = [(p.max(), f) for f, p in both if p.dtype != np.uint8 and f.suffix.lower() not in ARRAYS]
+    brightest, file = max(deep, default=(0.0, None))
+    value = round(float(brightest) * 257)  # 65,535 / 255
+    if 0 < value < 4096:
+        warnings.warn(
+            f"{file} is the brightest of {len(deep)} pictures of 16 bits, and its largest pixel is "
+            f"{value:,} of 65,535, so that they are nearly black; if they have 12 bits, multiply "
+            "their pixels by 16 and save them again",
+            stacklevel=2,
+        )
 
 
 def _in_words(shape: tuple[int, ...]) -> str:

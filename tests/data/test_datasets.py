@@ -427,6 +427,19 @@ def test_a_file_of_several_pictures_warns_that_the_first_is_read(tmp_path, suffi
     assert len(warned) == 1 and len(images) == 1
 
 
+def test_pictures_of_twelve_bits_in_files_of_sixteen_are_told(tmp_path):
+    for number, top in enumerate((4000, 4095, 0)):
+        deep = np.linspace(0, top, 30).astype(np.uint16).reshape(5, 6)
+        Image.fromarray(deep).save(tmp_path / f"{number}.tiff")
+    told = r"1\.tiff is the brightest of 3 .* 4,095 of 65,535, .* multiply their pixels by 16"
+    with pytest.warns(UserWarning, match=told) as warned:
+        dark = load_dataset(str(tmp_path), validation=0)
+    assert len(warned) == 1 and dark.train.images.max() < 0.07
+    Image.fromarray(np.full((5, 6), 4096, np.uint16)).save(tmp_path / "3.tiff")  # no warning
+    write(tmp_path / "4.png", 5, size=(6, 5))
+    assert len(load_dataset(str(tmp_path), validation=0).train) == 4
+
+
 def test_a_file_of_numpy_may_hold_one_picture_in_color(tmp_path):
     for number in range(3):
         np.save(tmp_path / f"{number}.npy", np.full((6, 5, 3), [10, 20, 30], dtype=np.uint8))
