@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from PIL import Image
 
 from capsule_zoo import __version__
 from capsule_zoo.records import (
@@ -15,6 +17,7 @@ from capsule_zoo.records import (
     flatten,
     machine,
     read_record,
+    save_figure,
     versions,
     write_record,
 )
@@ -33,6 +36,32 @@ def test_a_record_reads_back(tmp_path):
     assert {k: record[k] for k in ("command", "seed", "data")} == {
         k: REST[k] for k in ("command", "seed", "data")
     }
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("lines", "P"), ("gray", "P"), ("noise", "RGBA")])
+def test_figures_have_few_colors_where_no_pixel_shows_it(kind, mode, tmp_path):
+    """Lines and gray pictures keep every pixel; photographs of many colors stay as they are."""
+    chance, figure = np.random.default_rng(0), plt.figure(figsize=(3, 2))
+    if kind == "lines":
+        figure.subplots().plot(chance.normal(size=9), "k")
+    else:
+        picture = chance.random((40, 60, 3)) if kind == "noise" else chance.random((40, 60))
+        figure.figimage(picture, resize=False, cmap="gray")
+    figure.savefig(tmp_path / "whole.png", dpi=150)
+    save_figure(figure, tmp_path / "saved.png")
+    with Image.open(tmp_path / "whole.png") as whole, Image.open(tmp_path / "saved.png") as saved:
+        assert (saved.mode, saved.info["dpi"]) == (mode, whole.info["dpi"])
+        both = [np.asarray(each.convert("RGB")) for each in (whole, saved)]
+    assert np.array_equal(*both)
+    sizes = [(tmp_path / f"{name}.png").stat().st_size for name in ("saved", "whole")]
+    assert sizes[0] <= 0.7 * sizes[1] if mode == "P" else sizes[0] == sizes[1]
+
+
+def test_a_transparent_figure_stays_transparent(tmp_path):
+    with plt.rc_context({"savefig.transparent": True}):
+        save_figure(plt.figure(figsize=(1, 1)), tmp_path / "clear.png")
+    with Image.open(tmp_path / "clear.png") as saved:
+        assert saved.mode == "RGBA" and not np.asarray(saved)[..., 3].any()
 
 
 def test_versions_and_machine_are_those_of_this_process():
