@@ -42,11 +42,11 @@ TIMED = 512  # scenes
 def parse(
     options: Options,
     *,
-    scenes: int = 1024,
+    scenes: int = 8192,
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
     guides: tuple[str, ...] = tuple(GUIDES),
 ) -> Result:
-    """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
+    """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (ten minutes).
 
     `segmentation` is the share of points with the right object, where equal squares may be
     exchanged, `scenes` the share of scenes that are right altogether, `rand` the adjusted Rand
@@ -212,11 +212,11 @@ def hard_scenes(parses: Mapping[str, Matchings], scenes: Scenes, law: SceneLaw) 
 def papers(
     options: Options,
     *,
-    scenes: int = 1024,
+    scenes: int = 8192,
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
     guides: tuple[str, ...] = ("exact", "ransac", "sinkhorn", "mixture"),
 ) -> Result:
-    """Parse the scenes of `parse` and measure as the papers do, beside our measure (minutes).
+    """Parse the scenes of `parse` and measure as the papers do, beside our measure (ten minutes).
 
     The papers' program counts absent corners as right, and lets any two labels be exchanged in a
     scene (`papers`, and `papers_scenes` for whole scenes). Ours counts the corners that are there,
