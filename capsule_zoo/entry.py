@@ -127,8 +127,8 @@ class Entry(Generic[M, G]):
         return fitters[name](begun.model, begun.guide, images, steps=steps, seed=seed)
 
     def use_guide(self, name: str) -> "Entry":
-        """Make the named guide this entry's own guide, and return the entry."""
-        if name != self.default_guide:
+        """Make the named guide this entry's own guide, unless it is, and return the entry."""
+        if name != self.guide_name:
             self.guide = cast(Any, self.make_guide(name))
-            self.default_guide = name
+        self.default_guide = name
         return self

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from pyro.infer import ELBO
 
 from capsule_zoo.data.datasets import NAME as NAME
-from capsule_zoo.data.plugins import import_plugins, modules_outside
+from capsule_zoo.data.plugins import import_plugins, modules_outside, runs_again
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
 from capsule_zoo.inference.training.checkpoint import (
@@ -103,7 +103,7 @@ def register(
             `stages`).
 
     Raises:
-        ValueError: the name is taken, or not of that form.
+        ValueError: the name is taken outside of a notebook, or not of that form.
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
@@ -112,7 +112,7 @@ def register(
         factory, passes = _by_class(made, **parts) if isinstance(made, type) else (made, takes)
         if modules_outside(factory):
             import_entries()  # the zoo's own entries keep their names
-        if name in _registered:
+        if name in _registered and not runs_again(_registered[name].factory, factory):
             raise ValueError(
                 f"an entry named {name!r} is registered already, by "
                 f"{_registered[name].factory.__module__}; choose another name"
@@ -165,7 +165,7 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
         raise ValueError(f"a guide's name is lower case with hyphens, not {name!r}")
     with seeded(0):
         taken = create(entry, **small_sizes(entry)).guides
-    if name in taken:
+    if name in taken and not runs_again(_registered[entry].guides.get(name)):
         raise ValueError(f"{entry} has a guide named {name!r} already; choose another name")
 
     def decorate(maker: GuideMaker) -> GuideMaker:
@@ -281,6 +281,8 @@ def load(source: str | Path) -> Entry:
     entry = rebuild(Recipe.read(read_recipe(source)))
     for part, state in states.items():
         module = getattr(entry, part)
+        kinds = (state[name].dtype for name, _ in module.named_parameters() if name in state)
+        module.to(next(kinds, None))  # as it was saved
         try:
             module.load_state_dict(state)
         except RuntimeError as error:

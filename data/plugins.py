@@ -85,6 +85,11 @@ def modules_outside(*objects: object) -> list[str]:
     return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))
 
 
+def runs_again(*objects: object) -> bool:
+    """Return True if all are defined in a notebook, where a cell may run again and replace one."""
+    return all(getattr(_unwrapped(each), "__module__", "") == "__main__" for each in objects)
+
+
 def _unwrapped(function: object) -> object:
     """Return the function of which others fixed arguments."""
     while isinstance(function, partial):

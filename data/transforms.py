@@ -38,6 +38,7 @@ def motion(
         shift: pixels along x and y.
     """
     like = degrees if isinstance(degrees, Tensor) else torch.tensor(float(degrees))
+    like = like if like.is_floating_point() else like.float()  # whole numbers cut no other
     given = (degrees, shear, *scale, *shift)
     numbers = (torch.as_tensor(n, dtype=like.dtype, device=like.device) for n in given)
     angle, slant, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(

@@ -210,5 +210,6 @@ def one_line(error: Exception, longest: int = 300) -> str:
 
 
 def name_of(program: Callable) -> str:
-    """Return the name of a function, or of the class of a module."""
+    """Return the name of a function, or of the class of a module, within effect handlers too."""
+    program = poutine.unwrap(program)
     return getattr(program, "__name__", None) or type(program).__name__

@@ -1,7 +1,9 @@
 """Modules that own the parameters of plain functions with `pyro.param`, as models and guides."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import pyro
 import torch
@@ -10,9 +12,14 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import TURN
+
+Taken = ParamSpec("Taken")
+Found = TypeVar("Found")
 
 
 class FunctionModule(nn.Module):
@@ -114,6 +121,25 @@ def check_program(role: str, program: object) -> None:
             f"{role} must be a torch.nn.Module or a function with pyro.param, not "
             f"{type(program).__name__}"
         )
+
+
+def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
+    """Decorate a function that takes a `Model` of the zoo: given anything else, it says so."""
+    known = signature(verb)
+    form = f"{verb.__name__}({', '.join(list(known.parameters)[:3])})"
+
+    @wraps(verb)
+    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
+        try:
+            model = known.bind(*args, **kwargs).arguments["model"]
+        except TypeError as error:
+            raise TypeError(f"{error}; call {form}") from None
+        if not isinstance(model, Model):
+            kind = "a guide" if isinstance(model, Guide) else "no capsule_zoo.models.Model"
+            raise ValueError(f"model is a {name_of(model)}, which is {kind}; call {form}")
+        return verb(*args, **kwargs)
+
+    return checked
 
 
 def check_module(guide: object) -> None:

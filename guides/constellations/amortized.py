@@ -281,6 +281,7 @@ def views(points: Tensor, most: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept serves training too
 def _memberships(number: int, size: int) -> Tensor:
     """Return 1 for each point and each subset that holds it, (number, subsets)."""
     members = subsets(number, size)

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 Sites = Mapping[str, Tensor]
@@ -93,6 +95,7 @@ def _collected(
     batch_size: int,
 ) -> dict[str, Tensor]:
     """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
+    check_whole(1, batch_size=batch_size)
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
@@ -120,6 +123,7 @@ def _mean(site: dict) -> Tensor:
         return value
 
 
+@of_a_model
 def mean_images(
     model: Model,
     number: int,
@@ -163,6 +167,7 @@ def draw_images(
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
 
+@of_a_model
 def image_log_likelihood(
     model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
 ) -> Tensor:
@@ -175,6 +180,7 @@ def image_log_likelihood(
     return _run(model, _log_prob([model.space.site]), len(images), given, seed, batch_size, images)
 
 
+@of_a_model
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
@@ -209,6 +215,7 @@ def _run(
     images: Tensor | None = None,
 ) -> Tensor:
     """Return the results of `read` on traces of the discrete model, batch by batch."""
+    check_whole(1, number=number, batch_size=batch_size)
     model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
         for begin in range(0, number, batch_size):

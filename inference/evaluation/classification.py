@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from capsule_zoo.data import Split
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
-from capsule_zoo.inference.evaluation.verbs import of_a_pair
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_whole
@@ -42,7 +42,7 @@ def predicts_labels(model: nn.Module, guide: nn.Module) -> bool:
     return isinstance(model, Classifier) or hasattr(guide, "predict")
 
 
-@of_a_pair
+@of_a_model
 def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int = 100) -> Tensor:
     """Return the likeliest labels (N,) of images (N, C, H, W), as model or guide tells them.
 
@@ -63,7 +63,7 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
         return torch.cat([program.predict(batch) for batch in batches])
 
 
-@of_a_pair
+@of_a_model
 def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
     """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
 
@@ -78,7 +78,7 @@ def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
     return Share.of(found != labels.to(found.device))
 
 
-@torch.enable_grad()
+@torch.inference_mode(False)
 def fgsm(
     model: Model,
     split: Split,

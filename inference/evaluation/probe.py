@@ -27,6 +27,8 @@ from capsule_zoo.inference.evaluation.prepare import Images
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
+Labels = Tensor | np.ndarray
+
 
 class Accuracy(Share):
     """The share of correct answers, with its standard error and the sample size."""
@@ -63,13 +65,13 @@ def latents(
 
 
 def linear_probe(
-    train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
+    train: np.ndarray, labels: Labels, test: np.ndarray, test_labels: Labels, penalty: float = 1.0
 ) -> Accuracy:
     """Compute the test accuracy of a logistic regression on standardized training latents.
 
     Args:
         train, test: features (N, features) from `latents`.
-        labels, test_labels: (N,) integers.
+        labels, test_labels: (N,) integers, tensors or NumPy arrays.
         penalty: inverse strength of the squared penalty, scikit-learn's `C`.
 
     Raises:
@@ -79,7 +81,7 @@ def linear_probe(
 
 
 def probe_scores(
-    train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
+    train: np.ndarray, labels: Labels, test: np.ndarray, test_labels: Labels, penalty: float = 1.0
 ) -> tuple[Accuracy, Information]:
     """Return the accuracy of `linear_probe` and the information of its probabilities.
 
@@ -91,7 +93,7 @@ def probe_scores(
     """
     check_lengths("test", test, test_labels)
     probe = fit_probe(train, labels, penalty)
-    answers = test_labels.numpy()
+    answers = np.asarray(test_labels)
     scores = probe.decision_function(test)
     if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
@@ -108,7 +110,7 @@ def probe_scores(
         return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
 
 
-def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> "Pipeline":
+def fit_probe(train: np.ndarray, labels: Labels, penalty: float = 1.0) -> "Pipeline":
     """Return the classifier of `linear_probe`, fitted once for use on many features.
 
     Args, Raises: as for `linear_probe`.
@@ -119,10 +121,10 @@ def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> "Pipel
 
     check_lengths("train", train, labels)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
-    return probe.fit(train, labels.numpy())
+    return probe.fit(train, np.asarray(labels))
 
 
-def check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
+def check_lengths(name: str, features: np.ndarray, answers: Labels) -> None:
     """Raise ValueError unless there is a label for every row of features."""
     if len(features) != len(answers):
         raise ValueError(
@@ -132,9 +134,9 @@ def check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
 
 def cluster_accuracy(
     train: np.ndarray,
-    labels: Tensor,
+    labels: Labels,
     test: np.ndarray,
-    test_labels: Tensor,
+    test_labels: Labels,
     *,
     starts: int = 10,
     seed: int = 0,
@@ -143,7 +145,7 @@ def cluster_accuracy(
 
     Args:
         train, test: features (N, features) from `latents`.
-        labels, test_labels: (N,) integers.
+        labels, test_labels: (N,) integers, tensors or NumPy arrays.
         starts: runs of k-means, of which the tightest is kept.
         seed: seed of its first centers.
 
@@ -154,12 +156,12 @@ def cluster_accuracy(
 
     check_lengths("train", train, labels)
     check_lengths("test", test, test_labels)
-    classes = np.unique(labels.numpy())
+    classes = np.unique(labels)
     if not len(train):
         raise ValueError("train has no rows; give one image or more of each class")
     clusters = KMeans(len(classes), n_init=starts, random_state=seed).fit(train)
-    names = name_clusters(clusters.labels_, labels.numpy(), classes)
-    return Accuracy.of(torch.from_numpy(names[clusters.predict(test)] == test_labels.numpy()))
+    names = name_clusters(clusters.labels_, np.asarray(labels), classes)
+    return Accuracy.of(torch.from_numpy(names[clusters.predict(test)] == np.asarray(test_labels)))
 
 
 def name_clusters(clusters: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, check_labels
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 
@@ -91,10 +91,10 @@ def train_classifier(
     """Train a classifier on labeled images by Adam, with a rate that falls to zero.
 
     Raises:
-        ValueError: no epoch, or the images have no labels.
+        ValueError: no epoch, or the images have no labels, or more classes.
     """
     check_at_least(1, epochs=epochs)
-    labels_of(split)
+    check_labels(labels_of(split), num_classes)
     with seeded(seed):
         channels, height, width = split.images.shape[1:]
         classifier = FeatureClassifier((channels, height, width), num_classes).train()

@@ -13,14 +13,11 @@ model that does not support a verb raises an error that names an alternative.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from inspect import signature
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import (
     draw_images,
     draw_summed,
@@ -35,14 +32,12 @@ from capsule_zoo.inference.evaluation.prepare import (
     is_per_image,
     refuse_relaxed_draws,
 )
-from capsule_zoo.inference.functions import check_module
+from capsule_zoo.inference.functions import check_module, of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.spaces import tiled
 
-Taken = ParamSpec("Taken")
-Found = TypeVar("Found")
 _REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
 
 
@@ -56,25 +51,7 @@ class _Pass(NamedTuple):
     model_seed: int
 
 
-def of_a_pair(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
-    """Decorate a verb of model, guide and images: without a guide, or swapped, it says so."""
-    known = signature(verb)
-    form = f"{verb.__name__}({', '.join(list(known.parameters)[:3])})"
-
-    @wraps(verb)
-    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
-        try:
-            model = known.bind(*args, **kwargs).arguments["model"]
-        except TypeError as error:
-            raise TypeError(f"{error}; call {form}") from None
-        if isinstance(model, Guide):
-            raise ValueError(f"model is a {type(model).__name__}, which is a guide; call {form}")
-        return verb(*args, **kwargs)
-
-    return checked
-
-
-@of_a_pair
+@of_a_model
 def encode(
     model: Model,
     guide: nn.Module,
@@ -118,7 +95,7 @@ def encode(
     return {name: total / num_samples for name, total in found.items()}
 
 
-@of_a_pair
+@of_a_model
 def reconstruct(
     model: Model,
     guide: nn.Module,
@@ -144,7 +121,7 @@ def reconstruct(
     return torch.stack(totals).sum(0) / num_samples
 
 
-@of_a_pair
+@of_a_model
 def posterior_predictive(
     model: Model,
     guide: nn.Module,
@@ -175,6 +152,7 @@ def posterior_predictive(
         return torch.cat([_painted(model, guide, each, draw_images) for each in passes])
 
 
+@of_a_model
 def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 500) -> Tensor:
     """Return images drawn from the model, (number, C, H, W), pixel noise included.
 
@@ -187,7 +165,6 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
     Raises:
         ValueError: a number below 1, or the model draws no images.
     """
-    check_whole(1, number=number, batch_size=batch_size)
     check_seed(seed)
     _check_paints(model)
     with isolated_parameters(model):

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from capsule_zoo.data.missing import checked_mask, hide
 from capsule_zoo.guides import Guide
-from capsule_zoo.inference.check import check_pair
+from capsule_zoo.inference.check import check_pair, name_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, is_per_image
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_weights, with_summed_drawn
 from capsule_zoo.inference.posterior.refine import refine
@@ -57,6 +58,7 @@ class FilledIn:
     ess: Tensor
 
 
+@of_a_model
 def fill_in(
     model: Model,
     guide: Guide,
@@ -100,6 +102,8 @@ def fill_in(
     """
     check_whole(1, num_particles=num_particles, batch_size=batch_size)
     check_whole(0, steps=steps)
+    if not isinstance(guide, Guide):
+        raise ValueError(f"guide must be a Guide, which fills pixels in, not {name_of(guide)}")
     model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
     images = as_wanted(model, images, guide)
     observed = ~images.isnan() if observed is None else checked_mask(images, observed)

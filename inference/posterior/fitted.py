@@ -50,6 +50,7 @@ def semi_amortized(
     return SemiAmortized(start, min(steps, _FEW), law="normal", seed=seed)
 
 
+@torch.inference_mode(False)
 def auto_normal(model: Model, start: Guide, images: Images, *, steps: int, seed: int) -> AutoNormal:
     """Return Pyro's `AutoNormal`, fitted to the images from another guide's answer.
 

@@ -45,6 +45,7 @@ from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
@@ -71,6 +72,8 @@ _TEMPERED, _RATE = 120, 0.4  # steps of the climb, and their length in deviation
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
 
+@of_a_model
+@torch.inference_mode(False)
 def gauss_newton(
     model: Model,
     start: Guide | None,

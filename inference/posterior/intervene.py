@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
@@ -64,6 +65,7 @@ class Counterfactual:
     inferred: dict[str, Tensor]
 
 
+@of_a_model
 def intervene(
     model: Model,
     guide: nn.Module,

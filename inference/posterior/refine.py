@@ -38,6 +38,7 @@ from capsule_zoo.data import transforms
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models.base import Model
@@ -75,7 +76,8 @@ class Refinement:
     end: Tensor
 
 
-@torch.enable_grad()
+@of_a_model
+@torch.inference_mode(False)
 def refine(
     model: Model,
     guide: Guide | None,
@@ -277,9 +279,9 @@ class SemiAmortized(Guide):
         for seen, then, free in self._last:
             if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
-        with poutine.block(), torch.enable_grad():
+        with poutine.block(), torch.inference_mode(False):
             found = self.fit(self.model, start, images, check=False, **self.options)
-        self._last[:] = [(images, writes, found)]
+        self._last[:] = [(images.clone(), writes, found)]  # the caller may write to his own
         return found
 
 

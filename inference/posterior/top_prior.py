@@ -107,7 +107,7 @@ def fit_top_prior(
         seed: seed of the choice of images at which the kinds start.
 
     Raises:
-        ValueError: fewer draws than components, a site that the model does not have.
+        ValueError: fewer draws than components, a choice, a site that the model does not have.
     """
     check_at_least(1, components=components, steps=steps)
     number = len(next(iter(values.values())))
@@ -121,6 +121,10 @@ def fit_top_prior(
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
     layout = SiteVector(), SiteVector()
     for name, value in values.items():
+        if not value.is_floating_point():
+            raise ValueError(
+                f"values hold {name!r}, a choice; leave it out, and the model draws it"
+            )
         layout[not sites[name].discrete].add(name, value)
     binary, real = (each.join(values).double() for each in layout)
     shift, scale = real.mean(0), real.std(0)

@@ -89,6 +89,7 @@ class Transformations:
         return self.log_evidence.softmax(-1)
 
 
+@torch.inference_mode(False)
 def infer_transformation(
     model: OnRequest,
     guide: ConditionalEncoder,
@@ -175,12 +176,11 @@ class _Evidence:
 
     def climb(self, parameters: Tensor, steps: int, lr: float) -> Tensor:
         """Return the parameters (B, n) after gradient ascent, separately for each image."""
-        with torch.enable_grad():
-            parameters = parameters.clone().requires_grad_()
-            optimizer = torch.optim.Adam([parameters], lr)
-            for step in range(steps):
-                optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
-                optimizer.zero_grad()
-                (-self(parameters).sum()).backward()
-                optimizer.step()
+        parameters = parameters.clone().requires_grad_()
+        optimizer = torch.optim.Adam([parameters], lr)
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
+            optimizer.zero_grad()
+            (-self(parameters).sum()).backward()
+            optimizer.step()
         return parameters.detach()

@@ -144,6 +144,7 @@ def _masses(model_trace: Trace, guide_trace: Trace) -> set[str]:
     return {name for name in certain & wanted.keys() if is_discrete(wanted[name]["fn"])}
 
 
+@torch.inference_mode(False)
 def widen(
     model: nn.Module,
     guide: nn.Module,

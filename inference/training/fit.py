@@ -42,7 +42,7 @@ from capsule_zoo.models.common.trace_density import IMAGES_PLATE, latent_sites
 
 
 @with_groups
-@torch.enable_grad()
+@torch.inference_mode(False)
 def fit(
     model: Callable,
     guide: Callable,

@@ -154,11 +154,14 @@ def paced(fit_settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_groups(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function say, by a ValueError, where an argument went that is now part of a group."""
+    """Let a function say, by a ValueError, which group an argument belongs to, or has to be."""
 
     @wraps(function)
     def checked(*args: P.args, **settings: P.kwargs) -> R:
-        for name in settings:
+        for name, value in settings.items():
+            if name in _GROUPS and not isinstance(value, _GROUPS[name]):
+                kind = _GROUPS[name].__name__
+                raise ValueError(f"{name} must be a {kind} of capsule_zoo.inference, not {value!r}")
             field = "every" if name == "validate_every" else name
             if group := _PLACES.get(field):
                 kind = _GROUPS[group].__name__

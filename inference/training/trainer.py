@@ -36,6 +36,7 @@ from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.settings import Check, Checks, call_back
 from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import space_of
 
 SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
 
@@ -202,6 +203,8 @@ class Trainer:
         self, images: Tensor, labels: Tensor | None, before: dict, certain: bool = True
     ) -> None:
         """Raise NonFiniteLoss with the first bad site, found by repeating the step's draws."""
+        if len(images):  # which a transform may have spoiled
+            space_of(self.pair.model).check(images)
         set_random_state(before, self.workers.device)
         site = first_bad_site(*self.pair.both, images, labels)
         if site or certain:

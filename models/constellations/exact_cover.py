@@ -55,6 +55,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept serves training too
 def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
     """Return the recursion for `number` points of which up to `most_left` may be left over.
 

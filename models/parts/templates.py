@@ -16,6 +16,7 @@ from capsule_zoo.models.parts import poses
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept serves training too
 def _pixel_centers(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a matrix (6, height * width * 2) that a pose (6,) is multiplied with on the left.
 
@@ -63,7 +64,9 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
     parts, channels = templates.shape[:2]
     batch = pose.shape[0]
     to_part = poses.inverse(pose).transpose(0, 1).reshape(parts * batch, 6)
-    grid = to_part @ _pixel_centers(height, width, pose.dtype, pose.device)
+    # an export has tensors without numbers, which must not be kept
+    centers = _pixel_centers.__wrapped__ if torch.compiler.is_exporting() else _pixel_centers
+    grid = to_part @ centers(height, width, pose.dtype, pose.device)
     layers = F.grid_sample(
         templates, grid.view(parts, batch * height, width, 2), align_corners=False
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_zoo import create, registry
+from capsule_zoo import create, experiments, register, registry
 from capsule_zoo.data import datasets, plugins, register_dataset
 from capsule_zoo.data.plugins import modules_outside
 from capsule_zoo.registry import list_models, load, register_guide, save, small_sizes
@@ -226,6 +226,31 @@ def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
     del registry._registered["vae"].guides["again"]
     with pytest.raises(ValueError, match=rf"unknown guide 'again'.*import {__name__}; or capsule-"):
         load(tmp_path / "run")
+
+
+def test_a_cell_of_a_notebook_may_run_again(scratch, monkeypatch):
+    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
+
+    def cell():
+        """Make one entry, guide, data set and experiment."""
+
+        def made(*arguments):
+            return create("vae", **small_sizes("vae"))
+
+        made.__module__ = "__main__"
+        register("of-a-cell")(made)
+        register_guide("vae", "of-a-cell")(made)
+        register_dataset("of-a-cell")(made)
+        experiments.experiment("of-a-cell/first")(made)
+        return made
+
+    cell()
+    last = cell()
+    assert registry.factory_of("of-a-cell") is create("vae").guides["of-a-cell"] is last
+    assert datasets._READERS["of-a-cell"] is last
+    assert experiments._experiments["of-a-cell/first"].function is last
+    with pytest.raises(ValueError, match="registered already"):
+        register("vae")(last)
 
 
 def test_a_data_set_is_registered_once(scratch):

@@ -170,6 +170,26 @@ def test_a_guide_of_another_name_is_not_saved(entry, tmp_path):
     save(entry, tmp_path / "run")
 
 
+def test_the_guide_that_is_named_is_used_whichever_the_entry_holds(entry):
+    mine = entry.guide = entry.make_guide("normal")
+    assert entry.use_guide("normal").guide is mine and entry.default_guide == "normal"
+    entry.guide = entry.make_guide("delta")
+    assert entry.use_guide("normal").guide.pose == "normal"
+    entry.guide = entry.make_guide("routing")
+    assert entry.use_guide("normal").guide.pose == "normal"
+
+
+def test_an_entry_is_loaded_in_the_precision_in_which_it_was_saved(entry, tmp_path):
+    for module in (entry.model.double(), entry.guide.double()):
+        for parameter in module.parameters():
+            parameter.data += 1e-12
+    save(entry, tmp_path)
+    twin = load(tmp_path)
+    for ours, theirs in ((entry.model, twin.model), (entry.guide, twin.guide)):
+        pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
 def test_sizes_may_be_numbers_of_numpy(tmp_path):
     sizes = {**small_sizes("part-whole"), "objects": np.int64(2), "sigma_image": np.float32(0.5)}
     shape = tuple(np.array([1, 12, 10]))

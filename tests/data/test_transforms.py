@@ -33,6 +33,13 @@ def center_of_mass(images: torch.Tensor) -> torch.Tensor:
     return (mass / mass.sum(1, keepdim=True)) @ pixel_centers(*images.shape[-2:]).double()
 
 
+def test_whole_degrees_cut_no_other_number():
+    found = motion(torch.tensor([0, 90]), 0.2, (1.5, 0.5), (2.5, -0.5))
+    torch.testing.assert_close(
+        found, motion(torch.tensor([0.0, 90.0]), 0.2, (1.5, 0.5), (2.5, -0.5))
+    )
+
+
 def test_no_motion_changes_nothing(images):
     torch.testing.assert_close(warp_images(images, motion()), images)
 

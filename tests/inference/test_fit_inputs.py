@@ -25,8 +25,9 @@ from toys import (
 
 from capsule_zoo import inference
 from capsule_zoo.data import Split
-from capsule_zoo.inference import Checks, Inputs, Pace
+from capsule_zoo.inference import Checks, Inputs, Pace, SleepPhase, loss_per_image
 from capsule_zoo.inference.training.settings import combined
+from capsule_zoo.registry import create, small_sizes
 
 SHORT = QUIET | {"steps": 9}
 UNBATCHED = {name: value for name, value in SHORT.items() if name != "batch_size"}
@@ -277,6 +278,9 @@ def test_an_argument_of_a_group_names_its_new_place(images):
     for name, place in places.items():
         with pytest.raises(ValueError, match=place):
             inference.fit(*pair(), images, steps=1, **{name: 1})
+    for name, kind in (("pace", "Pace"), ("inputs", "Inputs"), ("checks", "Checks")):
+        with pytest.raises(ValueError, match=f"{name} must be a {kind} of .*, not 'cosine'"):
+            inference.fit(*pair(), images, steps=1, **{name: "cosine"})
 
 
 def test_fit_takes_fifteen_arguments():
@@ -310,3 +314,16 @@ def test_minutes_of_the_processor_do_not_pass_while_the_process_waits(images):
     assert steps["wall"] < 9 and steps["processor"] == 12
     with pytest.raises(ValueError, match="clock must be"):
         fit(*pair(), images, clock="sun", **limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "guide"), [("part-whole", "delta"), ("constellations", "amortized")]
+)
+def test_what_was_kept_in_inference_mode_serves_training(name, guide):
+    sizes = {"image_shape": (1, 13, 11)} if name == "part-whole" else {"clutter": 3}
+    entry = create(name, **{**small_sizes(name), **sizes}).use_guide(guide)
+    images = entry.model.space.example(2, torch.float32, torch.Generator().manual_seed(0))
+    objective = SleepPhase() if guide == "amortized" else entry.objective
+    with torch.inference_mode():
+        loss_per_image(objective, entry.model, entry.guide, images)
+    assert fit(entry.model, entry.guide, images, objective=objective, steps=1).steps == 1

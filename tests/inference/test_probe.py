@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference.evaluation.probe import latents, linear_probe, probe_scores
+from capsule_zoo.inference.evaluation.probe import (
+    cluster_accuracy,
+    latents,
+    linear_probe,
+    probe_scores,
+)
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.sizes import sized
@@ -18,6 +23,10 @@ def test_separable_latents_are_told_apart_and_noise_is_not():
     features = means + generator.normal(size=(2000, 4))
     fitted = linear_probe(features[:1000], labels[:1000], features[1000:], labels[1000:])
     assert fitted.value > 0.99 and fitted.n == 1000
+    numbers = labels.numpy()  # as scikit-learn's users have them
+    halves = features[:1000], numbers[:1000], features[1000:], numbers[1000:]
+    assert linear_probe(*halves) == fitted
+    assert cluster_accuracy(*halves).value > 0.99
     noise = generator.normal(size=(2000, 4))
     chance = linear_probe(noise[:1000], labels[:1000], noise[1000:], labels[1000:])
     assert abs(chance.value - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5

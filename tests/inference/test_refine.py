@@ -136,6 +136,9 @@ def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     with torch.no_grad():
         model.template_logits.add_(1)
     assert semi._refined(images) is not second
+    third, read = semi._refined(buffer := images.clone()), semi._refined(buffer)
+    buffer.copy_(1 - images)
+    assert read is third and semi._refined(buffer) is not third
 
 
 def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):

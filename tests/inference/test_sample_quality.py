@@ -65,6 +65,11 @@ def test_jackknife_error_is_the_spread_over_repeated_samples():
     assert errors.mean() == pytest.approx(values.std(), rel=0.25)
 
 
+def test_a_classifier_refuses_more_classes_than_it_has():
+    with pytest.raises(ValueError, match="labels must lie in 0 to 0, but these span 0 to 1"):
+        train_classifier(halves(20, 0), num_classes=1)
+
+
 def test_frechet_refuses_what_has_no_covariance():
     with pytest.raises(ValueError, match="N of at least 2"):
         frechet_distance(np.zeros((1, 3)), np.zeros((5, 3)))

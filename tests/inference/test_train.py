@@ -315,6 +315,13 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
         fit(model, guide, dataset(), steps=3, transform=poison, **QUIET)
 
 
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_transform_that_spoils_the_images_is_told_from_a_rate_that_is_too_high(validated):
+    with pyro.validation_enabled(validated), pytest.raises(ValueError, match="images holds NaN"):
+        fit(*pair(), dataset(), steps=1, transform=lambda images: images * math.nan, **QUIET)
+
+
 # Bad input
 
 

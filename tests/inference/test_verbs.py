@@ -11,6 +11,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule
 from torch.testing import assert_close
 
 from capsule_zoo.data import Split, load_dataset
@@ -23,6 +24,8 @@ from capsule_zoo.inference import (
     error_rate,
     fgsm,
     fill_in,
+    gauss_newton,
+    intervene,
     posterior_predictive,
     reconstruct,
     refine,
@@ -267,6 +270,29 @@ def test_a_verb_without_its_guide_says_how_it_is_called():
         encode(entry.model, images)
 
 
+def test_a_model_that_names_no_sites_is_refused_by_what_reads_them():
+    entry = make("vae")
+    images, guide = images_for(entry), entry.guide
+
+    class Plain(PyroModule):
+        def forward(self, images=None, labels=None, batch_size=1):
+            return entry.model(images, labels, batch_size)
+
+    for model in (Plain(), lambda images=None, labels=None: entry.model(images)):
+        for use in (
+            lambda model: encode(model, guide, images),
+            lambda model: reconstruct(model, guide, images),
+            lambda model: sample(model, 2),
+            lambda model: mean_images(model, 2),
+            lambda model: refine(model, guide, images),
+            lambda model: gauss_newton(model, guide, images),
+            lambda model: intervene(model, guide, images, {"image_code": 0.0}),
+            lambda model: fill_in(model, guide, images),
+        ):
+            with pytest.raises(ValueError, match=r"which is no capsule_zoo\.models\.Model"):
+                use(model)
+
+
 @pytest.mark.parametrize("name", TELLS_NO_CLASSES)
 def test_models_that_tell_no_classes_name_the_linear_probe(name):
     entry = make(name)
@@ -307,8 +333,13 @@ def test_what_is_wrong_is_named():
             verb(*pair, images.tolist())
         with pytest.raises(ValueError, match="as_module"):
             verb(entry.model, lambda images: None, images)
-    with pytest.raises(ValueError, match="number"):
-        sample(entry.model, 0)
+    for draw in (sample, mean_images):
+        with pytest.raises(ValueError, match="number"):
+            draw(entry.model, 0)
+    with pytest.raises(ValueError, match="batch_size"):
+        infer(entry.guide, images, batch_size=0)
+    with pytest.raises(ValueError, match=r"guide must be a Guide, .* not AutoNormal"):
+        fill_in(entry.model, AutoNormal(entry.model), images)
     with pytest.raises(ValueError, match=r"steps must be a whole number, 0 or more, not 2\.5"):
         refine(*pair, images, steps=2.5)
     with pytest.raises(ValueError, match=r"batch_size must be a whole number, 1 or more, not 2\.5"):

@@ -7,6 +7,7 @@ from pyro import poutine
 from torch import nn
 
 from capsule_zoo import create, load
+from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.registry import small_sizes
 
 pytestmark = [
@@ -94,3 +95,17 @@ def test_images_are_checked_again_after_an_export():
     assert torch.equal(exported(call, images)(images), call(images))
     with pytest.raises(ValueError, match="images must lie in"):
         model.predict(2 + images)
+
+
+class Draw(nn.Module):
+    """The mean images of parts, on a canvas that no other test has."""
+
+    def forward(self, pose):
+        return warp_templates(torch.ones(3, 1, 4, 4), pose, (6, 11)).sum(0)
+
+
+def test_an_export_leaves_nothing_behind():
+    """The places of pixels that it made had no numbers, and were kept."""
+    pose = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    program = exported(Draw(), pose)
+    torch.testing.assert_close(program(pose), Draw()(pose))

@@ -69,6 +69,7 @@ _OF_SIMULATED = "simulated_log_weight", "reverse_log_weight"
 _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
 
 
+@torch.inference_mode(False)
 def annealed_log_likelihood(
     model: Callable,
     guide: Callable | None,

@@ -214,7 +214,7 @@ def expectation(law: SceneLaw, points: Tensor) -> tuple[float, list[Moments]]:
     return total / len(points), [Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts]
 
 
-@torch.enable_grad()
+@torch.inference_mode(False)
 def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
     """Return the log evidence, (b,), and the probability of every subset and order.
 
