@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
@@ -99,7 +99,7 @@ def _collected(
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
-        for batch in images.split(batch_size):
+        for batch in images.split(len(images) if is_per_image(guide) else batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]
             if missing:

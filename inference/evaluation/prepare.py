@@ -83,8 +83,11 @@ def prepare(
     labels: Tensor | np.ndarray | None,
     seed: int,
     discrete: bool,
+    prior: bool = False,
 ) -> Prepared:
     """Check everything about a pair, its images and its labels; see `evaluate`.
+
+    Where the guide is the `prior`, the model itself, there is no pair to check.
 
     Raises:
         ValueError, IncompatibleGuide: see `evaluate`.
@@ -102,7 +105,6 @@ def prepare(
             " for log p(label | image), or measure "
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
-    prior = guide is model
     few = slice(None) if is_per_image(guide) else slice(2)
     shown = pixels[few], None if classes is None else classes[few]
     mode = in_eval_mode(model, guide)

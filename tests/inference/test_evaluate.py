@@ -246,6 +246,13 @@ def test_an_error_that_holds_the_number_of_images_by_chance_gets_no_note():
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_the_model_itself_is_no_guide():
+    """Its weights were all 1, and the bound 0 nats."""
+    model, _ = pair()
+    with pytest.raises(IncompatibleGuide, match="'image' is observed in the guide"):
+        evaluate(model, model, conjugate_images(2))
+
+
 def test_a_guide_with_one_density_for_all_images_is_evaluated_on_one():
     model, _ = pair()
     images = conjugate_images(4)

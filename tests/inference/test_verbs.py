@@ -219,6 +219,8 @@ def test_a_guide_of_one_batch_gets_all_its_images_in_every_pass():
     free = FreeForm(entry.model, images, init=entry.guide)
     found = encode(entry.model, free, images, num_samples=2, batch_size=2)
     assert found["part_pose"].shape[0] == 5
+    assert infer(free, images, batch_size=2)["part_pose"].shape[0] == 5
+    assert latents(free, images, ["part_pose"], batch_size=2).shape[0] == 5
     drawn = posterior_predictive(entry.model, free, images, 3, batch_size=2)
     assert drawn.shape == (3, 5, *entry.model.image_shape)
 

@@ -145,7 +145,8 @@ def annealed_log_likelihood(
     seed = check_seed(seed)
     refuse_unnormalized(model)
     start = model if guide is None else guide
-    pair = prepare(model, start, images, labels=None, seed=seed, discrete=discrete)
+    form: dict[str, bool] = dict(discrete=discrete, prior=guide is None)
+    pair = prepare(model, start, images, labels=None, seed=seed, **form)
     refuse_start(pair, guide, simulated)
     settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share, progress
     began = time.perf_counter()
