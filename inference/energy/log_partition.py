@@ -27,7 +27,7 @@ from capsule_zoo.inference.energy.enumeration import exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.checks import check_at_least, check_one_of
+from capsule_zoo.models.checks import check_one_of, check_whole
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.units.exponential_family import base_rates
@@ -82,7 +82,7 @@ def log_partition(
             function.
     """
     check_one_of("method", method, METHODS)
-    check_at_least(1, chains=chains, temperatures=temperatures)
+    check_whole(1, chains=chains, temperatures=temperatures)
     if model.coupling_norm() >= 1:
         raise ValueError(
             "the model has no partition function, for its Gaussian couplings are too strong; "

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.models.checks import check_at_least, check_labels
+from capsule_zoo.models.checks import check_labels, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 
@@ -93,7 +93,7 @@ def train_classifier(
     Raises:
         ValueError: no epoch, or the images have no labels, or more classes.
     """
-    check_at_least(1, epochs=epochs)
+    check_whole(1, epochs=epochs)
     check_labels(labels_of(split), num_classes)
     with seeded(seed):
         channels, height, width = split.images.shape[1:]

@@ -39,7 +39,7 @@ from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density
 from capsule_zoo.inference.posterior.annealing.path import scored, simulate
-from capsule_zoo.models.checks import check_at_least, check_seed
+from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tiled
 
@@ -173,8 +173,8 @@ def check_calibration(
             `simulated`, or a guide with parameters for each image.
         IncompatibleGuide: the guide does not fit the model.
     """
-    check_at_least(1, number=number, draws=draws, batch_size=batch_size)
-    check_at_least(2, bins=bins)
+    check_whole(1, number=number, draws=draws, batch_size=batch_size)
+    check_whole(2, bins=bins)
     check_seed(seed)
     if is_per_image(guide):
         raise ValueError(

@@ -30,7 +30,7 @@ from torch import Tensor
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density, log_weights, only
 from capsule_zoo.inference.objectives.base import Objective, repeated
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 
 
 class ImportanceWeightedELBO(Objective):
@@ -54,7 +54,7 @@ class ImportanceWeightedELBO(Objective):
 
     def __init__(self, num_particles: int = 5, vectorize_particles: bool = True) -> None:
         super().__init__()
-        check_at_least(1, num_particles=num_particles)
+        check_whole(1, num_particles=num_particles)
         self.num_particles = num_particles
         self.vectorize_particles = vectorize_particles
 

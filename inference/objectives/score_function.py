@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.inference.objectives.base import Objective, repeated
 from capsule_zoo.inference.objectives.wake_sleep import wake
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 
 
 class ScoreFunctionELBO(Objective):
@@ -37,7 +37,7 @@ class ScoreFunctionELBO(Objective):
 
     def __init__(self, num_particles: int = 5) -> None:
         super().__init__()
-        check_at_least(2, num_particles=num_particles)
+        check_whole(2, num_particles=num_particles)
         self.num_particles = num_particles
 
     def differentiable_loss(

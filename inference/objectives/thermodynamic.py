@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.inference.objectives.base import Objective, repeated
 from capsule_zoo.inference.objectives.wake_sleep import wake
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 
 
 class ThermodynamicObjective(Objective):
@@ -52,8 +52,8 @@ class ThermodynamicObjective(Objective):
 
     def __init__(self, num_particles: int = 5, intervals: int = 5, first: float = 0.1) -> None:
         super().__init__()
-        check_at_least(2, num_particles=num_particles)  # of one draw the covariance is zero
-        check_at_least(1, intervals=intervals)
+        check_whole(2, num_particles=num_particles)  # of one draw the covariance is zero
+        check_whole(1, intervals=intervals)
         if not 0 < first < 1:
             raise ValueError(f"first must lie between 0 and 1, not {first!r}")
         self.num_particles = num_particles

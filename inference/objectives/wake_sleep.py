@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from capsule_zoo.inference.check import is_discrete
 from capsule_zoo.inference.log_weight import call_arguments, log_density, only
 from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.spaces import space_of
 
 
@@ -84,7 +84,7 @@ class ReweightedWakeSleep(Objective):
 
     def __init__(self, num_particles: int = 5, sleep: float = 0.5) -> None:
         super().__init__()
-        check_at_least(1, num_particles=num_particles)
+        check_whole(1, num_particles=num_particles)
         if not 0 <= sleep <= 1:
             raise ValueError(f"sleep must be from 0 to 1, not {sleep!r}")
         self.num_particles = num_particles

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import seeded
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
@@ -109,7 +109,7 @@ def fit_top_prior(
     Raises:
         ValueError: fewer draws than components, a choice, a site that the model does not have.
     """
-    check_at_least(1, components=components, steps=steps)
+    check_whole(1, components=components, steps=steps)
     number = len(next(iter(values.values())))
     if number < components:
         raise ValueError(

@@ -28,7 +28,7 @@ from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import NamedModule
-from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.checks import check_positive, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.networks.on_request import OnRequest
@@ -125,8 +125,8 @@ def infer_transformation(
     grid = grid[:, None] if grid.dim() == 1 else grid
     if grid.dim() != 2 or grid.shape[1] != requests.parameters:
         raise ValueError(f"grid must be (G, {requests.parameters}), not {tuple(grid.shape)}")
-    check_at_least(1, starts=starts, num_particles=num_particles)
-    check_at_least(0, steps=steps)
+    check_whole(1, starts=starts, num_particles=num_particles)
+    check_whole(0, steps=steps)
     check_positive(lr=lr)
     grid = grid.to(images)
     evidence = _Evidence(model, guide, tiled(images, num_particles), requests, num_particles)

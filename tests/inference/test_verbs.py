@@ -17,7 +17,11 @@ from torch.testing import assert_close
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import ExactSwitches, FreeForm
 from capsule_zoo.inference import (
+    ImportanceWeightedELBO,
+    ReweightedWakeSleep,
+    ScoreFunctionELBO,
     boxes,
+    check_calibration,
     classify,
     count,
     encode,
@@ -342,6 +346,11 @@ def test_what_is_wrong_is_named():
         infer(entry.guide, images, batch_size=0)
     with pytest.raises(ValueError, match=r"guide must be a Guide, .* not AutoNormal"):
         fill_in(entry.model, AutoNormal(entry.model), images)
+    for objective in (ImportanceWeightedELBO, ReweightedWakeSleep, ScoreFunctionELBO):
+        with pytest.raises(ValueError, match="num_particles must be a whole number"):
+            objective(2.5)
+    with pytest.raises(ValueError, match="draws must be a whole number"):
+        check_calibration(*pair, 100, draws=3.5)
     with pytest.raises(ValueError, match=r"steps must be a whole number, 0 or more, not 2\.5"):
         refine(*pair, images, steps=2.5)
     with pytest.raises(ValueError, match=r"batch_size must be a whole number, 1 or more, not 2\.5"):

@@ -38,7 +38,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _ROWS = 8192  # runs of the model at once
@@ -150,7 +150,7 @@ class Reference:
         Raises:
             ValueError: draws of another shape, not finite, or fewer than two.
         """
-        check_at_least(2, num_draws=num_draws)
+        check_whole(2, num_draws=num_draws)
         kl = None
         if isinstance(drawn, nn.Module):
             kl = self._kl(drawn, num_draws, seed)
