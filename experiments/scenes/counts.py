@@ -123,10 +123,10 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     entry = begun("scenes", data, options, **{"counts": "learned", **(settings.sizes or {})})
     test = data.test[: settings.tested]
     curve: list[tuple[float, int, Number]] = []
-    reader = at_drawn_places(entry)
+    how: dict[str, Any] = dict(draws=settings.draws, temperature=PLACES)
 
     def note(check: Check) -> None:
-        curve.append((check.seconds, check.step, accuracy(reader, test, settings.draws)))
+        curve.append((check.seconds, check.step, accuracy(entry, test, **how)))
 
     checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
@@ -143,21 +143,16 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
         "steps": single(curve[-1][1]),
         "seconds": single(curve[-1][0]),
     }
-    wide = on_canvas(reader, *LARGE)
+    wide = on_canvas(entry, *LARGE)
     for digits in MORE:
         scenes = with_digits(digits, settings.more, options)
-        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, settings.draws)
+        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **how)
     return {"numbers": numbers, "curve": curve}
 
 
-def at_drawn_places(entry: Entry) -> Entry:
-    """Return the entry whose guide looks at places that it draws; the parameters are shared."""
-    return replace(entry, guide=entry.guide_of(Peeling).sharing_parameters(temperature=PLACES))
-
-
-def accuracy(entry: Entry, scenes: Split, draws: int) -> Number:
-    """Return the share of the scenes whose number of objects is right."""
-    found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
+def accuracy(entry: Entry, scenes: Split, **how: Any) -> Number:
+    """Return the share of the scenes whose number of objects, by `find_objects`, is right."""
+    found = find_objects(entry.model, entry.guide, scenes.images, **how)
     return mean_and_error(right_counts(found, scenes))
 
 
@@ -173,12 +168,13 @@ def with_digits(number: int, test: int, options: Options) -> Split:
 
 
 def ways(entry: Entry) -> dict[str, Entry]:
-    """Return the entry with each way of reading."""
-    again = entry.guide_of(Peeling).sharing_parameters(sweeps=2)
+    """Return the entry with each way of reading; the parameters are shared."""
+    guide = entry.guide_of(Peeling)
+    again, drawn = guide.sharing_parameters(sweeps=2), guide.sharing_parameters(temperature=PLACES)
     return {
         "peeling": entry,
         "two_sweeps": replace(entry, guide=again),
-        "drawn_places": at_drawn_places(entry),
+        "drawn_places": replace(entry, guide=drawn),
     }
 
 

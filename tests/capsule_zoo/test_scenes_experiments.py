@@ -16,7 +16,7 @@ from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes import counts
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
-from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, at_drawn_places
+from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.guides import FITTED, SWAPPED, of_subsets
 from capsule_zoo.experiments.scenes.segmentation import best_of_pieces, windows_of
 from capsule_zoo.inference import find_objects
@@ -43,7 +43,7 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch):
 
 def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
     entry = create("scenes", **small_sizes("scenes"))
-    reader = at_drawn_places(entry)
+    reader = ways(entry)["drawn_places"]
     wide = on_canvas(reader, *LARGE)
     assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
     assert wide.guide.temperature == PLACES and wide.guide.model is wide.model
