@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import ndimage
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
@@ -43,7 +45,8 @@ MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
 BLACK = "multi-mnist:train=60000"
 ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
-FAINT = 0.1  # share of a pixel; where objects cover less, an object ends
+FAINT = 0.03  # share of a pixel; where objects cover less, an object ends
+CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
 DIGITS = "multi-mnist"
 SIZES: dict[str, dict[str, Any]] = {
     DIGITS: dict(counts="learned"),
@@ -197,7 +200,8 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     """Return the share of the true digits that are found, and whose kind is of their class.
 
     A window about each found digit, as large and as centered as the digits of MNIST, is read by
-    `READER`. Kinds are named by the commonest class of their training digits.
+    `READER`, without small pieces that stand apart. Kinds are named by the commonest class of their
+    training digits.
 
     Args:
         labelled: single digits with labels.
@@ -230,7 +234,7 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     Args:
         owners: (n, H, W); `slot` is the number of the object, from 0, (n,).
     """
-    ink = images * (owners == 1 + slot[:, None, None])[:, None]
+    ink = without_crumbs(images * (owners == 1 + slot[:, None, None])[:, None])
     box = boxes_of(ink[:, 0] > INK)
     height, width = images.shape[-2:]
     side = (box[:, 2:] - box[:, :2]).amax(-1).clamp_min(4)
@@ -238,7 +242,19 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     x = (ink[:, 0].sum(1) * torch.linspace(-1 + 1 / width, 1 - 1 / width, width)).sum(1) / mass
     y = (ink[:, 0].sum(2) * torch.linspace(-1 + 1 / height, 1 - 1 / height, height)).sum(1) / mass
     pose = torch.stack([(side * 28 / 20).log(), x - side / 20 / width, y - side / 20 / height], -1)
-    return crop(ink, pose, (28, 28), torch.tensor([1 / width, 1 / height])).clamp(0, 1)
+    usual = torch.tensor([1 / width, 1 / height])
+    return crop(ink, pose, (28, 28), usual, mode="bicubic").clamp(0, 1)
+
+
+def without_crumbs(ink: Tensor) -> Tensor:
+    """Return digits (n, 1, H, W) without the pieces that `CRUMB` tells to be of other digits."""
+    whole = ink.clone()
+    for digit in whole[:, 0].numpy():
+        pieces, number = ndimage.label(digit > 0.1, np.ones((3, 3)))
+        weight = ndimage.sum_labels(digit, pieces, range(1, 1 + number))
+        crumbs = 1 + np.flatnonzero(weight < CRUMB * weight.max(initial=0))
+        digit[np.isin(pieces, crumbs)] = 0
+    return whole
 
 
 def on_photographs(digits: Split, photos: Split, number: int, seed: int) -> Split:

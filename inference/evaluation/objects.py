@@ -33,8 +33,8 @@ class FoundObjects:
         count_probabilities: posterior of the number of objects, (B, S + 1).
         presence: which slots hold an object in the draw that is shown, bool (B, S).
         pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
-        owners: the slot, from 1, that covers most of each pixel, however little; 0 where none does,
-            (B, H, W).
+        owners: the slot, from 1, that each pixel most likely shows, however little of it an object
+            covers; 0 where none does, (B, H, W). See `shown`.
         cover: share of each pixel that objects cover, (B, H, W).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
@@ -136,28 +136,42 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     pictures = Pictures(cover_of[chosen], color, depth)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
-    mean, owners, cover = shown(model, on, pictures, ground)
-    left = (mean - images).square().flatten(1).nanmean(1)
+    mean, owners, cover = shown(model, images, on, pictures, ground)
+    left = _unexplained(images, mean)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
     return posterior, on > 0, pose, owners, cover, left, evidence - draws_less
 
 
+def _unexplained(images: Tensor, mean: Tensor) -> Tensor:
+    """Return the mean square of what a drawing leaves of a pixel, (B,)."""
+    return (mean - images).square().flatten(1).nanmean(1)
+
+
 def shown(
-    model: Scenes, on: Tensor, pictures: Pictures, ground: Tensor
+    model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean images (B, C, H, W) of presences (B, S), and `owners` and `cover`.
 
+    A pixel belongs to the object with the largest share of it. Where objects have colors, the share
+    is multiplied by the density of the pixel about the object's color, Normal with the variance
+    that the drawing leaves unexplained: the posterior of a mixture in which a pixel shows one
+    object.
+
     Args:
+        images: (B, C, H, W), NaN where a pixel is missing.
         pictures, ground: see `Scenes.blend`.
     """
     share = on[:, :, None, None] * pictures.cover[:, :, 0]
     cover = 1 - (1 - share).prod(1)
-    if pictures.depth is not None:
-        share = share * pictures.depth.exp()[..., None, None]
-    most = share.max(1)
-    owners = torch.where(most.values > 0, 1 + most.indices, 0)
-    return model.blend(on[:, None], pictures, ground)[:, 0], owners, cover
+    mean = model.blend(on[:, None], pictures, ground)[:, 0]
+    score = share.log()
+    if pictures.color is not None and pictures.depth is not None:
+        error = (images[:, None] - pictures.color).square().sum(2).nan_to_num()
+        variance = _unexplained(images, mean).clamp_min(1e-9)[:, None, None, None]
+        score = score + pictures.depth[..., None, None] - 0.5 * error / variance
+    owners = torch.where(cover > 0, 1 + score.argmax(1), 0)
+    return mean, owners, cover
 
 
 def visible(owners: Tensor, cover: Tensor, share: float = SHOWN) -> Tensor:

@@ -89,12 +89,18 @@ def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) 
     return found.reshape(*batch, *found.shape[1:])
 
 
-def crop(images: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
-    """Return what images (B, C, H, W) show in the windows of poses (B, 3 or 4), (B, C, *size)."""
+def crop(
+    images: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor, mode: str = "bilinear"
+) -> Tensor:
+    """Return what images (B, C, H, W) show in the windows of poses (B, 3 or 4), (B, C, *size).
+
+    Args:
+        mode: of the interpolation, see `torch.nn.functional.grid_sample`.
+    """
     grid = F.affine_grid(
         window(pose, usual), [len(images), images.shape[1], *size], align_corners=False
     )
-    return F.grid_sample(images, grid, align_corners=False)
+    return F.grid_sample(images, grid, mode=mode, align_corners=False)
 
 
 def window(pose: Tensor, usual: Tensor) -> Tensor:

@@ -199,8 +199,10 @@ def test_a_window_shows_a_digit_as_mnist_does():
     digit[:, 0, 4:24, 9:20] = 0.8 * (1 + (row - 9.5) / 66.5)[:, None]  # its variance is 33.25
     mass, place = digit[0, 0], torch.arange(28.0)
     assert (mass.sum(1) @ place / mass.sum()).item() == pytest.approx(14, abs=1e-5)
-    owners = torch.where(digit[:, 0] > 0, 2, 0)
-    found = windows_of(digit, owners, torch.tensor([1, 0]))
+    dirty = digit.clone()
+    dirty[:, 0, 14, 2] = 0.9  # a crumb of another digit
+    owners = torch.where(dirty[:, 0] > 0, 2, 0)
+    found = windows_of(dirty, owners, torch.tensor([1, 0]))
     torch.testing.assert_close(found[0], digit[0], atol=1e-4, rtol=0)
     assert found[1].abs().max() == 0  # which the other slot holds
 

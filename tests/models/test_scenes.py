@@ -16,7 +16,7 @@ from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, count, find_objects, fit, log_weights, segment
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, visible
+from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown, visible
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -453,6 +453,28 @@ def test_what_is_found_is_scored_as_it_should_be():
     slots = torch.tensor([0, 1, 2, 1, 2])
     assert visible(slots, cover).tolist() == [0, 0, 0, 1, 2]
     assert visible(slots, cover, 0.1).tolist() == [0, 0, 2, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["gray", "tinted", "textured"])
+def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
+    model, guide, images = pair(**FORMS[form])
+    images = images * (images > 0.5)
+    images[0, :, 2, 3] = math.nan
+    with torch.no_grad():
+        found = guide.found(images.nan_to_num(0.5))
+    on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
+    cover, color, depth = found.pictures
+    mean, owners, _ = shown(model, images, on, found.pictures, ground)
+    for b, y, x in itertools.product(range(3), range(10), range(12)):
+        weights = on[b] * cover[b, :, 0, y, x]
+        if depth is not None:
+            weights = weights * depth[b].exp()
+        if depth is not None and not images[b, 0, y, x].isnan():
+            scale = (images[b] - mean[b]).square().nanmean().sqrt()
+            law = dist.Normal(color.expand(-1, -1, -1, 10, 12)[b, :, :, y, x], scale)
+            weights = weights * law.log_prob(images[b, :, y, x]).sum(-1).exp()
+        assert owners[b, y, x] == (1 + weights.argmax() if weights.any() else 0)
+    assert form == "gray" or owners[:2].unique().numel() > 2
 
 
 def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():

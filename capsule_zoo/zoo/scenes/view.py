@@ -150,4 +150,5 @@ class ScenesView(View[Sites]):
             for slot in range(model.slots):
                 with AsObject(f"slot_{slot}"):
                     placed.append(model.placed(model.draw_object(plate)))
-        return shown(model, self.state[PRESENCE].reshape(1, -1), together(placed), ground)
+        on = self.state[PRESENCE].reshape(1, -1)
+        return shown(model, self.image, on, together(placed), ground)
