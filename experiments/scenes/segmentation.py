@@ -48,6 +48,10 @@ ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
 FAINT = 0.03  # share of a pixel; where objects cover less, an object ends
 CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
 DIGITS = "multi-mnist"
+FINDING: dict[str, dict[str, Any]] = {  # how objects are found, chosen on training scenes
+    DIGITS: dict(temperature=PLACES),
+    "tetrominoes": dict(temperature=0.5, draws=60),
+}
 SIZES: dict[str, dict[str, Any]] = {
     DIGITS: dict(counts="learned"),
     "multi-sprites": dict(
@@ -81,7 +85,7 @@ class Settings:
     Args:
         seeds: number of seeds.
         length: minutes of training on each data set, of the processor.
-        draws: draws of the guide that are combined.
+        draws: draws of the guide that are combined, but for tetrominoes 60.
         tested: test scenes of each data set, at most; sprites and tetrominoes have 1,000.
         named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
         sizes: sizes of the entries that replace ours.
@@ -102,8 +106,8 @@ def segmentation(options: Options, chosen: Settings) -> Result:
     `ari_...` is over scenes of two objects or more. `iou` is the overlap of the box of every true
     digit's ink with the best box. `classes_found` is the share of the found digits whose class is
     that of their kind: a window about each is read by `shape-codes-mnist`, which learned its kinds
-    without labels. `..._worst` is that of the worst seed. Digits are found at places of attention
-    that are drawn, as in `scenes/counts`.
+    without labels. `..._worst` is that of the worst seed. Digits and tetrominoes are found at
+    places of attention that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
     """
     study = Study(dict.fromkeys(SIZES, chosen), chosen.seeds)
     outcomes = study.run(one_set, options)
@@ -125,8 +129,9 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test, digits = data.test[: settings.tested], name == DIGITS
-    how: Any = dict(batch_size=64 if digits else 16, temperature=PLACES if digits else None)
-    found, numbers = learned(entry, data, test, options, settings.length, settings.draws, **how)
+    how = {"draws": settings.draws, **FINDING.get(name, {})}
+    size = 64 if digits else 16
+    found, numbers = learned(entry, data, test, options, settings.length, size, **how)
     if digits:
         numbers["iou"] = mean_and_error(box_overlaps(found.boxes, found.presence, test.objects))
         labelled = load_dataset("mnist", options.data_root).train
@@ -140,22 +145,19 @@ def learned(
     test: Split,
     options: Options,
     length: float,
-    draws: int,
     batch_size: int = 16,
     name: str = "",
-    temperature: float | None = None,
+    **how: Any,
 ) -> tuple[FoundObjects, dict[str, Number]]:
     """Train scenes for minutes of a processor; return what they find, its ARI and right counts.
 
     Args:
-        temperature: of the places at which objects are found, see `find_objects`.
+        how: arguments of `find_objects`.
     """
     busy = Checks(clock="processor")
     minutes = options.minutes or length
     train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
-    found = find_objects(
-        entry.model, entry.guide, test.images, draws=draws, temperature=temperature
-    )
+    found = find_objects(entry.model, entry.guide, test.images, **how)
     ari = foreground_ari(found.owners, test.objects)
     right = mean_and_error(right_counts(found, test))
     return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
@@ -303,6 +305,6 @@ def colour(
         entry = begun("scenes", data, options, **own)
         entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
         make_constant(entry.model.thing)
-        _, found[ground] = learned(entry, data, test, options, length, 5, name=ground)
+        _, found[ground] = learned(entry, data, test, options, length, name=ground)
         figures[ground] = found_objects(entry, test.images)
     return Result(by_quantity(found), figures)
