@@ -50,7 +50,8 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             values, errors, _ = zip(*curves[name].values(), strict=True)
             style = dict(fmt=".-", capsize=3, label=in_words(name))
             axis.errorbar(places, values, [error or 0 for error in errors], **style)
-        axis.set(xlabel=axis_label, ylabel=quantity, xticks=sorted(ticks))
+        named = sorted(ticks)[:: 1 + len(ticks) // 9]  # more would overlap
+        axis.set(xlabel=axis_label, ylabel=quantity, xticks=named)
     axes[0].legend(fontsize=8)
     return figure
 
