@@ -46,6 +46,7 @@ INK = 0.3  # brightness
 BLACK = "multi-mnist:train=60000"
 ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
 FAINT = 0.03  # share of a pixel; where objects cover less, an object ends
+BRIGHTER = 1.2  # strokes that were shrunk and enlarged are paler
 CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
 DIGITS = "multi-mnist"
 FINDING: dict[str, dict[str, Any]] = {  # how objects are found, chosen on training scenes
@@ -245,7 +246,7 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     y = (ink[:, 0].sum(2) * torch.linspace(-1 + 1 / height, 1 - 1 / height, height)).sum(1) / mass
     pose = torch.stack([(side * 28 / 20).log(), x - side / 20 / width, y - side / 20 / height], -1)
     usual = torch.tensor([1 / width, 1 / height])
-    return crop(ink, pose, (28, 28), usual, mode="bicubic").clamp(0, 1)
+    return (BRIGHTER * crop(ink, pose, (28, 28), usual, mode="bicubic")).clamp(0, 1)
 
 
 def without_crumbs(ink: Tensor) -> Tensor:
