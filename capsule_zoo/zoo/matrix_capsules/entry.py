@@ -35,7 +35,7 @@ def matrix_capsules(
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
-        preset: "small" (68 K parameters) or "full" (310 K).
+        preset: "small" (68 K parameters) or "full" (319 K).
         routing: "em", "vb", "dynamic", "uniform" (one iteration), the learned ones "attention",
             "self" and "uncertain", or a `Routing`, such as one of your own.
         iterations: of "em", "vb" and "dynamic"; the paper uses three, which learn more slowly here
