@@ -163,10 +163,9 @@ class Explorer(widgets.VBox):
         """Change the view and show it; report a `ValueError` in the status line."""
         try:
             message = action()
+            self.show(message if isinstance(message, str) else "")
         except ValueError as error:
             self.status.value = f'<span style="color: #b00020">{escape(str(error))}</span>'
-            return
-        self.show(message if isinstance(message, str) else "")
 
     def show(self, message: str = "") -> None:
         """Update all widgets to the state of the view."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from capsule_zoo.data.datasets import full_name
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.explore.sources import open_source
 
@@ -36,9 +37,7 @@ def _cell(source: str, data: str | None, data_root: Path | None) -> str:
     """Return the code of the cell; its paths are valid wherever the notebook lies."""
     if (Path(source) / "config.json").is_file():
         source = str(Path(source).resolve())
-    kind, _, folder = (data or "").partition(":")
-    if kind == "folder":
-        data = f"folder:{Path(folder).expanduser().resolve()}"
+    data = data and full_name(data)
     given = {"data": data, "data_root": None if data_root is None else str(data_root.resolve())}
     words = [repr(source), *(f"{name}={value!r}" for name, value in given.items() if value)]
     return (

@@ -36,6 +36,7 @@ class PaintedPartsView(View[S]):
     model: PaintedParts
     drawn: Sites  # what was read or refined, as `parse` is
     read_drawn: Sites
+    parsed_by: Guide  # whose draws `drawn` are: the guide, or the one that is refined from it
 
     def __init__(self, model: PaintedParts, guide: Guide) -> None:
         self.model = model.discretized()
@@ -49,14 +50,14 @@ class PaintedPartsView(View[S]):
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
-        self.model.space.check(image)
-        self.image = image
+        self._take(image, self.model, self.guide)
         self.read_drawn = infer(self.guide, image)
         self._begin(self.state_of(self.read_drawn))
 
     def refine(self, steps: int = 50) -> str:
-        """Refine the guide's answer by free-form steps; see `capsule_zoo.inference.posterior`."""
-        found = refine(self.relaxed, self.guide, self.image, steps=steps)
+        """Refine what was read or refined by free-form steps; see `inference.posterior.refine`."""
+        found = refine(self.relaxed, self.parsed_by, self.image, steps=steps)
+        self.parsed_by = found.guide
         with torch.no_grad():
             self.drawn = infer(found.guide, self.image)
             self._show(self.state_of(self.drawn))
@@ -64,7 +65,7 @@ class PaintedPartsView(View[S]):
         return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
 
     def reset(self) -> None:
-        self.drawn = self.read_drawn
+        self.drawn, self.parsed_by = self.read_drawn, self.guide
         super().reset()
 
     def as_it_would_have_been(self, do: Sites) -> S:

@@ -6,12 +6,18 @@ as an object, a part or the request. Each handle has a few numbers. `change` set
 the frame [-1, 1]^2 of the image, x to the right and y downwards.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from capsule_zoo.guides import Guide
+from capsule_zoo.inference.evaluation.prepare import as_wanted
+from capsule_zoo.models import Model
+from capsule_zoo.models.checks import check_known, check_one_of
 
 Place = tuple[float, float]
 S = TypeVar("S")
@@ -63,13 +69,27 @@ class View(ABC, Generic[S]):
     parse: S
     mode: str = ""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, which says what to do before an image is read."""
+            hint = "" if "state" in vars(self) else "; call read(images[:1]) first"
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
+
     @abstractmethod
     def read(self, image: Tensor) -> None:
         """Read an image (1, C, H, W) and start at the guide's parse of it.
 
         Raises:
-            ValueError: the model does not take the image.
+            ValueError: the model does not take the image, or there are several.
         """
+
+    def _take(self, image: Tensor, model: Model, guide: Guide) -> None:
+        """Keep the image that is read, in the precision of the pair."""
+        found = as_wanted(model, image, guide)
+        if len(found) > 1:
+            raise ValueError(f"a view reads one image, not {len(found)}; give images[:1]")
+        self.image = found
 
     @abstractmethod
     def refine(self, steps: int = 50) -> str:
@@ -87,9 +107,20 @@ class View(ABC, Generic[S]):
     def controls(self, handle: int) -> dict[str, Control]:
         """Return the numbers of a handle, by name."""
 
-    @abstractmethod
     def change(self, handle: int, name: str, value: float) -> None:
-        """Set one number of a handle."""
+        """Set one number of a handle.
+
+        Raises:
+            ValueError: a number that the handle does not have, or a value that is not finite.
+        """
+        check_known("number of the handle", name, self.controls(handle))
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value}")
+        self._set(handle, name, value)
+
+    @abstractmethod
+    def _set(self, handle: int, name: str, value: float) -> None:
+        """Set one of the numbers that `controls` lists."""
 
     @abstractmethod
     def grab(self, place: Place, part: bool) -> int | None:
@@ -121,7 +152,7 @@ class View(ABC, Generic[S]):
     def pixel_at(self, place: Place) -> tuple[int, int] | None:
         """Return the row and the column of the pixel at a place; None outside the image."""
         _, height, width = self.image_shape
-        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
+        column, row = (int((p + 1) * n // 2) for p, n in zip(place, (width, height), strict=True))
         return (row, column) if 0 <= column < width and 0 <= row < height else None
 
     def reset(self) -> None:
@@ -130,6 +161,7 @@ class View(ABC, Generic[S]):
 
     def set_mode(self, mode: str) -> None:
         """Choose one of `modes`."""
+        check_one_of("mode", mode, self.modes)
         self.mode = mode
 
     def act(self, action: str, handle: int) -> int:

@@ -46,6 +46,17 @@ def test_the_notebook_builds_the_explorer_wherever_it_lies(folder, opened, monke
     assert len(found["explorer"].images) == 400
 
 
+@pytest.mark.parametrize("name", ["letters", "folder:letters"])
+def test_a_folder_of_pictures_is_found_wherever_the_notebook_lies(name, folder, opened, tmp_path):
+    from PIL import Image
+
+    Path("letters").mkdir()
+    for i in range(5):
+        Image.new("L", (12, 12), 40 * i).save(f"letters/{i}.png")
+    assert run("explore", "run", "--no-open", "--data", name) == 0
+    assert f"data='folder:{tmp_path / 'letters'}'" in code_of(Path("explore-run.ipynb"))
+
+
 def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
     assert run("explore", "run") == 0
     assert opened[-1][1:] == ["-m", "voila", "explore-run.ipynb"]

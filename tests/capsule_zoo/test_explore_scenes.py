@@ -57,6 +57,8 @@ def test_an_object_that_is_taken_away_paints_nothing_and_comes_back(view):
 
 
 def test_one_is_added_from_the_prior_where_a_slot_is_free(view):
+    with pytest.raises(ValueError, match="action must be one of 'take away'"):
+        view.act("remove", 0)
     with pytest.raises(ValueError, match="all slots hold an object; take one away"):
         view.act("add from prior", 0)
     view.act("take away", 2)

@@ -73,9 +73,31 @@ def test_a_number_that_is_set_is_read_back_and_reset_undoes_it(any_view):
     assert any_view.painted().shape == (1, *any_view.image_shape)
 
 
-def test_images_of_another_size_are_refused(any_view):
+def test_images_of_another_size_or_number_are_refused(any_view):
     with pytest.raises(ValueError, match="images must be"):
         any_view.read(torch.rand(1, 1, 3, 3))
+    before = any_view.painted()
+    with pytest.raises(ValueError, match="one image, not 2"):
+        any_view.read(torch.rand(2, *any_view.image_shape))
+    assert torch.equal(any_view.painted(), before)
+    any_view.read(any_view.image.double())
+    assert torch.equal(any_view.painted(), before)
+
+
+def test_before_an_image_is_read_the_error_says_so():
+    with pytest.raises(AttributeError, match="call read"):
+        view_of(create("scenes", **small_sizes("scenes"))).painted()
+
+
+def test_unknown_numbers_modes_and_values_are_refused(any_view):
+    before, name = any_view.painted(), next(iter(any_view.controls(0)))
+    with pytest.raises(ValueError, match="unknown number of the handle 'colour'"):
+        any_view.change(0, "colour", 1.0)
+    with pytest.raises(ValueError, match=f"{name} must be a finite number, not nan"):
+        any_view.change(0, name, float("nan"))
+    with pytest.raises(ValueError, match="mode must be one of"):
+        any_view.set_mode("as it was")
+    assert torch.equal(any_view.painted(), before)
 
 
 def test_refining_says_what_it_gained(any_view):
@@ -98,12 +120,15 @@ def test_reset_goes_back_to_what_was_read_however_often_it_was_refined(make):
     assert view.state is read and torch.equal(view.painted(), painted)
 
 
-def test_a_second_refinement_goes_on_from_the_first():
-    view = request_view()
+@pytest.mark.parametrize("make", [part_whole_view, request_view])
+def test_a_second_refinement_goes_on_from_the_first(make):
+    view = make()
+    read = view.painted()
     view.refine(steps=2)
-    first = view.state.parameters
-    assert view.refine(steps=0).endswith("0.0 nats higher")
-    assert_close(view.state.parameters, first)
+    first = view.painted()
+    assert not torch.equal(first, read)
+    assert view.refine(steps=0).endswith(" 0.0 nats higher")
+    assert_close(view.painted(), first)
 
 
 def test_views_speak_of_their_own_things():
@@ -217,6 +242,7 @@ def test_the_part_that_is_seen_at_a_place_is_grabbed_or_its_object():
     assert view.grab((0.5, -0.5), part=True) == part
     assert view.grab((0.5, -0.5), part=False) == view.state.root(part) < part
     assert view.grab((-0.5, 0.5), part=True) is None and view.grab((2.0, 0.0), part=True) is None
+    assert view.pixel_at((-1.0, 0.99)) == (11, 0) and view.pixel_at((-1.01, 0.99)) is None
 
 
 @pytest.mark.parametrize("address", ["fixed", "learned"])

@@ -137,6 +137,15 @@ def test_a_bad_file_is_told_and_nothing_else_happens(shown):
     assert (shown.image.png, shown.painted.png) == before
 
 
+def test_an_error_while_the_view_is_shown_is_told(shown, monkeypatch):
+    def painted():
+        raise ValueError("no <picture>")
+
+    monkeypatch.setattr(shown.view, "painted", painted)
+    shown.reset.click()
+    assert "no &lt;picture&gt;" in shown.status.value
+
+
 def test_refining_tells_what_it_gained(shown, monkeypatch):
     monkeypatch.setattr(shown.view, "refine", lambda: type(shown.view).refine(shown.view, 2))
     shown.refine.click()

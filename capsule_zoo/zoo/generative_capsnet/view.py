@@ -70,8 +70,7 @@ class RequestView(View[Asked]):
 
     def read(self, image: Tensor) -> None:
         """Read an image: find the likeliest request of a grid and the guide's code for it."""
-        self.model.space.check(image)
-        self.image = image
+        self._take(image, self.model, self.guide)
         found, _ = self._infer(self._grid(), steps=0)
         self._begin(found)
 
@@ -139,7 +138,7 @@ class RequestView(View[Asked]):
                 found |= {f"{site}[{i}]": Control(v, -3, 3) for i, v in enumerate(numbers)}
         return found
 
-    def change(self, handle: int, name: str, value: float) -> None:
+    def _set(self, handle: int, name: str, value: float) -> None:
         """Set a parameter of the request, the kind, a number of the code or of an address."""
         if handle == REQUEST:
             parameters = self.state.parameters.clone()

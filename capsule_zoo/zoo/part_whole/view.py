@@ -152,7 +152,7 @@ class PartWholeView(PaintedPartsView[Tree]):
         return {"presence": presence, **self.pose_controls(handle)}
 
     @torch.no_grad()
-    def change(self, handle: int, name: str, value: float) -> None:
+    def _set(self, handle: int, name: str, value: float) -> None:
         """Set the presence or a component of the pose in the image, with the angle in degrees."""
         if name != "presence":
             self.change_pose(handle, name, value)

@@ -13,6 +13,7 @@ from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.inference.evaluation.objects import shown, visible
+from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import latent_sites
@@ -45,8 +46,7 @@ class ScenesView(View[Sites]):
             self.numbers["depth"] = "scene_depth", 0, 4.0
 
     def read(self, image: Tensor) -> None:
-        self.model.space.check(image)
-        self.image = image
+        self._take(image, self.model, self.guide)
         with seeded(0):
             self._begin(self._best_of(READ))
 
@@ -87,7 +87,7 @@ class ScenesView(View[Sites]):
             found[name] = Control(value, -span, span)
         return found
 
-    def change(self, handle: int, name: str, value: float) -> None:
+    def _set(self, handle: int, name: str, value: float) -> None:
         """Turn a slot on or off, or set a number of its pose, its color's logits or its depth."""
         site, index = PRESENCE, handle
         if name != "presence":
@@ -100,8 +100,9 @@ class ScenesView(View[Sites]):
         """Take an object away, or put one drawn from the prior into a slot that is off.
 
         Raises:
-            ValueError: no slot is off.
+            ValueError: no slot is off, or another action.
         """
+        check_one_of("action", action, self.actions)
         if action == "add from prior":
             handle = int(self.state[PRESENCE].argmin())
             if self.state[PRESENCE].all():

@@ -64,7 +64,7 @@ class ShapeCodesView(PaintedPartsView[Shaped]):
         return {"kind": kind, **code, **self.pose_controls(handle)}
 
     @torch.no_grad()
-    def change(self, handle: int, name: str, value: float) -> None:
+    def _set(self, handle: int, name: str, value: float) -> None:
         """Set the kind, a number of the code, a presence, or a number of a pose."""
         if name == "presence":
             presence = self.state.presence.clone()
