@@ -1,4 +1,4 @@
-"""Reference posteriors: small problems with draws that are known to be right.
+"""Reference posteriors: small problems with exact draws, or draws of chains that were checked.
 
 >>> problem = load_reference("constellation")
 >>> problem.log_prob(x)                       # (...,), nats, from unconstrained vectors (..., D)
