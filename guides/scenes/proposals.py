@@ -334,7 +334,8 @@ class SceneGuide(Guide[Scenes]):
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
         weight = self.log_weights(images, found, rows)
-        code = (rows.long() * 2 ** torch.arange(slots, device=rows.device)).sum(-1)
+        powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
+        code = (rows.long() * powers).sum(-1)
         code, order = code.sort(dim=1, stable=True)
         same = F.pad(code.diff() == 0, (1, 0))
         again = same.gather(1, order.argsort(1))  # each row counts once

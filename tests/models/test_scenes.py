@@ -246,6 +246,15 @@ def test_presences_of_many_slots_are_searched_without_a_list_of_all():
         assert len(kept.unique(dim=0)) == len(kept) == len(rows.unique(dim=0))
 
 
+def test_presences_of_more_slots_than_bits_are_told_apart(monkeypatch):
+    _, guide, images = pair(slots=66)
+    guide.eval()
+    rows = torch.eye(66).to(images).expand(len(images), -1, -1)
+    monkeypatch.setattr(type(guide), "_climbed", lambda *_: rows)
+    law = guide.presence_law(images, guide.found(images))
+    assert (law.log_q > -math.inf).all()
+
+
 def test_training_sums_over_prefixes_where_there_are_many_slots():
     assert (
         len(prefixes_of(6, LIKE)) == 22
