@@ -151,7 +151,7 @@ def is_of(record: dict, trained_by: str, *names: str) -> bool:
         trained_by: the command that trained the weights.
         names: the names that the weights have had: their own, and the folder of their run.
     """
-    words = record["command"].split()
+    words = shlex.split(record["command"])
     run = words[words.index("--run") + 1] if "--run" in words else None
     settings = json.dumps(record.get("settings", {}))
     return (
@@ -183,12 +183,13 @@ def _command(made: dict, folder: Path) -> str:
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
     options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform", "objective")}
     parts = ["capsule-zoo", *(f"--import {module}" for module in made.get("modules", []))]
-    parts += [f"train {made['entry']} --data {made['data']} --seed {made['seed']}"]
+    data = shlex.quote(made["data"])
+    parts += [f"train {made['entry']} --data {data} --seed {made['seed']}"]
     if made["guide"] != create(made["entry"]).default_guide:
         parts.append(f"--guide {made['guide']}")
     parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]
     for name, value in {**options, **made["limits"]}.items():
         if value is not None:
-            shown = f"{value:g}" if isinstance(value, float | int) else value
+            shown = f"{value:.15g}" if isinstance(value, float | int) else value
             parts.append(f"--{name.replace('_', '-')} {shown}")
     return " ".join(parts)

@@ -1,6 +1,7 @@
 """Published weights: found by name, equal to the run's, with a card made from records."""
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import torch
 
 from capsule_zoo import describe, registry
 from capsule_zoo.cli import main
+from capsule_zoo.experiments import Options, command_of
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
 from capsule_zoo.runs import folder as runs
-from capsule_zoo.runs.cards import FIELDS, publish
+from capsule_zoo.runs.cards import FIELDS, _command, is_of, publish
 
 
 @pytest.fixture
@@ -61,6 +63,18 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
         "--set channels=4 --set 'hidden=[12, 12]' "
         "--batch-size 8 --lr 0.01 --transform shift=1 --steps 2"
     )
+
+
+def test_the_command_on_a_card_can_be_given_to_a_shell():
+    made = {"entry": "vae", "sizes": {}, "guide": "convolutional", "data": "folder:/my pictures"}
+    made |= {"seed": 0, "lr": 0.00123456789, "limits": {"steps": 2_000_001, "minutes": 3.0}}
+    assert shlex.split(_command(made, Path("run")))[1:] == [
+        *("train", "vae", "--data", "folder:/my pictures", "--seed", "0"),
+        *("--lr", "0.00123456789", "--steps", "2000001", "--minutes", "3"),
+    ]
+    command = command_of("vae/guides", Options(run="my run"), {})
+    assert shlex.split(command)[-2:] == ["--run", "my run"]
+    assert is_of({"command": command}, "another", "my run")
 
 
 def test_the_card_of_a_run_of_a_study_has_the_command_of_the_study(run, tmp_path):
