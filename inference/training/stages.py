@@ -155,6 +155,15 @@ def _transformed(
     return replace(data, train=replace(data.train, images=torch.cat(images), labels=labels))
 
 
+def check_enough(data: Dataset, size: str, number: int) -> None:
+    """Raise ValueError for fewer training images than kinds, or objects, that start as clusters."""
+    if len(data.train) < number:
+        raise ValueError(
+            f"{data.name} has {len(data.train)} training pictures, but the model has {number} "
+            f"{size}; make fewer by --set {size}=N, or add pictures"
+        )
+
+
 def _resumed(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
     """Return the stages before the one to continue with, whose parameters are restored.
 

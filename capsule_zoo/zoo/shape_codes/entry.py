@@ -10,7 +10,7 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
 from capsule_zoo.guides.parts.guide import copy_matching
 from capsule_zoo.inference import Pace, infer
-from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.inference.training.stages import Stage, check_enough
 from capsule_zoo.inference.training.starts.kinds import start_kinds
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.parts.part_sets import as_part_sets
@@ -67,15 +67,6 @@ def started(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     return sets
 
 
-def check_enough(data: Dataset, *, kinds: int) -> None:
-    """Raise ValueError for fewer training images than kinds, which start as clusters of them."""
-    if len(data.train) < kinds:
-        raise ValueError(
-            f"{data.name} has {len(data.train)} training pictures, but the model has {kinds} kinds "
-            "of objects; make fewer by --set kinds=N, or add pictures"
-        )
-
-
 def stages(entry: Entry) -> list[Stage]:
     """Return the stages of training: parts, objects on parsed parts, all together, objects anew.
 
@@ -90,7 +81,7 @@ def stages(entry: Entry) -> list[Stage]:
         settings=ON_PART_SETS,
         batches=4,
         most=FEW,
-        check=partial(check_enough, kinds=model.kinds),
+        check=partial(check_enough, size="kinds", number=model.kinds),
     )
     return [
         Stage(

@@ -53,9 +53,11 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
     one kind this is the same as moving the code.
 
     Args:
-        images: (B, C, H, W); the first and the second are a pair, and so on, up to four pairs.
+        images: (B, C, H, W); the first and the second are a pair, and so on, up to four pairs. A
+            single image is a pair with itself.
     """
-    model, images = model.discretized(), images[: 2 * min(4, len(images) // 2)]
+    pairs = max(1, min(4, len(images) // 2))
+    model, images = model.discretized(), images[:8].repeat(2, 1, 1, 1)[: 2 * pairs]
     drawn = infer(guide, images)
     kind, pose, code = (drawn[f"object_{name}"][:, 0] for name in ("kind", "pose", "code"))
     parts = expected_parts(model, kind, pose, code)

@@ -15,7 +15,7 @@ from capsule_zoo.guides import (
 )
 from capsule_zoo.guides.parts.guide import Above
 from capsule_zoo.inference import Pace, StackedCapsuleObjective
-from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.inference.training.stages import Stage, check_enough
 from capsule_zoo.models import StackedCapsuleAutoencoder, check_one_of
 from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes, sized
@@ -87,7 +87,7 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
     lower = model.with_scope("parts"), guide.with_scope("parts")
     upper = model.with_scope("objects"), guide.with_scope("objects")
     prepare = partial(started, guide=guide, start=start)
-    losses = dict(objective=entry.objective)
+    losses, objects = dict(objective=entry.objective), model.levels[0].size
     return [
         Stage("parts", SHARES["parts"], *lower, settings={**losses, **ALONE}),
         Stage(
@@ -97,6 +97,7 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
             prepare=prepare,
             settings={**losses, **ON_READS},
             batches=2,
+            check=partial(check_enough, size="objects", number=objects if start else 0),
         ),
         Stage(
             "parts and objects",
