@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.files import from_home
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins, runs_again
 from capsule_zoo.data.points import constellations, constellations_of
@@ -131,9 +132,9 @@ def full_name(name: str) -> str:
     """Return a name of a data set that holds in every working folder: its path is absolute."""
     kind, _, path = name.partition(":")
     if kind in ("folder", "constellations") and path:
-        return f"{kind}:{Path(path).expanduser().resolve()}"
-    if name not in _READERS and _is_of_pictures(Path(name).expanduser()):
-        return f"folder:{Path(name).expanduser().resolve()}"
+        return f"{kind}:{from_home(path).resolve()}"
+    if name not in _READERS and _is_of_pictures(name):
+        return f"folder:{from_home(name).resolve()}"
     return name
 
 
@@ -247,24 +248,22 @@ def _reader(name: str) -> Reader:
     import_plugins()
     if name in _READERS:
         return _READERS[name]
-    kind, _, path = name.partition(":")
+    kind, _, path = full_name(name).partition(":")
     if kind in SCENES:
         return scene_reader(kind, path)
     if kind == "folder" and path:
-        return lambda root, size: _pictures(Path(path).expanduser(), size)
+        return lambda root, size: _pictures(Path(path), size)
     if kind == "constellations" and path:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
-    if _is_of_pictures(Path(name).expanduser()):
-        return lambda root, size: _pictures(Path(name).expanduser(), size)
     raise ValueError(_unknown(name, path))
 
 
 def _unknown(name: str, path: str) -> str:
     """Return what to say of a name that is no data set's; `path` follows its colon."""
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
-    if Path(path).expanduser().exists() and path:
+    if from_home(path).exists() and path:
         near = [f"folder:{path}"]
-    elif Path(name).expanduser().is_file():
+    elif from_home(name).is_file():
         near = [f"folder:{Path(name).parent}"]
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if "/" in name and not near:
@@ -273,9 +272,10 @@ def _unknown(name: str, path: str) -> str:
     return f"unknown data set {name!r}{meant} Known are: {known}"
 
 
-def _is_of_pictures(path: Path) -> bool:
-    """Return True for a folder, and for a file of NumPy."""
-    return path.is_dir() or (path.is_file() and path.suffix.lower() in ARRAYS)
+def _is_of_pictures(name: str) -> bool:
+    """Return True for the path of a folder, or of a file of NumPy."""
+    path = from_home(name)
+    return path.is_file() if path.suffix.lower() in ARRAYS else path.is_dir() and name != ""
 
 
 def _pictures(path: Path, size: Size | None) -> Source:

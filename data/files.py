@@ -19,6 +19,11 @@ def user_cache() -> Path:
     return Path(base) / "capsule-zoo"
 
 
+def from_home(path: str | os.PathLike) -> Path:
+    """Return a path with a home folder in place of `~` or `~user`, where there is one."""
+    return Path(os.path.expanduser(path))
+
+
 @contextmanager
 def written_whole(file: Path) -> Iterator[IO[bytes]]:
     """Yield a stream that replaces `file` when its block ends without an error.

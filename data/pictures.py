@@ -145,6 +145,8 @@ def read_labels(file: Path, number: int) -> Tensor | None:
 
 def load_arrays(file: Path) -> dict[str, np.ndarray]:
     """Read the arrays of `.npz` by name; that of `.npy` is `images`."""
+    if not file.exists():
+        raise MissingData(f"there is no file {file}; name the place where it lies now")
     try:
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -164,10 +166,13 @@ def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
         return pixels
     if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
         return pixels.astype(np.float32) * np.float32(255)
-    remedy = "fill in what is NaN" if np.isnan(pixels.min()) else "rescale them"
+    span, remedy = "", "write them as one of these"
+    if pixels.dtype.kind in "buifc":  # numbers
+        span = f" from {pixels.min():g} to {pixels.max():g}"
+        remedy = "fill in what is NaN" if np.isnan(pixels.min()) else "rescale them"
     raise ValueError(
-        f"images of {file} must be bytes (uint8), or floats from 0 to 1, not {pixels.dtype} from "
-        f"{pixels.min():g} to {pixels.max():g}; {remedy}"
+        f"images of {file} must be bytes (uint8), or floats from 0 to 1, not {pixels.dtype}{span}; "
+        f"{remedy}"
     )
 
 

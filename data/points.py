@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.files import from_home
 from capsule_zoo.data.pictures import load_arrays
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Source
@@ -220,7 +221,7 @@ def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | 
         MissingData: there is no such file, or it is not such an archive.
         ValueError: its arrays do not fit.
     """
-    path = Path(path).expanduser()
+    path = from_home(path)
     arrays = load_arrays(path)
     if "points" not in arrays:
         raise ValueError(

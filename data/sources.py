@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.files import MissingData, fetch, user_cache
+from capsule_zoo.data.files import MissingData, fetch, from_home, user_cache
 from capsule_zoo.data.pictures import ARRAYS, read_array, read_labels, read_pixels
 from capsule_zoo.data.seeds import seeded_generator
 
@@ -117,7 +117,7 @@ def folder(path: Path, size: Size | None = None) -> Source:
         ValueError: too few images; images of several sizes and no `size`; a class that is not
             trained on, or class folders on one side only.
     """
-    sides = _sides(path)
+    sides = sides_of(path)
     parts = [{} if side is None else _files_by_class(side) for side in sides]
     files = parts[0]
     for side, part in zip(sides, parts, strict=True):
@@ -144,7 +144,7 @@ def folder(path: Path, size: Size | None = None) -> Source:
     return source if sides[2] is None else replace(source, held_out=held_out)
 
 
-def _sides(path: Path) -> tuple[Path, Path | None, Path | None]:
+def sides_of(path: Path) -> tuple[Path, Path | None, Path | None]:
     """Return the folders of images for training, testing and validation; None for absent ones."""
     if not (path / "train").is_dir():
         return path, None, None
@@ -161,7 +161,7 @@ def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str
     """
     files = [path]
     if path.suffix.lower() not in ARRAYS:
-        sides = [_files_by_class(side) for side in _sides(path) if side is not None]
+        sides = [_files_by_class(side) for side in sides_of(path) if side is not None]
         files = [f for side in sides for part in side.values() for f in part]
     images, numbers = _read_images(files, size)
     names = [f.name if f == path else f.relative_to(path).as_posix() for f in files]
@@ -223,7 +223,7 @@ def data_folder(root: str | Path | None) -> Path | None:
     given = root or os.environ.get("CAPSULE_ZOO_DATA")
     if not given:
         return None
-    path = Path(given).expanduser()
+    path = from_home(given)
     if not path.is_dir():
         origin = "root" if root else "CAPSULE_ZOO_DATA"
         raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
@@ -246,7 +246,7 @@ def _files_by_class(path: Path) -> dict[str | None, list[Path]]:
 
     suffixes = {*Image.registered_extensions(), *ARRAYS}
     if not path.is_dir():
-        raise MissingData(f"there is no folder {path}")
+        raise MissingData(f"there is no folder {path}; name the place where the pictures lie now")
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
     named: dict[str | None, Path] = {folder.name: folder for folder in classes}
     files = {
@@ -269,7 +269,8 @@ def _files_by_class(path: Path) -> dict[str | None, list[Path]]:
             "folder for each class"
         )
     if empty := [name for name, found in files.items() if not found]:
-        raise MissingData(f"no images in {', '.join(str(named[name]) for name in empty)}")
+        found = ", ".join(str(named[name]) for name in empty)
+        raise MissingData(f"no images in {found}; put some there, or take it out of {path}")
     return files
 
 

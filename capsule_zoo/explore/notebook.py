@@ -35,7 +35,7 @@ def write_notebook(
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:
     """Return the code of the cell; its paths are valid wherever the notebook lies."""
-    if (Path(source) / "config.json").is_file():
+    if (Path(source) / "config.json").is_file() or Path(f"{source}.json").is_file():
         source = str(Path(source).resolve())
     data = data and full_name(data)
     given = {"data": data, "data_root": None if data_root is None else str(data_root.resolve())}

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from capsule_zoo.data import MissingData
-from capsule_zoo.data.pictures import open_image, read_pixels
+from capsule_zoo.data.pictures import open_image, read_array, read_pixels
 
 
 def saved(image: Image.Image, folder: Path, suffix: str = "png", **options: object) -> Path:
@@ -126,3 +126,10 @@ def test_what_is_not_a_picture_is_named_without_an_address():
         open_image(io.BytesIO(b"words"), "notes.png")
     assert "notes.png is not a readable image" in str(caught.value)
     assert "0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["<U3", "M8[D]", [("x", float)]])
+def test_arrays_of_no_numbers_are_refused_by_name(kind, tmp_path):
+    np.save(tmp_path / "words.npy", np.zeros((3, 4, 4), kind))
+    with pytest.raises(ValueError, match=r"words\.npy must be bytes .*; write them as one"):
+        read_array(tmp_path / "words.npy", None)
