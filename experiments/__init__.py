@@ -50,7 +50,7 @@ from capsule_zoo.records import (
     write_record,
 )
 from capsule_zoo.registry import Entry, save
-from capsule_zoo.runs.folder import in_use, read_metrics
+from capsule_zoo.runs.folder import in_use, read_metrics, refuse_unwritable
 from capsule_zoo.sizes import Size, check_sizes, fits, known_sizes
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ def reproduce(
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     filled = chosen.filled(settings)
     runs, began = Path(folder) / name, time.time()
+    refuse_unwritable(runs)
     command = command_of(name, options, settings)
     before = _begin(runs, name, options, filled, command)
     if before:
@@ -353,7 +354,7 @@ def command_of(name: str, options: Options, settings: Mapping[str, object]) -> s
     device = None if options.device == "cpu" else options.device
     minutes = options.minutes and f"{options.minutes:g}"
     given = {"minutes": minutes, "seed": options.seed, "run": options.run, "device": device}
-    flags = "".join(f" --{flag} {value}" for flag, value in given.items() if value)
+    flags = "".join(f" --{flag} {shlex.quote(str(v))}" for flag, v in given.items() if v)
     values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in settings.items()}
     chosen = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
     return f"capsule-zoo{imports} reproduce {name}{flags}{chosen}"

@@ -156,9 +156,15 @@ def trained(
         sizes: arguments of the entry.
         settings: arguments of `train` that replace the entry's; by default the limit is the
             options' budget.
+
+    Raises:
+        ValueError: the run is of another entry.
     """
     if options.run:
-        return load(options.run)
+        entry = load(options.run)
+        if entry.name != name:
+            raise ValueError(f"run must be of {name!r}, but {options.run} is of {entry.name!r}")
+        return entry
     entry = create(name, image_shape=data.image_shape, **(sizes or {}))
     chosen = {"minutes": options.budget, "in_stages": True, **settings}
     train(entry, data, options, name="trained", **chosen)

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from capsule_zoo.data import dataset_names
+from capsule_zoo.data import dataset_names, load_dataset
 from capsule_zoo.experiments import (
     Experiment,
     Options,
     experiment,
     find_experiment,
     list_experiments,
+    trained,
 )
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
@@ -19,6 +20,7 @@ from capsule_zoo.experiments.common.findings import (
     over_seeds,
 )
 from capsule_zoo.inference import Comparison
+from capsule_zoo.registry import create, save, small_sizes
 
 OF_RUNS = {name for name in list_experiments() if find_experiment(name).of_runs}
 
@@ -64,6 +66,13 @@ def test_a_run_is_refused_where_it_would_not_be_measured(name):
 def test_runs_are_measured_by_what_reads_trained_entries():
     assert {"part-whole/classify", "capsule-rbm/mnist", "vae/guides", "zoo/gaps"} < OF_RUNS
     assert OF_RUNS.isdisjoint(name for name in list_experiments() if name.endswith("/ablations"))
+
+
+def test_a_run_of_another_entry_is_not_measured(tmp_path):
+    save(create("vae", **small_sizes("vae")), tmp_path, data="digits")
+    data = load_dataset("digits")
+    with pytest.raises(ValueError, match=r"run must be of 'part-whole', but .* is of 'vae'"):
+        trained("part-whole", data, Options(run=str(tmp_path), progress=False))
 
 
 def test_guides_of_one_entry_are_not_compared_on_a_run_of_another(mnist_root):
