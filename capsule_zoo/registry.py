@@ -233,7 +233,8 @@ def create(name: str, **sizes: object) -> Entry:
     try:
         entry = factory(**sizes)
     except TypeError as error:
-        raise ValueError(f"{name} does not take these sizes: {error}") from error
+        reason = str(error).partition("\n")[0]  # torch goes on with its own stack
+        raise ValueError(f"{name} does not take these sizes: {reason}") from error
     entry.guides = {**entry.guides, **found.guides}
     entry.name = name
     known = signature(factory).parameters.values()

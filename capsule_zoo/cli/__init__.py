@@ -7,6 +7,7 @@ are reported in a line or two without a traceback. The exit status is then 2.
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import islice
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit, with status 2 for errors that the user can fix."""
+    warnings.formatwarning = lambda message, *_: f"capsule-zoo: warning: {message}\n"
     try:
         app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError, RuntimeError) as error:

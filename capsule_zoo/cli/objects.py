@@ -33,6 +33,7 @@ def segment(
             help="Most objects in a picture; pictures then keep their size. [default: as in the "
             "run, in pictures resized to its size]",
             min=1,
+            max=255,  # bytes of the masks
             show_default=False,
         ),
     ] = None,
@@ -69,11 +70,10 @@ def segment(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.objects import segment_run
 
-    opened = runs.open_pictures(run, data, data_root, slots is None, held_out)
-    entry, pictures, files, folder = opened
-    target, few = out or folder / "objects", pictures[:images]
+    opened = runs.open_pictures(run, data, data_root, slots is None, held_out, out)
+    entry, pictures, files, target = opened
     how: dict[str, Any] = dict(slots=slots, draws=draws, temperature=temperature, seed=seed)
-    found = segment_run(entry, few, target, files=files, **how)
+    found = segment_run(entry, pictures[:images], target, files=files, **how)
     print_metrics(found)
     print(f"written to {target}")
     print_json(as_json, found)

@@ -32,7 +32,7 @@ AllImages = Annotated[
 ]
 Images = Annotated[int, typer.Option(help="Number of test images.", min=1)]
 Particles = Annotated[int, typer.Option(help="Draws for each image, K.", min=1)]
-Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0, max=2**63 - 1)]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Also print the result as JSON, on the last line.")
 ]

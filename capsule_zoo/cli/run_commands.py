@@ -313,6 +313,7 @@ def compare(
     from capsule_zoo.runs import measurements
 
     entry, dataset, folder = runs.open_run(run, data, data_root)
+    runs.refuse_unwritable(folder)
     names = measurements.guides_of(entry) if guides is None else _names(guides)
     shared: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
     table = measurements.compare_run(
@@ -421,6 +422,7 @@ def _measure(
     from capsule_zoo.runs import folder as runs
 
     entry, dataset, folder = runs.open_run(*where, only_tests=tests)
+    runs.refuse_unwritable(folder)
     found = measure(entry, dataset, **how)
     runs.note(folder, measure.__name__.removesuffix("_run"), found)
     print_metrics(found)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
+from capsule_zoo.data.sources import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import predicts_labels
@@ -124,6 +125,7 @@ def train(
     else:
         recipe = Recipe(name, **{"data": default_data(name), **given})
     _refuse(recipe)
+    refuse_among_pictures(folder, recipe.data)
     check_seed(recipe.seed)
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training, device)
@@ -330,7 +332,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if not is_first_process():
         return
     if resume or not in_use(folder):
-        _refuse_unwritable(folder)
+        refuse_unwritable(folder)
         return
     if not (holds_run or holds_checkpoint):
         raise ValueError(f"{folder} is in use by something else than a run; choose another folder")
@@ -341,13 +343,24 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _refuse_unwritable(folder: Path) -> None:
+def refuse_unwritable(folder: Path) -> None:
     """Raise ValueError unless a file can be made in the folder, or where it would be made."""
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     try:
         TemporaryFile(dir=place).close()
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error}; choose another folder") from error
+
+
+def refuse_among_pictures(folder: Path, data: str) -> None:
+    """Raise ValueError where files in `folder` would be read with the pictures of a data set."""
+    kind, _, path = full_name(data).partition(":")
+    sides = sides_of(Path(path)) if kind == "folder" else ()
+    if any(side is not None and folder.resolve().is_relative_to(side) for side in sides):
+        raise ValueError(
+            f"{folder} lies among the pictures of {path}, and would be read as one of their "
+            "classes; choose a folder elsewhere by --out, or call this from there"
+        )
 
 
 def in_use(folder: Path) -> bool:
@@ -381,18 +394,27 @@ def open_run(
 
 
 def open_pictures(
-    source: str, data: str | None, data_root: Path | None, resize: bool, held_out: bool
+    source: str,
+    data: str | None,
+    data_root: Path | None,
+    resize: bool,
+    held_out: bool,
+    out: Path | None,
 ) -> tuple[Entry, Split, list[str], Path]:
-    """Return a trained entry, its test images or all own pictures, their files, and the folder.
+    """Return a trained entry, its test images or all own pictures, their files, and `out`.
 
     Args:
+        out: the folder to write into; by default `objects` in that of the run.
         held_out: of own pictures too, only those that are held out for testing, without files.
         source, data, resize: see `open_run`.
     """
     entry, folder, name, size = _opened(source, data, resize)
+    out = out or folder / "objects"
+    refuse_unwritable(out)
+    refuse_among_pictures(out, name)
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
-    return entry, split, files, folder
+    return entry, split, files, out
 
 
 def _opened(
@@ -401,7 +423,7 @@ def _opened(
     """Return a trained entry, the folder for results, the name of its data, and their size."""
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
-    name = data or read_recipe(source).get("data", Recipe.data)
+    name = read_recipe(source).get("data", Recipe.data) if data is None else data
     images = takes_images(entry.name)
     if images and name.partition(":")[0] == "constellations":
         raise ValueError(

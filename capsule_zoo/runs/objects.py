@@ -133,6 +133,8 @@ def parse_file(
     Raises:
         ValueError: a file, a guide, a run or a size that does not fit; nothing is written.
     """
+    if (out := Path(out)).is_dir() or out.resolve() == Path(file).resolve():
+        raise ValueError(f"out must be a new file, not {out}; choose another name by --out")
     points, present, templates = read_scenes(file)
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -220,6 +221,13 @@ def test_a_loss_that_is_not_finite_is_told(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--lr", "1e30", "--steps", "30", "--out", tmp_path / "run")
     assert "not finite" in said
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_warning_to_the_user_is_one_line(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert run("list", "vae") == 0
+    shown = warnings.formatwarning("be careful", UserWarning, "a.py", 3)
+    assert shown == "capsule-zoo: warning: be careful\n"
 
 
 def test_errors_of_ours_keep_their_traceback(monkeypatch):

@@ -109,3 +109,8 @@ def test_a_title_lies_within_the_figure_of_few_images(number):
     title, whole = figure._suptitle.get_window_extent(), figure.bbox
     assert title.x0 >= whole.x0 and title.x1 <= whole.x1
     plt.close(figure)
+
+
+def test_colors_beyond_the_range_are_cut_off_in_silence(caplog):
+    grids.image_rows({"rows": torch.linspace(-1, 2, 24).view(2, 3, 2, 2)})
+    assert not caplog.records

@@ -1,6 +1,7 @@
 """A folder of the user's own pictures, from the command line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -126,11 +127,49 @@ def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
     assert "\n" not in str(refused.value)
 
 
-def test_fewer_pictures_than_kinds_are_refused_before_training(pictures, tmp_path, capsys):
-    train = ["train", "shape-codes", "--data", pictures, "--size", "12", *small("shape-codes")]
-    assert run(*train, "--set", "kinds=64", "--steps", "4", "--out", tmp_path / "run") == 2
+@pytest.mark.parametrize(
+    ("entry", "size"), [("shape-codes", "kinds"), ("stacked-capsule-autoencoder", "objects")]
+)
+def test_fewer_pictures_than_clusters_are_refused_before_training(
+    entry, size, pictures, tmp_path, capsys
+):
+    train = ["train", entry, "--data", pictures, "--size", "12", *small(entry)]
+    assert run(*train, "--set", f"{size}=64", "--steps", "4", "--out", tmp_path / "run") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "has 9 training pictures" in said and "--set kinds=N" in said and "stage 1" not in said
+    assert "has 9 training pictures" in said and f"--set {size}=N" in said
+    assert "stage 1" not in said
+
+
+def test_no_run_is_written_where_it_would_be_a_class(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures)
+    train = ["train", "vae", "--data", ".", "--size", "12", "--steps", "1", *small("vae")]
+    assert run(*train) == 2
+    assert "vae-pictures-0 lies among the pictures of" in capsys.readouterr().err
+    assert not (pictures / "runs").exists()
+    for side in ("train", "test"):
+        shutil.copytree(pictures, pictures.parent / "both" / side)
+    monkeypatch.chdir(pictures.parent / "both")
+    assert run(*train) == 0  # beside folders train and test nothing is read
+    assert run("evaluate", "runs/vae-both-0", "--images", "2", "--particles", "2") == 0
+
+
+def test_a_single_test_image_is_drawn_as_a_pair_with_itself():
+    entry = create("shape-codes", **small_sizes("shape-codes"))
+    figure = entry.figures["morphs"](entry, torch.rand(1, *entry.model.image_shape))
+    assert len(figure.axes[0].get_yticks()) == 1
+
+
+def test_pictures_that_were_moved_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home = "~nobody-of-this-name"
+    for name in (str(tmp_path / "gone"), f"{home}/gone"):
+        with pytest.raises(ValueError, match=r"no folder .*gone; name the place where"):
+            load_dataset(f"folder:{name}")
+    with pytest.raises(ValueError, match=r"no file .*gone\.npz; name the place"):
+        load_dataset(f"folder:{tmp_path / 'gone.npz'}")
+    for name in ("", f"{home}/gone"):
+        with pytest.raises(ValueError, match=f"unknown data set '{name}'"):
+            load_dataset(name)
 
 
 def test_a_run_of_images_says_so_of_points(tmp_path, capsys):

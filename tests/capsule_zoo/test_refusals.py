@@ -18,6 +18,7 @@ from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
 from capsule_zoo.runs import folder as runs
+from capsule_zoo.runs import measurements
 
 ROOT = Path(__file__).parents[2]
 SIZES = {**small_sizes("vae"), "image_shape": [1, 5, 6]}
@@ -94,6 +95,10 @@ COMMANDS = {
     "overwrite, lr": (train(*OVERWRITE, "--lr", -1), "lr must be positive"),
     "overwrite, size": (train(*OVERWRITE, "--set", "latent=0"), "latent"),
     "overwrite, size of another kind": (train(*OVERWRITE, "--set", "latent=-3"), "latent"),
+    "overwrite, size beyond memory": (
+        train(*OVERWRITE, "--set", f"latent={10**30}"),
+        "these sizes",
+    ),
     "overwrite, image shape": (train(*OVERWRITE, "--set", "image_shape=5"), "image_shape must be"),
     "overwrite, data": (train(*OVERWRITE, "--data", "digit"), "did you mean 'digits'"),
     "overwrite, steps": ([*train(*OVERWRITE), "--steps", "0"], "steps must be positive"),
@@ -146,6 +151,14 @@ COMMANDS = {
         ["reproduce", "part-whole/digits", "--device", "gpu"],
         "device must be one of cpu",
     ),
+    "reproduce, in a file": (["reproduce", DIGITS, "--out", "run/config.json"], "cannot be writt"),
+    "segment, in a file": (["segment", "run", "--out", "pictures/cat.png"], "cannot be written"),
+    "parse, into a folder": (["parse", "a.npz", "--out", "pictures"], "out must be a new file"),
+    "parse, into its file": (
+        ["parse", "pictures/cat.png", "--out", "run/../pictures/cat.png"],
+        "out must be a new file",
+    ),
+    "evaluate, no name of data": (["evaluate", "run", "--data", ""], "unknown data set ''"),
     "reproduce, cuda": (
         ["reproduce", "part-whole/digits", "--device", "cuda:99"],
         "device must be one of cpu",
@@ -288,3 +301,18 @@ def test_two_processes_write_and_print_once(place):
 def test_a_share_of_the_prior_is_checked_before_the_chains_are_fitted(place, capsys):
     assert run("anneal", "nowhere", "--prior-share", 1) == 2
     assert "1.0 is not from 0 to below 1" in capsys.readouterr().err
+
+
+def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
+    monkeypatch.setattr(measurements, "evaluate_run", lambda *_, **how: pytest.fail("measured"))
+    monkeypatch.setattr(measurements, "compare_run", lambda *_, **how: pytest.fail("measured"))
+    (place / "runs").write_text("a file")
+    for command in ("evaluate", "compare"):
+        assert run(command, "taken") == 2
+        assert "runs/taken cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["sample", "run"], ["segment", "run"], ["reproduce", DIGITS]])
+def test_every_seed_is_in_range(words, place, capsys):
+    assert run(*words, "--seed", 10**23) == 2
+    assert "--seed" in capsys.readouterr().err

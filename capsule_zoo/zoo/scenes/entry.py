@@ -57,7 +57,8 @@ def part_entry(
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         entry = create(name, **{**given, **sizes})
     elif not recipe_path(name):
-        raise ValueError(unknown(what, name, [*others, *list_models(), *trained_names()]))
+        words = unknown(what, name, [*others, *list_models(), *trained_names()])
+        raise ValueError(f"{words}; or give the folder of a run, which has to stay there")
     elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
     else:
