@@ -41,7 +41,8 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
         for column, image in enumerate(images):  # one pair of axes holds all: many take seconds
             high, wide = 0.48 * np.array(image.shape[:2]) / max(image.shape[:2])
             place = column - wide, column + wide, row + high, row - high
-            axis.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1, extent=place)
+            drawn = image if image.ndim == 2 else np.clip(image, 0, 1)  # colors outside warn
+            axis.imshow(drawn, cmap="gray", vmin=0, vmax=1, extent=place)
     axis.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=[], anchor="W")
     axis.set_yticks(range(len(rows)), list(pictures), fontsize=8)
     axis.tick_params(length=0)

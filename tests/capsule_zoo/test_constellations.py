@@ -74,7 +74,7 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, cap
         (("parse", tmp_path / "five.npz"), "scenes of 5 points"),
         (("parse", path, "--guide", "exakt"), "exact"),
         (("parse", path, "--guide", "amortized"), "name a run by --run"),
-        (("parse", tmp_path / "none.npz"), "cannot be read"),
+        (("parse", tmp_path / "none.npz"), "there is no file"),
         (("parse", tmp_path / "nan.npz"), "set present to 0"),
         (("parse", tmp_path / "one.npz"), "fewer than two points"),
         (("parse", tmp_path / "same.npz"), "two points, or all in one place"),
