@@ -143,6 +143,18 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
     return replace(quiet, checkpoint=places[0], resume=next(filter(Path.is_file, places), None))
 
 
+def load_run(run: str, name: str) -> Entry:
+    """Load a trained entry `name`.
+
+    Raises:
+        ValueError: the run is of another entry.
+    """
+    entry = load(run)
+    if entry.name != name:
+        raise ValueError(f"run must be of {name!r}, but {run} is of {entry.name!r}")
+    return entry
+
+
 def trained(
     name: str,
     data: Dataset,
@@ -161,10 +173,7 @@ def trained(
         ValueError: the run is of another entry.
     """
     if options.run:
-        entry = load(options.run)
-        if entry.name != name:
-            raise ValueError(f"run must be of {name!r}, but {options.run} is of {entry.name!r}")
-        return entry
+        return load_run(options.run, name)
     entry = create(name, image_shape=data.image_shape, **(sizes or {}))
     chosen = {"minutes": options.budget, "in_stages": True, **settings}
     train(entry, data, options, name="trained", **chosen)

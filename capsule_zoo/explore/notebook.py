@@ -7,6 +7,7 @@ from typing import Any
 from capsule_zoo.data.datasets import full_name
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.explore.sources import open_source
+from capsule_zoo.registry import WEIGHTS, recipe_path
 
 
 def write_notebook(
@@ -35,7 +36,8 @@ def write_notebook(
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:
     """Return the code of the cell; its paths are valid wherever the notebook lies."""
-    if (Path(source) / "config.json").is_file() or Path(f"{source}.json").is_file():
+    found = recipe_path(source)
+    if found is not None and found.parent != WEIGHTS:
         source = str(Path(source).resolve())
     data = data and full_name(data)
     given = {"data": data, "data_root": None if data_root is None else str(data_root.resolve())}

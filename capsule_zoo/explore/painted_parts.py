@@ -51,7 +51,7 @@ class PaintedPartsView(View[S]):
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
         self._take(image, self.model, self.guide)
-        self.read_drawn = infer(self.guide, image)
+        self.read_drawn = infer(self.guide, self.image)
         self._begin(self.state_of(self.read_drawn))
 
     def refine(self, steps: int = 50) -> str:

@@ -22,7 +22,7 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
-from capsule_zoo.experiments.training import on_device
+from capsule_zoo.experiments.training import load_run, on_device
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
@@ -165,9 +165,7 @@ def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
     pyro.set_rng_seed(options.seed)
     entry = network_at_length(iterations, settings, data.image_shape)
     if options.run:
-        start = load(options.run)
-        if start.name != entry.name:
-            raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
+        start = load_run(options.run, entry.name)
         entry.model.load_state_dict(start.model.state_dict())
     own = {"lr": settings.lr, "batch_size": settings.batch_size}
     how: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
