@@ -86,7 +86,7 @@ def fill(text: str, root: str = "../") -> str:
 @cache
 def others() -> dict[str, str]:
     """Return a page for each model without a page in `models/`, by the name of its module."""
-    written = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
+    written = "".join(path.read_text("utf-8") for path in (DOCS / "models").glob("*.md"))
     families: dict[str, list[str]] = {}
     for name in registry.list_models():
         home = describe(name).home
@@ -100,7 +100,7 @@ def write_others(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for page, text in others().items():
-        (folder / f"{page}.md").write_text(text)
+        (folder / f"{page}.md").write_text(text, "utf-8")
 
 
 def _page(home: str, names: list[str]) -> str:
@@ -164,7 +164,7 @@ def results(family: str, root: str) -> str:
 
     Other links lead to files outside the site, and are left as words.
     """
-    _, _, text = (RESULTS / family / "README.md").read_text().partition("\n")
+    _, _, text = (RESULTS / family / "README.md").read_text("utf-8").partition("\n")
 
     def moved(link: re.Match[str]) -> str:
         if link["picture"]:
@@ -258,7 +258,7 @@ def _defined_in(module: ModuleType) -> list[str]:
 @cache
 def documented_elsewhere() -> set[str]:
     """Return the modules whose docstrings are included by name in some page."""
-    texts = (path.read_text() for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
+    texts = (path.read_text("utf-8") for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
     return {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
 
 

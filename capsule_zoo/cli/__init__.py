@@ -6,6 +6,7 @@ wrong name, absent data or devices, a damaged file, a loss that is not finite, t
 are reported in a line or two without a traceback. The exit status is then 2.
 """
 
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,9 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit, with status 2 for errors that the user can fix."""
     warnings.formatwarning = lambda message, *_: f"capsule-zoo: warning: {message}\n"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± or − shows a question mark
+            stream.reconfigure(errors="replace")
     try:
         app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError, RuntimeError) as error:

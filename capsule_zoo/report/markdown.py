@@ -148,7 +148,7 @@ def pages(root: str | Path = ".") -> list[Path]:
 def main() -> None:
     """Fill in the pages of the checkout that is the current folder."""
     for page in pages():
-        write_whole(page, fill(page.read_text()).encode())
+        write_whole(page, fill(page.read_text("utf-8")).encode())
 
 
 def rounded(value: float, se: float | None = None) -> tuple[str, str]:

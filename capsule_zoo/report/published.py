@@ -105,7 +105,7 @@ def read_published(folder: Path = RESULTS) -> list[Goal]:
         raise ValueError(
             f"there is no {TABLE} in {folder}; published numbers lie in a checkout, under results/"
         )
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         rows = [_row(**cells) for cells in csv.DictReader(file)]
     for row in rows:
         if row.kind not in KINDS:

@@ -1,7 +1,10 @@
 """Published numbers: only like with like is reached, and the table names what exists."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -108,3 +111,16 @@ def test_one_entry_is_chosen_and_an_unknown_one_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["published", "shape-code", "--results", str(RESULTS)])
     assert ended.value.code == 2 and "shape-codes" in capsys.readouterr().err
+
+
+def test_a_terminal_without_signs_of_unicode_shows_question_marks():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = ["published", "capsule-rbm", "--results", str(RESULTS)]
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule_zoo", *words],
+        env=os.environ | plain,
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr
+    assert re.search(r"84\.\d+ \? 0\.\d+ ours", done.stdout) and done.stdout.isascii()
