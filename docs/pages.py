@@ -258,7 +258,9 @@ def _defined_in(module: ModuleType) -> list[str]:
 @cache
 def documented_elsewhere() -> set[str]:
     """Return the modules whose docstrings are included by name in some page."""
-    texts = (path.read_text("utf-8") for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
+    texts = (
+        path.read_text("utf-8") for path in DOCS.rglob("*.md") if "notebooks" not in path.parts
+    )
     return {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
 
 

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit, with status 2 for errors that the user can fix."""
     warnings.formatwarning = lambda message, *_: f"capsule-zoo: warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± or − shows a question mark
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a ?
             stream.reconfigure(errors="replace")
     try:
         app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))

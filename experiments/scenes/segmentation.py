@@ -29,7 +29,6 @@ from capsule_zoo.inference.evaluation.objects import (
     box_overlaps,
     find_objects,
     foreground_ari,
-    visible,
 )
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes import crop
@@ -104,7 +103,8 @@ class Settings:
 def segmentation(options: Options, chosen: Settings) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
 
-    `ari_...` is over scenes of two objects or more. `iou` is the overlap of the box of every true
+    `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be given to the
+    ground, which is then one answer more. `iou` is the overlap of the box of every true
     digit's ink with the best box. `classes_found` is the share of the found digits whose class is
     that of their kind: a window about each is read by `shape-codes-mnist`, which learned its kinds
     without labels. `..._worst` is that of the worst seed. Digits and tetrominoes are found at
@@ -159,7 +159,7 @@ def learned(
     minutes = options.minutes or length
     train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
     found = find_objects(entry.model, entry.guide, test.images, **how)
-    ari = foreground_ari(found.owners, test.objects)
+    ari = foreground_ari(found.numbers, test.objects)
     right = mean_and_error(right_counts(found, test))
     return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
 
@@ -217,7 +217,7 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     met = best.values > MET
     if not met.any():
         return 0.0, 0.0, len(met)
-    owners = visible(found.owners, found.cover, FAINT)[scene[met]]
+    owners = torch.where(found.cover >= FAINT, found.owners, 0)[scene[met]]
     windows = windows_of(scenes.images[scene[met]], owners, best.indices[met])
     classes = scenes.objects.classes[scene, digit][met]
     reader = codes.guide.with_scope("parts")

@@ -22,8 +22,6 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes import Pictures, Scenes
 
-SHOWN = 0.5  # an object shows where it covers at least this share of a pixel
-
 
 @dataclass(frozen=True, eq=False)
 class FoundObjects:
@@ -33,8 +31,10 @@ class FoundObjects:
         count_probabilities: posterior of the number of objects, (B, S + 1).
         presence: which slots hold an object in the draw that is shown, bool (B, S).
         pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
-        owners: the slot, from 1, that each pixel most likely shows, however little of it an object
-            covers; 0 where none does, (B, H, W). See `shown`.
+        numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
+            See `shown`.
+        owners: the slot that it most likely shows if it shows an object, however little of it
+            objects cover; 0 where none does, (B, H, W).
         cover: share of each pixel that objects cover, (B, H, W).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
@@ -43,6 +43,7 @@ class FoundObjects:
     count_probabilities: Tensor
     presence: Tensor
     pose: Tensor
+    numbers: Tensor
     owners: Tensor
     cover: Tensor
     unexplained: Tensor
@@ -52,11 +53,6 @@ class FoundObjects:
     def counts(self) -> Tensor:
         """The most likely number of objects, (B,)."""
         return self.count_probabilities.argmax(-1)
-
-    @property
-    def numbers(self) -> Tensor:
-        """The slot, from 1, that each pixel shows; 0 for the ground, (B, H, W)."""
-        return visible(self.owners, self.cover)
 
     @property
     def masks(self) -> Tensor:
@@ -136,11 +132,11 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     pictures = Pictures(cover_of[chosen], color, depth)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
-    mean, owners, cover = shown(model, images, on, pictures, ground)
+    mean, *pixels = shown(model, images, on, pictures, ground)
     left = _unexplained(images, mean)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
-    return posterior, on > 0, pose, owners, cover, left, evidence - draws_less
+    return posterior, on > 0, pose, *pixels, left, evidence - draws_less
 
 
 def _unexplained(images: Tensor, mean: Tensor) -> Tensor:
@@ -150,33 +146,35 @@ def _unexplained(images: Tensor, mean: Tensor) -> Tensor:
 
 def shown(
     model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean images (B, C, H, W) of presences (B, S), and `owners` and `cover`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the mean images (B, C, H, W) of presences (B, S), and `numbers`, `owners`, `cover`.
 
-    A pixel belongs to the object with the largest share of it. Where objects have colors, the share
-    is multiplied by the density of the pixel about the object's color, Normal with the variance
-    that the drawing leaves unexplained: the posterior of a mixture in which a pixel shows one
-    object.
+    A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
+    their shares of its mean (`Scenes.mixed`), and each has a Normal density about its own color
+    (white where objects have none) with the variance that the whole drawing leaves unexplained.
 
     Args:
         images: (B, C, H, W), NaN where a pixel is missing.
         pictures, ground: see `Scenes.blend`.
     """
     share = on[:, :, None, None] * pictures.cover[:, :, 0]
-    cover = 1 - (1 - share).prod(1)
+    free = (1 - share).prod(1, keepdim=True)
     mean = model.blend(on[:, None], pictures, ground)[:, 0]
-    score = share.log()
+    weight, color = share, share.new_ones(())
     if pictures.color is not None and pictures.depth is not None:
-        error = (images[:, None] - pictures.color).square().sum(2).nan_to_num()
-        variance = _unexplained(images, mean).clamp_min(1e-9)[:, None, None, None]
-        score = score + pictures.depth[..., None, None] - 0.5 * error / variance
-    owners = torch.where(cover > 0, 1 + score.argmax(1), 0)
-    return mean, owners, cover
+        weight, color = share * pictures.depth.exp()[..., None, None], pictures.color
+    weight = (1 - free) * weight / weight.sum(1, keepdim=True).clamp_min(1e-9)
+    variance = _unexplained(images, mean).clamp_min(1e-9)[:, None, None, None]
+    of_object = _score(weight, images[:, None] - color, variance)
+    of_ground = _score(free, (images - ground)[:, None], variance)
+    numbers = torch.cat([of_ground, of_object], 1).argmax(1)
+    owners = torch.where(free[:, 0] < 1, 1 + of_object.argmax(1), 0)
+    return mean, numbers, owners, 1 - free[:, 0]
 
 
-def visible(owners: Tensor, cover: Tensor, share: float = SHOWN) -> Tensor:
-    """Return the owners of the pixels of which objects cover this share or more; 0 elsewhere."""
-    return torch.where(cover >= share, owners, 0)
+def _score(weight: Tensor, error: Tensor, variance: Tensor) -> Tensor:
+    """Return the log of weights (B, S, H, W) times the density of errors (B, S, C, H, W)."""
+    return weight.log() - 0.5 * error.square().sum(2).nan_to_num() / variance
 
 
 def foreground_ari(owners: Tensor, known: Objects) -> Tensor:

@@ -16,7 +16,7 @@ from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, count, find_objects, fit, log_weights, segment
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown, visible
+from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -458,10 +458,6 @@ def test_what_is_found_is_scored_as_it_should_be():
     overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
     assert overlap.tolist() == pytest.approx([0.5, 1])
     assert box_overlaps(half, torch.tensor([[False, True]]), known)[0] == 0
-    cover = torch.tensor([0.0, 0.05, 0.25, 0.5, 1.0])
-    slots = torch.tensor([0, 1, 2, 1, 2])
-    assert visible(slots, cover).tolist() == [0, 0, 0, 1, 2]
-    assert visible(slots, cover, 0.1).tolist() == [0, 0, 2, 1, 2]
 
 
 @pytest.mark.parametrize("form", ["gray", "tinted", "textured"])
@@ -473,17 +469,26 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
         found = guide.found(images.nan_to_num(0.5))
     on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
     cover, color, depth = found.pictures
-    mean, owners, _ = shown(model, images, on, found.pictures, ground)
+    mean, numbers, owners, covered = shown(model, images, on, found.pictures, ground)
+    white = torch.ones(3, 3, *images.shape[1:])  # (scenes, slots, C, H, W)
+    colors = white if color is None else color * white
     for b, y, x in itertools.product(range(3), range(10), range(12)):
-        weights = on[b] * cover[b, :, 0, y, x]
-        if depth is not None:
-            weights = weights * depth[b].exp()
-        if depth is not None and not images[b, 0, y, x].isnan():
+        shares = on[b] * cover[b, :, 0, y, x]
+        free = (1 - shares).prod()
+        assert covered[b, y, x].item() == pytest.approx(1 - free.item())
+        weights = shares if depth is None else shares * depth[b].exp()
+        weights = (1 - free) * weights / weights.sum().clamp_min(1e-9)
+        behind = ground.expand_as(images)[b, :, y, x]
+        of_ground, of_objects = free, weights
+        if not images[b, 0, y, x].isnan():
             scale = (images[b] - mean[b]).square().nanmean().sqrt()
-            law = dist.Normal(color.expand(-1, -1, -1, 10, 12)[b, :, :, y, x], scale)
-            weights = weights * law.log_prob(images[b, :, y, x]).sum(-1).exp()
-        assert owners[b, y, x] == (1 + weights.argmax() if weights.any() else 0)
+            law = dist.Normal(torch.stack([behind, *colors[b, :, :, y, x]]), scale)
+            density = law.log_prob(images[b, :, y, x]).sum(-1).exp()
+            of_ground, of_objects = free * density[0], weights * density[1:]
+        assert owners[b, y, x] == (1 + of_objects.argmax() if shares.any() else 0)
+        assert numbers[b, y, x] == torch.stack([of_ground, *of_objects]).argmax()
     assert form == "gray" or owners[:2].unique().numel() > 2
+    assert numbers[:2].unique().numel() > 2 and not numbers[2].any()
 
 
 def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
