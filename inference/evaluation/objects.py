@@ -151,25 +151,30 @@ def shown(
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
     their shares of its mean (`Scenes.mixed`), and each has a Normal density about its own color
-    (white where objects have none) with the variance that the whole drawing leaves unexplained.
+    with the variance that the whole drawing leaves unexplained. Objects without colors are as
+    bright as the brightest of them, and have a share of 1 where they are drawn as bright.
 
     Args:
         images: (B, C, H, W), NaN where a pixel is missing.
         pictures, ground: see `Scenes.blend`.
     """
     share = on[:, :, None, None] * pictures.cover[:, :, 0]
-    free = (1 - share).prod(1, keepdim=True)
+    cover = 1 - (1 - share).prod(1)
     mean = model.blend(on[:, None], pictures, ground)[:, 0]
-    weight, color = share, share.new_ones(())
     if pictures.color is not None and pictures.depth is not None:
         weight, color = share * pictures.depth.exp()[..., None, None], pictures.color
+    else:
+        bright = share.amax((1, 2, 3), keepdim=True).clamp_min(1e-9)
+        weight = share = share / bright
+        color = 1 - (1 - bright[:, :, None]) * (1 - ground.unsqueeze(-4))
+    free = (1 - share).prod(1, keepdim=True)
     weight = (1 - free) * weight / weight.sum(1, keepdim=True).clamp_min(1e-9)
     variance = _unexplained(images, mean).clamp_min(1e-9)[:, None, None, None]
     of_object = _score(weight, images[:, None] - color, variance)
     of_ground = _score(free, (images - ground)[:, None], variance)
     numbers = torch.cat([of_ground, of_object], 1).argmax(1)
-    owners = torch.where(free[:, 0] < 1, 1 + of_object.argmax(1), 0)
-    return mean, numbers, owners, 1 - free[:, 0]
+    owners = torch.where(cover > 0, 1 + of_object.argmax(1), 0)
+    return mean, numbers, owners, cover
 
 
 def _score(weight: Tensor, error: Tensor, variance: Tensor) -> Tensor:

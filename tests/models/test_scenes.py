@@ -470,12 +470,17 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
     on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
     cover, color, depth = found.pictures
     mean, numbers, owners, covered = shown(model, images, on, found.pictures, ground)
-    white = torch.ones(3, 3, *images.shape[1:])  # (scenes, slots, C, H, W)
-    colors = white if color is None else color * white
+    bright = torch.ones(3)
+    if color is None:  # objects make the ground brighter
+        bright = (on[..., None, None] * cover[:, :, 0]).flatten(1).amax(-1).clamp_min(1e-9)
+        color = ground + bright[:, None, None, None, None] * (1 - ground)
+    colors = color * torch.ones(3, 3, *images.shape[1:])  # (scenes, slots, C, H, W)
     for b, y, x in itertools.product(range(3), range(10), range(12)):
         shares = on[b] * cover[b, :, 0, y, x]
         free = (1 - shares).prod()
         assert covered[b, y, x].item() == pytest.approx(1 - free.item())
+        shares = shares / bright[b]
+        free = (1 - shares).prod()
         weights = shares if depth is None else shares * depth[b].exp()
         weights = (1 - free) * weights / weights.sum().clamp_min(1e-9)
         behind = ground.expand_as(images)[b, :, y, x]
@@ -489,6 +494,18 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
         assert numbers[b, y, x] == torch.stack([of_ground, *of_objects]).argmax()
     assert form == "gray" or owners[:2].unique().numel() > 2
     assert numbers[:2].unique().numel() > 2 and not numbers[2].any()
+
+
+@pytest.mark.parametrize("brightness", [0.3, 1.0])
+def test_a_dim_object_shows_where_it_is_half_as_bright_as_at_its_brightest(brightness):
+    model, _, _ = pair()
+    cover = torch.zeros(1, 3, 1, 10, 12, dtype=torch.float64)
+    cover[0, 1, 0, 4, 3:8] = brightness * torch.tensor([0.2, 0.45, 1.0, 0.55, 0.1])
+    image, on = cover[:, 1], torch.tensor([[0.0, 1, 0]]).double()
+    drawn, numbers, owners, _ = shown(model, image, on, Pictures(cover, None, None), image[0] * 0)
+    torch.testing.assert_close(drawn, image, atol=1e-3, rtol=0)
+    assert numbers.nonzero()[:, 1:].tolist() == [[4, 5], [4, 6]] and numbers.max() == 2
+    assert owners.nonzero()[:, 1:].tolist() == [[4, x] for x in range(3, 8)]
 
 
 def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
