@@ -43,6 +43,14 @@ def randomized(module: AnyModule, scale: float = 0.8) -> AnyModule:
     return module
 
 
+def shifted(module: AnyModule, scale: float = 0.3) -> AnyModule:
+    """Return the module with every parameter moved at random, away from where it starts."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += scale * torch.randn_like(parameter)
+    return module
+
+
 def binary(*shape: int) -> Tensor:
     """Return all binary values of a shape, (states, *shape)."""
     listed = list(itertools.product([0.0, 1.0], repeat=math.prod(shape)))
@@ -55,6 +63,16 @@ def energy_machine(
     """Return a capsule RBM (2x2 pixels, two capsules of two units), or an RBM of three units."""
     sizes = (2, 2) if kind.switched else (3,)
     return randomized(kind((1, 2, 2), *sizes, **options), scale)
+
+
+def helmholtz_pair(
+    *sizes: Any, scale: float = 0.8, **options: Any
+) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
+    """Return a Helmholtz machine and its guide, with the same random parameters on every call."""
+    torch.manual_seed(3)
+    model = CapsuleHelmholtzMachine(*sizes, **options).double()
+    guide = RecognitionMachine(model)
+    return randomized(model, scale), randomized(guide, scale)
 
 
 # The capsule RBM, from its energy

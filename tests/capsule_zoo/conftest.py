@@ -1,13 +1,17 @@
-"""A watch over the splits that experiments read, and a real browser for pages."""
+"""A watch over the splits that experiments read, scratch registries, and a browser for pages."""
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from watermarks import watch
 
+from capsule_zoo import experiments, registry
+from capsule_zoo.data import datasets
 from capsule_zoo.experiments import list_experiments
+from capsule_zoo.registry import list_models
 
 PATIENCE = 200  # seconds, for a page on a busy machine
 
@@ -18,6 +22,17 @@ def no_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if hasattr(request.module, "few_digits"):
         list_experiments()  # so that every module of experiments is imported and watched
         watch(monkeypatch)
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget every entry, guide, data set and experiment that a test registers."""
+    list_models()
+    list_experiments()
+    entries = {n: replace(e, guides=dict(e.guides)) for n, e in registry._registered.items()}
+    monkeypatch.setattr(registry, "_registered", entries)
+    for module, name in ((datasets, "_READERS"), (experiments, "_experiments")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
 
 @pytest.fixture(scope="module")

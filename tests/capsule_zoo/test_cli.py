@@ -9,25 +9,14 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from terminal import run, small_words
 
-from capsule_zoo import cli, experiments
+from capsule_zoo import cli
 from capsule_zoo.cli.options import print_metrics
-from capsule_zoo.experiments import Options, Result, experiment, list_experiments
-from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.registry import load
 
-SIZES = [
-    word
-    for key, value in small_sizes("part-whole").items()
-    for word in ("--set", f"{key}={json.dumps(value)}")
-]
-TRAIN = ["train", "part-whole", *SIZES, "--batch-size", "32"]
-
-
-def run(*words: str) -> int:
-    """Return the exit status of a command line."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    return ended.value.code
+TRAIN = ["train", "part-whole", *small_words("part-whole"), "--batch-size", "32"]
 
 
 def last_json(capsys) -> dict:
@@ -47,13 +36,6 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "trained"
     assert run(*TRAIN, "--steps", "3", "--seed", "1", "--out", folder) == 0
     return folder
-
-
-@pytest.fixture
-def scratch_experiments(monkeypatch):
-    """Forget every experiment that a test registers."""
-    list_experiments()
-    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
 
 
 def test_help_and_lists_import_neither_models_nor_plots():
@@ -163,7 +145,7 @@ def test_sample_and_figure_draw(trained, capsys):
     assert "unknown figure" in refused(capsys, "figure", f"{name}s", trained)
 
 
-def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
+def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
     @experiment("test/toy", data="none")
     def toy(options: Options) -> Result:
         """What a toy shows."""

@@ -1,12 +1,10 @@
 """Constellations on the command line, in pictures and in the experiment."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
+from terminal import Terminal
 
-from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
@@ -16,14 +14,6 @@ from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
 from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
-
-
-def run(capsys: pytest.CaptureFixture, *words: object, status: int = 0) -> str:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    printed = capsys.readouterr()
-    assert ended.value.code == status, printed.err
-    return printed.err if status else printed.out
 
 
 @pytest.fixture
@@ -46,8 +36,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("guide", ["exact", "ransac", "sinkhorn"])
 def test_parse_writes_the_object_and_corner_of_every_point(file, guide, capsys):
     path, scenes = file
-    words = ("parse", path, "--guide", guide, "--sigma", 0.02, "--json")
-    found = json.loads(run(capsys, *words).splitlines()[-1])
+    found = Terminal(capsys).json("parse", path, "--guide", guide, "--sigma", 0.02)
     assert found["scenes"] == 6 and found["points"] == int(scenes.present.sum())
     with np.load(path.with_name("scenes-parsed.npz")) as archive:
         assert np.array_equal(archive["objects"], scenes.objects)
@@ -88,8 +77,7 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, cap
         (("explore", "constellations"), "no view"),
     ):
         more = ("--out", out) if words[0] != "explore" else ()
-        said = run(capsys, *words, *more, status=2)
-        assert expected in said and said.count("\n") == 1, said
+        assert expected in Terminal(capsys).refused(*words, *more)
         assert not out.exists()
 
 

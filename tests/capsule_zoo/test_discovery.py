@@ -6,18 +6,13 @@ import sys
 
 import pytest
 import torch
+from terminal import run
 
 import capsule_zoo
-from capsule_zoo import cli, describe, list_weights, registry
+from capsule_zoo import describe, list_weights, registry
 from capsule_zoo.registry import create, list_models, load, read_recipe, small_sizes
 
 NAMES = list_models()
-
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(words))
-    return ended.value.code
 
 
 @pytest.fixture(params=NAMES)

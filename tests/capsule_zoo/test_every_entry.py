@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
+from terminal import Terminal, small_words
 
-from capsule_zoo import cli
 from capsule_zoo.data import points
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
@@ -23,36 +23,10 @@ FEW = ("--images", "6", "--particles", "2")
 FEW_SCENES = {"scenes": ("--data", "multi-mnist:train=300,test=60")}  # drawn anew by every command
 
 
-def small_words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """Return an entry's small sizes and data as words of a command line; digits have 10 classes."""
-    sizes = small_sizes(name)
-    sizes |= {"classes": 10} if "classes" in sizes else {}
-    words = [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
-    return [*words, *FEW_SCENES.get(name, ())]
-
-
-class Terminal:
-    """A terminal that runs command lines and keeps their output."""
-
-    def __init__(self, capsys: pytest.CaptureFixture) -> None:
-        self.capsys = capsys
-
-    def run(self, *words: object, status: int = 0) -> str:
-        """Return the output of a command; a refused command writes to stderr."""
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
-        printed = self.capsys.readouterr()
-        assert ended.value.code == status, printed.err
-        return printed.err if status else printed.out
-
-    def refused(self, *words: object) -> str:
-        """Return the one line that a refused command prints."""
-        said = self.run(*words, status=2)
-        assert said.startswith("capsule-zoo: ") and said.count("\n") == 1, said
-        return said
-
-    def json(self, *words: object) -> dict:
-        return json.loads(self.run(*words, "--json").splitlines()[-1])
+    classes = {"classes": 10} if "classes" in small_sizes(name) else {}
+    return [*small_words(name, **classes), *FEW_SCENES.get(name, ())]
 
 
 @pytest.fixture
@@ -78,7 +52,7 @@ def steps_of(folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
-    sizes, run = small_words(name), Path("run")
+    sizes, run = words_of(name), Path("run")
     with monkeypatch.context() as patched:
         wanted: list[str] = []
         patched.setattr(runs, "draw", lambda entry, figure, *_: wanted.append(figure))

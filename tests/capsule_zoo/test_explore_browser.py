@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_cli import run
+from terminal import run
 
 from capsule_zoo.explore.explorer import Explorer
 from capsule_zoo.registry import create, save, small_sizes

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import refused, run
+from terminal import run
+from test_cli import refused
 
 from capsule_zoo.cli import explore
 from capsule_zoo.registry import create, save, small_sizes

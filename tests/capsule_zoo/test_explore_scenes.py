@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from terminal import run
 from torch.testing import assert_close
 
-from capsule_zoo import cli
 from capsule_zoo.data import load_dataset, scenes
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore import sources
@@ -137,9 +137,7 @@ def test_no_training_scenes_are_drawn_to_read_test_scenes(command, tmp_path, mon
     else:
         words = [*command.split(), "scenes-sprites", "--data", data]
         words += ["--particles", "2"] * (command == "evaluate")
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        assert ended.value.code == 0
+        assert run(*words) == 0
     assert drawn == [(20, 5)]
 
 

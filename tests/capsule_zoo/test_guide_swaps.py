@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from miniature import few_digits, names_in_record
+from terminal import Terminal
 
-from capsule_zoo import cli
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.experiments import Options, reproduce, training
 from capsule_zoo.experiments.zoo import guide_swaps
@@ -198,15 +198,11 @@ def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys,
     entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
     save(entry, tmp_path / "run", data="digits")
     few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["anneal", "run", *few, "--json"])
-    printed = capsys.readouterr().out
-    assert ended.value.code == 0
+    printed = Terminal(capsys).run("anneal", "run", *few, "--json")
     found = json.loads(printed.splitlines()[-1])
     assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= found.keys()
     assert "lost_elbo  " in printed and found["num_simulated"] == 2
     kept = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert kept["anneal"]["lower"] == pytest.approx(found["lower"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["anneal", "run", *few, "--prior-share", "1"])
-    assert ended.value.code != 0 and "--prior-share" in capsys.readouterr().err
+    refused = Terminal(capsys).run("anneal", "run", *few, "--prior-share", "1", status=2)
+    assert "--prior-share" in refused

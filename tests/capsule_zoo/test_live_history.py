@@ -4,8 +4,8 @@ import sys
 
 import pandas as pd
 import pytest
-from test_cli import TRAIN, refused, run
-from test_every_entry import small_words
+from terminal import run, small_words
+from test_cli import TRAIN, refused
 
 from capsule_zoo.inference.training import trainer
 from capsule_zoo.runs.folder import RunFolder

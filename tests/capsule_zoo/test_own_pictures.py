@@ -7,28 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from terminal import run, small_words
 from torch.utils.data import DataLoader
 
-from capsule_zoo import cli
 from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs.recipe import make_transform
-
-SIZES = [
-    word
-    for key, value in small_sizes("part-whole").items()
-    if key != "image_shape"
-    for word in ("--set", f"{key}={json.dumps(value)}")
-]
-
-
-def run(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    return ended.value.code
 
 
 @pytest.fixture
@@ -43,8 +30,8 @@ def pictures(tmp_path) -> Path:
 
 
 def test_pictures_of_several_sizes_are_trained_on_at_one(pictures, tmp_path, capsys):
-    train = ["train", "part-whole", "--data", f"folder:{pictures}", "--steps", "2", *SIZES]
-    train += ["--batch-size", "4"]
+    train = ["train", "part-whole", "--data", f"folder:{pictures}", "--steps", "2"]
+    train += [*small("part-whole"), "--batch-size", "4"]
     assert run(*train, "--out", tmp_path / "none") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "--size" in said and "Traceback" not in said
@@ -63,9 +50,8 @@ def test_a_shift_is_of_whole_pixels(number):
 
 
 def small(name: str) -> list[str]:
-    sizes = {key: value for key, value in small_sizes(name).items() if key != "classes"}
-    del sizes["image_shape"]
-    return [word for k, v in sizes.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+    """Return an entry's small sizes as words; pictures have a shape and classes of their own."""
+    return small_words(name, "classes", "image_shape")
 
 
 def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from capsule_zoo import create, experiments, register, registry
 from capsule_zoo.data import datasets, plugins, register_dataset
 from capsule_zoo.data.plugins import modules_outside
-from capsule_zoo.registry import list_models, load, register_guide, save, small_sizes
+from capsule_zoo.registry import load, register_guide, save, small_sizes
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,17 +185,6 @@ def test_installed_modules_come_before_those_of_the_current_folder(tmp_path, mon
     assert sys.path[-1] == os.getcwd()
 
 
-@pytest.fixture
-def scratch(monkeypatch):
-    """Forget every entry, guide and data set that a test registers."""
-    list_models()
-    copies = {
-        name: replace(each, guides=dict(each.guides)) for name, each in registry._registered.items()
-    }
-    monkeypatch.setattr(registry, "_registered", copies)
-    monkeypatch.setattr(datasets, "_READERS", dict(datasets._READERS))
-
-
 def test_a_guide_is_added_once_to_an_entry_that_exists(scratch):
     def again(entry):
         return entry.make_guide(entry.default_guide)
@@ -228,9 +216,7 @@ def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
         load(tmp_path / "run")
 
 
-def test_a_cell_of_a_notebook_may_run_again(scratch, monkeypatch):
-    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
-
+def test_a_cell_of_a_notebook_may_run_again(scratch):
     def cell():
         """Make one entry, guide, data set and experiment."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from terminal import run, small_words
 
-from capsule_zoo import cli, registry
+from capsule_zoo import registry
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
@@ -21,15 +22,7 @@ from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs import measurements
 
 ROOT = Path(__file__).parents[2]
-SIZES = {**small_sizes("vae"), "image_shape": [1, 5, 6]}
-SMALL = [w for key, size in SIZES.items() for w in ("--set", f"{key}={json.dumps(size)}")]
-
-
-def run(*words: object) -> int | None:
-    """Return the exit status of a command line."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    return ended.value.code
+SMALL = small_words("vae")
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -42,7 +35,7 @@ def digest(folder: Path) -> dict[str, str]:
 def trained(tmp_path_factory) -> Path:
     """Return a folder with a run of two steps, broken copies of it, a picture and weights."""
     place = tmp_path_factory.mktemp("refusals")
-    given = {"sizes": {**SIZES, "image_shape": (1, 5, 6)}, "limits": {"steps": 2}, "seed": 1}
+    given = {"sizes": small_sizes("vae"), "limits": {"steps": 2}, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw", lambda *_: None)
         runs.train("vae", place / "run", given, progress=False)

@@ -34,13 +34,6 @@ def entry():
     return create("part-whole", **small_sizes("part-whole"))
 
 
-@pytest.fixture
-def scratch_registry(monkeypatch):
-    """Forget every entry that a test registers."""
-    list_models()
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-
-
 def test_entries_are_listed_by_pattern():
     assert "part-whole" in list_models()
     assert list_models() == sorted(list_models())
@@ -59,7 +52,7 @@ def test_an_unknown_name_meets_the_nearest():
             look_up("partwhole")
 
 
-def test_a_name_is_registered_once(scratch_registry):
+def test_a_name_is_registered_once(scratch):
     @register("of-a-test", small={"size": 1})
     def factory():
         """First line.
@@ -76,7 +69,7 @@ def test_a_name_is_registered_once(scratch_registry):
             register(name)
 
 
-def test_a_class_registers_itself_by_its_signature(scratch_registry):
+def test_a_class_registers_itself_by_its_signature(scratch):
     class Own(VariationalAutoencoder):
         """A model of a test.
 
@@ -110,7 +103,7 @@ def test_a_class_registers_itself_by_its_signature(scratch_registry):
             create("of-a-test", **wrong)
 
 
-def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch_registry, tmp_path):
+def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):
     """Settings of model and guide are sizes, as those of the zoo's entries; a routing is one."""
     routing_of_two = EMRouting(2)
 

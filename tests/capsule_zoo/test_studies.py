@@ -26,15 +26,9 @@ from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
 from capsule_zoo.runs.folder import note, read_metrics
 
+pytestmark = pytest.mark.usefixtures("scratch")
 QUIET = Options(progress=False, processes=1)
 SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
-
-
-@pytest.fixture(autouse=True)
-def scratch_experiments(monkeypatch):
-    """Whatever a test registers is forgotten."""
-    experiments.list_experiments()
-    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
 
 
 def where(job):

@@ -1,9 +1,11 @@
 """The recognition machine with Gaussian units: a law with both natural parameters, by oracles."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from machines import helmholtz_pair
 from pyro import poutine
 from scipy.integrate import quad
 from torch.distributions import MultivariateNormal
@@ -14,16 +16,7 @@ from capsule_zoo.models import CapsuleHelmholtzMachine
 
 LIMIT = math.log(1000)  # of the narrowing, in nats
 GAUSSIAN = dict(visible_family="gaussian", hidden_family="gaussian")
-
-
-def randomized(*arguments, **families):
-    torch.manual_seed(3)
-    model = CapsuleHelmholtzMachine(*arguments, **families).double()
-    guide = RecognitionMachine(model).double()
-    with torch.no_grad():
-        for parameter in (*model.parameters(), *guide.parameters()):
-            parameter.copy_(0.5 * torch.randn_like(parameter))
-    return model, guide
+randomized = partial(helmholtz_pair, scale=0.5)
 
 
 def log_q(guide, values, images):

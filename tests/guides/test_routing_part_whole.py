@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from machines import shifted
 from pyro import poutine
 
 from capsule_zoo.guides import EMObjects, PartWholeGuide
@@ -24,11 +25,8 @@ def model():
         parts=5,
         painting=Painting(template_size=5),
         pose=ObjectPose(sigma_top=0.5),
-    ).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.discretized()
+    )
+    return shifted(model.double()).discretized()
 
 
 def draw(model, batch=4):

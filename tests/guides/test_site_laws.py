@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from machines import shifted
 from pyro import poutine
 from torch import Tensor
 
@@ -106,10 +107,7 @@ def test_it_starts_at_the_values_of_another_guide(images, law):
 def test_it_starts_at_the_laws_of_another_free_form_guide(images):
     """Normal laws in unconstrained coordinates, and logits, are taken over as they are."""
     model = AllKinds()
-    first = FreeForm(model, images, law="normal")
-    with torch.no_grad():
-        for parameter in first.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    first = shifted(FreeForm(model, images, law="normal"), 0.1)
     again = dict(FreeForm(model, images, first, "normal").named_parameters())
     for name, parameter in first.named_parameters():
         value, expected = again[name], parameter

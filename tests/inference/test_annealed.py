@@ -8,10 +8,21 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from machines import shifted
 from scipy.special import expit
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
-from toys import BernoulliMixture, Conjugate, Parts, PartsGuide, PointGuide, conjugate_images, pair
+from toys import (
+    BernoulliMixture,
+    Conjugate,
+    NoGuide,
+    Parts,
+    PartsGuide,
+    PointGuide,
+    binary_images,
+    conjugate_images,
+    pair,
+)
 
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
@@ -109,13 +120,8 @@ class Positive(Conjugate):
         two = torch.tensor(2.0).double()
         return dist.Gamma(two, 1 / two)
 
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-            code = pyro.sample("code", self.law())
-            mean = code[:, None, None, None].expand(-1, *self.image_shape)
-            return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+    def code(self) -> Tensor:
+        return pyro.sample("code", self.law())
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), on a fine grid of codes."""
@@ -133,14 +139,9 @@ class Slots(Conjugate):
     def orders(self) -> list[dict[str, str]]:
         return [{}, {"slot_0/code": "slot_1/code", "slot_1/code": "slot_0/code"}]
 
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-            half = dist.Normal(self.mean / 2, math.sqrt(0.5))
-            code = sum(pyro.sample(site.name, half) for site in self.sites)
-            mean = code[:, None, None, None].expand(-1, *self.image_shape)
-            return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+    def code(self) -> Tensor:
+        half = dist.Normal(self.mean / 2, math.sqrt(0.5))
+        return sum(pyro.sample(site.name, half) for site in self.sites)
 
 
 class SlotsGuide(Guide[Slots]):
@@ -158,9 +159,7 @@ class Units(CapsuleHelmholtzMachine):
 
     def __init__(self) -> None:
         super().__init__((1, 2, 2), (1, 2), units=2, switch_start=0.5)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter += torch.randn_like(parameter)
+        shifted(self, 1.0)
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), as a sum over all states."""
@@ -522,13 +521,8 @@ def test_weights_add_the_gain_before_every_change_of_temperature(monkeypatch):
 def test_enumerated_sites_are_summed_out():
     torch.manual_seed(0)
     model = BernoulliMixture(enumerated=True).double()
-
-    class Nothing(Guide):
-        def forward(self, images, labels=None):
-            pass
-
-    images = torch.randint(2, (3, 1, 2, 2)).double()
-    path = AnnealedPath(model, Nothing(model), images)
+    images = binary_images(3)
+    path = AnnealedPath(model, NoGuide(model), images)
     assert not path.latents
     state = path.draw()
     terms = path.terms(state)
@@ -621,17 +615,11 @@ def test_refusals_name_what_to_do():
 
 
 def test_a_site_that_cannot_move_is_named():
-    model = Conjugate().double()
-    model.forward = _with_poisson.__get__(model)
-    refused("site 'count'.*Poisson.*cannot move", model, None, UnservedSite)
+    class Counted(Conjugate):
+        def code(self) -> Tensor:
+            return pyro.sample("count", dist.Poisson(torch.tensor(2.0).double()))
 
-
-def _with_poisson(self, images=None, labels=None, batch_size=1):
-    size = batch_size if images is None else len(images)
-    with pyro.plate("images", size, dim=-1):
-        count = pyro.sample("count", dist.Poisson(torch.tensor(2.0).double()))
-        mean = count[:, None, None, None].expand(-1, 1, 2, 2)
-        return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+    refused("site 'count'.*Poisson.*cannot move", Counted().double(), None, UnservedSite)
 
 
 def test_a_guide_to_these_images_alone_serves_without_simulation():

@@ -137,7 +137,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
         assert torch.equal(seen[-1], labels)
     with pytest.raises(ValueError, match=r"labels=True\) is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
-    for data in (TensorDataset(images), Items(images), DataLoader(images, 40)):
+    for data in (images, TensorDataset(images), Items(images), DataLoader(images, 40)):
         with pytest.raises(ValueError, match="labels=True needs data with labels"):
             fit(model, guide, data, steps=1, progress=False, labels=True)
 

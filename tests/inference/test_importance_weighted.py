@@ -20,6 +20,7 @@ from toys import (
     binary_images,
     conjugate_images,
     fit,
+    gradients,
     pair,
 )
 
@@ -78,11 +79,6 @@ def enumerated_bound(model, guide, images, particles):
         value = log_weight[:, chosen].logsumexp(1) - math.log(particles)
         total = total + log_q[:, chosen].sum(1).exp() * value
     return total.mean()
-
-
-def gradients(loss, *modules):
-    parameters = [p for module in modules for p in module.parameters()]
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
 
 
 def assert_unbiased(model, guide, images, objective, exact, copies=800, chunks=12):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyro
 import pytest
 import torch
+from machines import shifted
 from pyro import poutine
 from torch.distributions import Normal
 
@@ -47,10 +48,7 @@ def pair():
     )
     objects = SetTransformerObjects(8, 2, 1, 3)
     guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
-    with torch.no_grad():
-        for parameter in [*model.parameters(), *guide.parameters()]:
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.double(), guide.double()
+    return shifted(model, 0.1).double(), shifted(guide, 0.1).double()
 
 
 @pytest.fixture

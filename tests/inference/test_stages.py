@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyro
 import pytest
 import torch
-from toys import grouped
+from toys import grouped, states
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import CheckpointError
@@ -36,16 +36,11 @@ def made(seed: int = 0) -> Entry:
 
 
 def values(entry: Entry) -> dict[str, torch.Tensor]:
-    modules = (entry.model, entry.guide)
-    return {f"{i}.{n}": v for i, m in enumerate(modules) for n, v in m.state_dict().items()}
+    return states(entry.model, entry.guide)
 
 
 def changed(before: dict, after: dict) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
-
-
-def copied(entry: Entry) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in values(entry).items()}
 
 
 def test_each_stage_trains_its_own_level():
@@ -55,7 +50,7 @@ def test_each_stage_trains_its_own_level():
     lower = {n for n in values(entry) if any(w in n for w in ("template", "encoder", "pool"))}
     moved = []
     for stage in stages:
-        before = copied(entry)
+        before = values(entry)
         fit_stages([stage], data, **LIMITS)
         moved.append(changed(before, values(entry)))
     parts, objects, together, anew = moved

@@ -9,7 +9,7 @@ import torch
 from machines import binary, listed, randomized
 from pyro import poutine
 from torch.distributions import Normal
-from toys import Conjugate, ExactGuide, conjugate_images, pair
+from toys import Conjugate, ExactGuide, conjugate_images, gradients, pair
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import ThermodynamicObjective
@@ -24,13 +24,6 @@ def exact_sum(log_p, log_q, ends):
         law = (begin * log_p + (1 - begin) * log_q).softmax(0)
         total = total + (end - begin) * (law * (log_p - log_q)).sum(0)
     return total
-
-
-def gradients(loss, *modules):
-    parameters = [p for module in modules for p in module.parameters()]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    pairs = zip(found, parameters, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def test_value_and_gradient_are_those_of_the_sum_over_all_states():

@@ -201,22 +201,6 @@ def test_any_torch_optimizer_and_clipping():
     assert 0 < abs(guide.offset.item() - before) <= 1e-3
 
 
-def test_labels_are_handed_on():
-    seen = []
-
-    class Labeled(Conjugate):
-        def forward(self, images=None, labels=None, batch_size=1):
-            seen.append(labels)
-            return super().forward(images, labels, batch_size)
-
-    model = Labeled().double()
-    data = Split(conjugate_images(8), torch.arange(8))
-    fit(model, LinearGuide(model).double(), data, steps=1, labels=True, **QUIET)
-    assert torch.equal(seen[-1], torch.arange(8))
-    with pytest.raises(ValueError, match="labels=True needs data with labels"):
-        fit(model, LinearGuide(model), data.images, steps=1, labels=True, **QUIET)
-
-
 # When it stops
 
 

@@ -5,6 +5,7 @@ import math
 import pyro
 import pytest
 import torch
+from machines import helmholtz_pair
 from pyro import poutine
 from pyro.infer import SVI
 from pyro.poutine import Trace
@@ -26,14 +27,13 @@ from capsule_zoo.inference import (
 from capsule_zoo.models import CapsuleHelmholtzMachine, ImageSpace
 
 
-def machine(capsules=(2, 2), units=1, scale=0.8):
-    torch.manual_seed(3)
-    model = CapsuleHelmholtzMachine(4, capsules, units).double()
-    guide = RecognitionMachine(model).double()
-    with torch.no_grad():
-        for parameter in (*model.parameters(), *guide.parameters()):
-            parameter.copy_(scale * torch.randn_like(parameter))
-    return model, guide
+def of_two_images():
+    """Return a new machine, its guide, and 100 images with either half of the pixels on."""
+    torch.manual_seed(0)
+    model = CapsuleHelmholtzMachine(4, (2, 3), 2)
+    guide = RecognitionMachine(model)
+    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
+    return model, guide, images
 
 
 def log_density(program, trace, *arguments, **keywords):
@@ -69,7 +69,7 @@ def by_hand(objective, model, guide, images):
 @pytest.mark.parametrize("recycle_top", [True, False])
 def test_wake_sleep_gradients_are_their_definitions(recycle_top):
     """The same draws, made by hand from the same seed: wake for the model, sleep for the guide."""
-    model, guide = machine()
+    model, guide = helmholtz_pair(4, (2, 2), 1)
     images = binary_images(6)
     pyro.set_rng_seed(1)
     loss = WakeSleep(recycle_top).differentiable_loss(model, guide, images)
@@ -92,7 +92,7 @@ def test_wake_sleep_gradients_are_their_definitions(recycle_top):
 
 
 def test_reweighted_gradients_weigh_every_image_by_itself():
-    model, guide = machine()
+    model, guide = helmholtz_pair(4, (2, 2), 1)
     images, count = binary_images(6), 4
     pyro.set_rng_seed(1)
     loss = ReweightedWakeSleep(count, sleep=0.3).differentiable_loss(model, guide, images)
@@ -146,7 +146,7 @@ def test_the_guide_takes_dreams_outside_of_the_pixels_range(objective):
 
 
 def test_one_particle_awake_is_wake_sleeps_wake():
-    model, guide = machine()
+    model, guide = helmholtz_pair(4, (2, 2), 1)
     images, found = binary_images(6), []
     for objective in (WakeSleep(), ReweightedWakeSleep(1)):
         pyro.set_rng_seed(0)
@@ -183,10 +183,7 @@ def test_reweighted_value_is_bounded_by_the_evidence_and_rises_with_particles():
 
 @pytest.mark.parametrize("objective", [WakeSleep(), WakeSleep(False), ReweightedWakeSleep(4)])
 def test_training_raises_the_bound(objective):
-    torch.manual_seed(0)
-    model = CapsuleHelmholtzMachine(4, (2, 3), 2)
-    guide = RecognitionMachine(model)
-    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
+    model, guide, images = of_two_images()
     run = fit(
         model, guide, images, objective=objective, lr=0.04, steps=250, checks=Checks(progress=False)
     )
@@ -195,7 +192,7 @@ def test_training_raises_the_bound(objective):
 
 
 def test_svi_trains_both_halves():
-    model, guide = machine()
+    model, guide = helmholtz_pair(4, (2, 2), 1)
     before = {p: p.detach().clone() for p in (*model.parameters(), *guide.parameters())}
     svi = SVI(model, guide, pyro.optim.SGD({"lr": 0.1}), loss=ReweightedWakeSleep(3))
     for _ in range(2):
@@ -223,10 +220,7 @@ def test_three_objectives_train_one_pair_and_stand_in_one_table():
 
 
 def test_pretraining_puts_each_rbm_into_both_halves():
-    torch.manual_seed(0)
-    model = CapsuleHelmholtzMachine(4, (2, 3), 2)
-    guide = RecognitionMachine(model)
-    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
+    model, guide, images = of_two_images()
     before = (
         -fit(
             model,

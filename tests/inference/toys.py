@@ -38,11 +38,14 @@ class Conjugate(Model):
     ) -> Tensor:
         size = batch_size if images is None else len(images)
         with pyro.plate("images", size, dim=-1):
-            code = pyro.sample("code", dist.Normal(self.mean, 1.0))
-            mean = code[:, None, None, None].expand(-1, *self.image_shape)
+            mean = self.code()[:, None, None, None].expand(-1, *self.image_shape)
             if labels is not None:
                 self.explain(labels)
             return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+
+    def code(self) -> Tensor:
+        """Draw the code of every image, (B,)."""
+        return pyro.sample("code", dist.Normal(self.mean, 1.0))
 
     def explain(self, labels: Tensor) -> None:
         """Leave the labels unused: they carry no information here."""
@@ -189,6 +192,14 @@ class NoGuide(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         pass
+
+
+def gradients(loss: Tensor, *modules: nn.Module) -> Tensor:
+    """Return the gradient of a loss by all parameters of the modules, zero where it has none."""
+    parameters = [p for module in modules for p in module.parameters()]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pairs = zip(found, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
 def conjugate_images(number: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -4,30 +4,13 @@ import itertools
 
 import pytest
 import torch
+from machines import binary, helmholtz_pair
 from pyro import poutine
 
-from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import CapsuleHelmholtzMachine
 
 EXACT = dict(rtol=0, atol=1e-10)
-
-
-def randomized(*arguments, scale=0.8, **options):
-    torch.manual_seed(3)
-    model = CapsuleHelmholtzMachine(*arguments, **options).double()
-    guide = RecognitionMachine(model).double()
-    with torch.no_grad():
-        for parameter in (*model.parameters(), *guide.parameters()):
-            parameter.copy_(scale * torch.randn_like(parameter))
-    return model, guide
-
-
-def binary(*shape):
-    """Return all binary values of a shape, (states, *shape)."""
-    count = torch.Size(shape).numel()
-    listed = list(itertools.product([0.0, 1.0], repeat=count))
-    return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
 
 
 def every_state(model):
@@ -66,7 +49,7 @@ def energy_of_layer(layer, z, h, above):
 
 def test_the_joint_is_the_product_of_normalized_energies():
     """Every conditional is exp(-E) over its partition function, found by summing all states."""
-    model, _ = randomized(4, (2, 2), 1)
+    model, _ = helmholtz_pair(4, (2, 2), 1)
     values = every_state(model)
     size = len(next(iter(values.values())))
     images = torch.randint(2, (1, 1, 2, 2)).double().expand(size, -1, -1, -1)
@@ -92,7 +75,7 @@ def test_the_joint_is_the_product_of_normalized_energies():
 
 
 def test_the_joint_sums_to_one():
-    model, _ = randomized(1, (2, 1), 2)
+    model, _ = helmholtz_pair(1, (2, 1), 2)
     values, total = every_state(model), []
     size = len(next(iter(values.values())))
     for pixel in (0.0, 1.0):
@@ -102,19 +85,19 @@ def test_the_joint_sums_to_one():
 
 
 def test_recognition_sums_to_one_and_fits_every_family():
-    model, guide = randomized(4, (1, 2), 2)
+    model, guide = helmholtz_pair(4, (1, 2), 2)
     values = every_state(model)
     images = torch.rand(1, 1, 2, 2).double().expand(len(values["capsule1_switch"]), -1, -1, -1)
     assert log_joint(guide, values, images).logsumexp(0).item() == pytest.approx(0, abs=1e-10)
     for families in itertools.product(("bernoulli", "gaussian", "poisson"), repeat=2):
         options = dict(zip(("visible_family", "hidden_family"), families, strict=True))
-        pair = randomized((1, 2, 3), (3, 2), 2, scale=0.3, **options)  # counts stay finite
+        pair = helmholtz_pair((1, 2, 3), (3, 2), 2, scale=0.3, **options)  # counts stay finite
         check_pair(*pair, torch.rand(2, 1, 2, 3).double())
 
 
 def test_units_of_capsules_that_are_off_cancel():
     """Both halves draw them from the same base law, so the log weight does not depend on them."""
-    model, guide = randomized(4, (2, 2), 2)
+    model, guide = helmholtz_pair(4, (2, 2), 2)
     images = torch.rand(6, 1, 2, 2).double()
     trace = poutine.trace(guide).get_trace(images)
 
@@ -135,7 +118,7 @@ def test_units_of_capsules_that_are_off_cancel():
 
 
 def test_ancestral_draws_have_the_exact_mean():
-    model, _ = randomized(1, (2, 1), 2)
+    model, _ = helmholtz_pair(1, (2, 1), 2)
     values = every_state(model)
     size = len(next(iter(values.values())))
     images = torch.ones(size, 1, 1, 1).double()
@@ -145,7 +128,7 @@ def test_ancestral_draws_have_the_exact_mean():
 
 
 def test_gibbs_recognizes_all_layers_and_generates_from_the_top_one():
-    model, guide = randomized(4, (2, 2), 2)
+    model, guide = helmholtz_pair(4, (2, 2), 2)
     images = expected = torch.rand(5, 1, 2, 2).double()
     torch.manual_seed(0)
     for _ in range(3):
@@ -158,7 +141,7 @@ def test_gibbs_recognizes_all_layers_and_generates_from_the_top_one():
 
 
 def test_expectations_are_means_of_recognition():
-    _, guide = randomized(4, (2, 2), 2)
+    _, guide = helmholtz_pair(4, (2, 2), 2)
     images = torch.rand(1, 1, 2, 2).double().expand(40_000, -1, -1, -1)
     trace = poutine.trace(guide).get_trace(images)
     switch = trace.nodes["capsule1_switch"]["value"]

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from machines import shifted
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
@@ -21,11 +22,7 @@ SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence
 
 def make(layers, **options):
     torch.manual_seed(0)
-    model = sized(PartWholeCapsules, layers=layers, **{**SIZES, **options}).double()
-    with torch.no_grad():  # move every parameter away from its symmetric start
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return shifted(sized(PartWholeCapsules, layers=layers, **{**SIZES, **options}).double())
 
 
 def draw(model, batch=2, seed=1):

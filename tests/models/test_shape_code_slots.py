@@ -1,84 +1,40 @@
 """Several objects with shape codes in a scene: sums over kinds and parents, and laws of parts."""
 
 import itertools
+from functools import partial
 
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.poutine.util import prune_subsample_sites
+from small_shape_codes import BATCH, CODES, drawn, small, summed
 
 from capsule_zoo.guides import ShapeCodesGuide
-from capsule_zoo.models import Capsules, ShapeCodes, poses
-from capsule_zoo.sizes import sized
+from capsule_zoo.models import Capsules, ShapeCodes
 
-KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
-
-
-def made(**options) -> ShapeCodes:
-    pyro.set_rng_seed(0)
-    sizes = dict(
-        kinds=KINDS, parts=PARTS, codes=CODES, slots=SLOTS, image_shape=(1, 6, 6), template_size=4
-    )
-    model = sized(
-        ShapeCodes, **{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}
-    ).double()
-    with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return model
-
-
-def a_scene(model: ShapeCodes) -> tuple[Capsules, torch.Tensor, torch.Tensor]:
-    """Parts, and a pose and a code for every slot."""
-    presence = torch.randn(BATCH, PARTS).double()
-    if not model.relaxed:
-        presence = (presence > 0).double()
-    identity = poses.identity_like(presence)
-    pose = identity + 0.3 * torch.randn(BATCH, PARTS, 6)
-    by_slot = identity + 0.1 * torch.randn(BATCH, SLOTS, 6)
-    return Capsules(presence, pose), by_slot, torch.randn(BATCH, SLOTS, CODES).double()
-
-
-def log_joint(model: ShapeCodes, values: dict) -> torch.Tensor:
-    """The log density of everything in the trace of a model run on given values, (B,)."""
-    trace = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=BATCH)
-    trace = prune_subsample_sites(trace)
-    trace.compute_log_prob()
-    nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and "log_prob" in n]
-    return sum(n["log_prob"].reshape(BATCH, -1).sum(1) for n in nodes if n["name"] != "image")
+KINDS, PARTS, SLOTS = 2, 3, 2
+EVERY_KIND = [
+    torch.tensor(kinds).expand(BATCH, SLOTS)
+    for kinds in itertools.product(range(KINDS), repeat=SLOTS)
+]
+made = partial(small, kinds=KINDS, parts=PARTS, slots=SLOTS)
 
 
 def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
     """The sum over all kinds of all slots and over all choices of parents, one by one, (B,)."""
-    model = model.with_selection("enumerate")
-    terms = []
-    for kinds in itertools.product(range(KINDS), repeat=SLOTS):
-        for choice in itertools.product(range(1 + SLOTS), repeat=PARTS):
-            values = {
-                "object_kind": torch.tensor(kinds).expand(BATCH, SLOTS),
-                "object_pose": pose,
-                "object_code": code,
-                "part_parent": torch.tensor(choice).expand(BATCH, PARTS),
-                "part_presence": parts.presence,
-                "part_pose": parts.pose,
-            }
-            terms.append(log_joint(model, values))
-    return torch.stack(terms).logsumexp(0)
+    return torch.stack([summed(model, k, parts, pose, code) for k in EVERY_KIND]).logsumexp(0)
 
 
 def closed_form(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
-    pairs = itertools.product(range(KINDS), repeat=SLOTS)
-    kinds = [torch.tensor(pair).expand(BATCH, SLOTS) for pair in pairs]
-    return torch.stack([model.log_joint_of_slots(parts, k, pose, code) for k in kinds]).logsumexp(0)
+    each = [model.log_joint_of_slots(parts, k, pose, code) for k in EVERY_KIND]
+    return torch.stack(each).logsumexp(0)
 
 
 @pytest.mark.parametrize("presence", ["relaxed", "discrete"])
 def test_brute_force_and_closed_form_agree(presence):
     """Value and gradient, the dummy included."""
     model = made(presence=presence)
-    scene = a_scene(model)
+    scene = drawn(model, SLOTS)
     exact, closed = brute_force(model, *scene), closed_form(model, *scene)
     torch.testing.assert_close(closed, exact, rtol=1e-10, atol=1e-10)
     learned = [p for n, p in model.named_parameters() if "template" not in n]
@@ -92,7 +48,7 @@ def test_brute_force_and_closed_form_agree(presence):
 
 def test_every_slot_has_the_law_of_its_object_alone():
     model = made()
-    _, pose, code = a_scene(model)
+    _, pose, code = drawn(model, SLOTS)
     kind = torch.tensor([[0, 1], [1, 1]])
     law = model.shapes(kind, pose, code)
     for slot in range(SLOTS):
@@ -104,7 +60,7 @@ def test_every_slot_has_the_law_of_its_object_alone():
 
 def test_slots_may_be_exchanged():
     model = made()
-    parts, pose, code = a_scene(model)
+    parts, pose, code = drawn(model, SLOTS)
     kind = torch.tensor([[0, 1], [1, 1]])
     there = model.log_joint_of_slots(parts, kind, pose, code)
     back = model.log_joint_of_slots(parts, kind.flip(1), pose.flip(1), code.flip(1))
@@ -114,7 +70,7 @@ def test_slots_may_be_exchanged():
 @pytest.mark.parametrize("slots", [1, 2])
 def test_the_law_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(slots):
     model = made(slots=slots).with_scope("objects")
-    parts, pose, code = a_scene(model)
+    parts, pose, code = drawn(model, SLOTS)
     at = torch.tensor([[1, 0], [0, 1]])[:, :slots], pose[:, :slots], code[:, :slots]
     there = parts.presence[..., None]
     value = torch.cat([there, parts.pose], dim=-1)
@@ -131,7 +87,7 @@ def test_the_law_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(slots):
 
 def test_on_part_sets_the_density_is_that_of_the_whole_model_where_all_parts_are_present():
     model = made(presence="discrete")
-    parts, pose, code = a_scene(model)
+    parts, pose, code = drawn(model, SLOTS)
     parts = parts._replace(presence=torch.ones(BATCH, PARTS).double())
     kind = torch.tensor([[0, 1], [1, 0]])
     whole, on_sets = (
@@ -152,7 +108,7 @@ def test_parts_are_drawn_from_the_slot_that_they_choose():
         model.shapes.raw_scale.fill_(-20)
         model.shapes.presence_logits.fill_(20)
         model.shapes.presence_codes.zero_()
-    _, pose, code = a_scene(model)
+    _, pose, code = drawn(model, SLOTS)
     at = torch.tensor([[0, 1], [1, 0]]), pose, code
     law, draws = model.shapes(*at), model.shapes.part_law(*at).sample((4000,))
     assert draws.shape == (4000, BATCH, PARTS, 7)
@@ -183,7 +139,7 @@ def test_sites_have_a_value_for_every_slot():
 
 def test_what_needs_one_object_refuses_several():
     model = made()
-    parts, pose, code = a_scene(model)
+    parts, pose, code = drawn(model, SLOTS)
     with pytest.raises(ValueError, match="slots=1"):
         model.with_enumerated_kinds()
     with pytest.raises(ValueError, match="slots=1"):

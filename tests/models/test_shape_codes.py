@@ -1,6 +1,6 @@
 """Shape codes: sums over kinds and parents against brute force, and interventions."""
 
-import itertools
+from functools import partial
 
 import pyro
 import pytest
@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
-from pyro.poutine.util import prune_subsample_sites
+from small_shape_codes import BATCH, CODES, drawn, small, summed
 
 from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
 from capsule_zoo.inference import evaluate, loss_per_image
@@ -19,63 +19,19 @@ from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.models.parts.part_sets import PartSets, as_part_sets
 from capsule_zoo.sizes import sized
 
-KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
-
-
-def made(seed: int = 0, **options) -> ShapeCodes:
-    pyro.set_rng_seed(seed)
-    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, image_shape=(1, 6, 6), template_size=4)
-    model = sized(
-        ShapeCodes, **{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}
-    ).double()
-    with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return model
+KINDS, PARTS = 3, 2
+made = partial(small, kinds=KINDS, parts=PARTS)
 
 
 def images() -> torch.Tensor:
     return torch.rand(BATCH, 1, 6, 6, generator=torch.Generator().manual_seed(1)).double()
 
 
-def a_parse(model: ShapeCodes) -> tuple[Capsules, torch.Tensor, torch.Tensor]:
-    """Parts, and a pose and a code for every kind."""
-    presence = torch.randn(BATCH, PARTS).double()
-    if not model.relaxed:
-        presence = (presence > 0).double()
-    identity = poses.identity_like(presence)
-    pose = identity + 0.3 * torch.randn(BATCH, PARTS, 6)
-    by_kind = identity + 0.1 * torch.randn(BATCH, KINDS, 6)
-    return Capsules(presence, pose), by_kind, torch.randn(BATCH, KINDS, CODES).double()
-
-
-def log_joint(model: ShapeCodes, values: dict) -> torch.Tensor:
-    """The log density of everything in the trace of a model run on given values, (B,)."""
-    trace = poutine.trace(poutine.condition(model, values)).get_trace(images())
-    trace = prune_subsample_sites(trace)
-    trace.compute_log_prob()
-    nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and "log_prob" in n]
-    return sum(n["log_prob"].reshape(BATCH, -1).sum(1) for n in nodes if n["name"] != "image")
-
-
 def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
-    """The same with every kind and every choice of parents, one by one, (B, K)."""
-    model = model.with_selection("enumerate")
-    found = []
-    for kind in range(KINDS):
-        terms = []
-        for choice in itertools.product((0, 1), repeat=PARTS):
-            values = {
-                "object_kind": torch.full((BATCH, 1), kind),
-                "object_pose": pose[:, kind, None],
-                "object_code": code[:, kind, None],
-                "part_parent": torch.tensor(choice).expand(BATCH, PARTS),
-                "part_presence": parts.presence,
-                "part_pose": parts.pose,
-            }
-            terms.append(log_joint(model, values))
-        found.append(torch.stack(terms).logsumexp(0))
-    return torch.stack(found, -1)
+    """The sum over all choices of parents, one by one, for every kind, (B, K)."""
+    kinds = torch.arange(KINDS).expand(BATCH, -1).split(1, dim=1)
+    each = zip(kinds, pose.split(1, dim=1), code.split(1, dim=1), strict=True)
+    return torch.stack([summed(model, k, parts, p, c) for k, p, c in each], dim=-1)
 
 
 def points(parts: Capsules, pose, code):
@@ -107,7 +63,7 @@ def gradients(value: torch.Tensor, model: ShapeCodes) -> list[torch.Tensor]:
 def test_brute_force_closed_form_and_enumeration_agree(presence, selection):
     """Value and gradient, the dummy included, whichever way the parents are summed out."""
     model = made(presence=presence, selection=selection)
-    parts, pose, code = a_parse(model)
+    parts, pose, code = drawn(model, KINDS)
     exact = brute_force(model, parts, pose, code).logsumexp(-1)
     closed = model.log_joint_of_kinds(parts, pose, code).logsumexp(-1)
     torch.testing.assert_close(closed, exact, rtol=1e-10, atol=1e-10)
@@ -127,7 +83,7 @@ def test_brute_force_closed_form_and_enumeration_agree(presence, selection):
 def test_the_model_that_enumerates_kinds_has_the_same_sum():
     """With one pose and one code for all kinds, as Pyro's automatic guides have them."""
     model = made()
-    parts, pose, code = a_parse(model)
+    parts, pose, code = drawn(model, KINDS)
     pose, code = (x[:, :1].expand(-1, KINDS, -1) for x in (pose, code))
 
     def guide(images):
@@ -146,7 +102,7 @@ def test_the_model_that_enumerates_kinds_has_the_same_sum():
 
 def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
     model = made().with_scope("objects")
-    parts, pose, code = a_parse(model)
+    parts, pose, code = drawn(model, KINDS)
     parts = parts._replace(presence=torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double())
     moved = parts._replace(pose=torch.where(parts.presence[..., None] > 0, parts.pose, 7.0))
     first, second = (model.log_joint_of_kinds(each, pose, code) for each in (parts, moved))
@@ -230,7 +186,7 @@ def test_interventions_change_the_parts_and_nothing_above_them(site):
 def test_votes_and_presences_are_those_of_the_story():
     """A (N + U c) and sigmoid(g + w c), part by part and image by image."""
     model = made()
-    _, pose, code = a_parse(model)
+    _, pose, code = drawn(model, KINDS)
     kinds = torch.tensor([2, 1])
     law = model.shapes(kinds[:, None], pose[:, :1], code[:, :1])
     shapes = model.shapes
@@ -276,11 +232,11 @@ def test_known_kinds_are_observed():
     assert torch.isfinite(loss)
     for dtype in (torch.int32, torch.uint8):
         for program in (model, guide):
-            drawn = []
+            found = []
             for labels in (kinds, kinds.to(dtype)):
                 pyro.set_rng_seed(0)
-                drawn.append(poutine.trace(program).get_trace(images(), labels).log_prob_sum())
-            assert drawn[0] == drawn[1]
+                found.append(poutine.trace(program).get_trace(images(), labels).log_prob_sum())
+            assert found[0] == found[1]
     with pytest.raises(ValueError, match="labels"):
         model(images(), torch.tensor([3, 0]))
 
@@ -317,8 +273,8 @@ def test_a_model_of_part_sets_has_their_space_and_refuses_images():
     assert model.space == PartSets(PARTS, 7)
     sets = model.space.example(4, torch.float64, torch.Generator().manual_seed(0))
     model.space.check(sets)
-    drawn = poutine.trace(model).get_trace(batch_size=3).nodes[model.space.site]["value"]
-    assert model.space.as_batch(drawn).shape == (3, 1, PARTS, 7)
+    sample = poutine.trace(model).get_trace(batch_size=3).nodes[model.space.site]["value"]
+    assert model.space.as_batch(sample).shape == (3, 1, PARTS, 7)
     with pytest.raises(ValueError, match=r"part sets must be \(B, 1, 2, 7\), not \(3, 1, 6, 6\)"):
         model(torch.rand(3, 1, 6, 6).double())
     sets[0, 0, 0, 0] = torch.nan

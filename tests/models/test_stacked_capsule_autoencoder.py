@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import shifted
 from pyro import poutine
 from torch.distributions import Normal
 
@@ -33,11 +34,7 @@ BATCH = 3
 
 def make(**sizes):
     torch.manual_seed(0)
-    model = sized(StackedCapsuleAutoencoder, **{**SIZES, **sizes}).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return shifted(sized(StackedCapsuleAutoencoder, **{**SIZES, **sizes}).double())
 
 
 def draw(model, level):

@@ -1,0 +1,44 @@
+"""Command lines as a user types them: their exit status, and what the terminal shows."""
+
+import json
+
+import pytest
+
+from capsule_zoo import cli
+from capsule_zoo.registry import small_sizes
+
+
+def run(*words: object) -> int | None:
+    """Return the exit status of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+def small_words(name: str, *without: str, **others: object) -> list[str]:
+    """Return an entry's small sizes, without some and with others, as words of a command line."""
+    sizes = {key: size for key, size in small_sizes(name).items() if key not in without} | others
+    return [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
+
+
+class Terminal:
+    """A terminal that runs command lines and keeps their output."""
+
+    def __init__(self, capsys: pytest.CaptureFixture) -> None:
+        self.capsys = capsys
+
+    def run(self, *words: object, status: int = 0) -> str:
+        """Return the output of a command; a refused command writes to stderr."""
+        found = run(*words)
+        printed = self.capsys.readouterr()
+        assert found == status, printed.err
+        return printed.err if status else printed.out
+
+    def refused(self, *words: object) -> str:
+        """Return the one line that a refused command prints."""
+        said = self.run(*words, status=2)
+        assert said.startswith("capsule-zoo: ") and said.count("\n") == 1, said
+        return said
+
+    def json(self, *words: object) -> dict:
+        return json.loads(self.run(*words, "--json").splitlines()[-1])
