@@ -18,7 +18,7 @@ from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.guides import Guide, RecognitionMachine
 from capsule_zoo.guides.recognition import RecognitionLayer
 from capsule_zoo.inference.evaluation.simulation_based import Outcome, calibration_of
 from capsule_zoo.inference.log_weight import log_density
@@ -161,6 +161,13 @@ def log_joint(model: Model, values: Values, images: Tensor) -> Tensor:
     """Compute log p(x, z), (B,), in nats, up to the model's own constant."""
     trace = poutine.trace(poutine.replay(model, trace=given(values))).get_trace(images)
     return log_density(trace, images)
+
+
+def values_of(guide: Guide, images: Tensor, seed: int = 0, **settings: Any) -> dict[str, Tensor]:
+    """Return what a guide draws for images with a seed, by site."""
+    torch.manual_seed(seed)
+    nodes = poutine.trace(guide).get_trace(images, **settings).nodes
+    return {name: site["value"] for name, site in nodes.items() if name in guide.covers}
 
 
 def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor, Tensor]:

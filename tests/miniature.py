@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from watermarks import watermarked
 
 from capsule_zoo.data import Dataset, Views, load_dataset
 from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.records import figures_of, read_record
 
 
@@ -24,6 +26,14 @@ def few_views(number: int = 48) -> Views:
     factors = [index % 5, index // 5 % 5, elevation, azimuth, index % 6]
     pixels = torch.randint(256, (number, 1, 17, 17), dtype=torch.uint8)
     return Views(pixels, *factors, name="noise")
+
+
+def compare_small_machines(patch: pytest.MonkeyPatch) -> None:
+    """Let experiments compare small energy models, of which an RBM's updates are the faster."""
+    clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
+    patch.setattr(capsule_rbm, "time_updates", lambda job: clock)
+    fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}
+    patch.setattr(capsule_rbm, "FASHION", fewer)
 
 
 def names_in_record(

@@ -19,7 +19,6 @@ References:
     Models": the sleep phase that starts at the wake phase's top layer.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from capsule_zoo.inference.check import is_discrete
 from capsule_zoo.inference.log_weight import call_arguments, log_density, only
 from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
+from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.spaces import space_of
 
@@ -98,7 +98,7 @@ class ReweightedWakeSleep(Objective):
         _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, size)
         share = log_weight.softmax(0).flatten() / size
-        value = -(log_weight.logsumexp(0) - math.log(count)).mean()
+        value = -log_mean_exp(log_weight).mean()
         recognize = -(1 - self.sleep) * (share * log_q).sum()
         if self.sleep:
             recognize = recognize - self.sleep * sleep(model, guide, Trace(), images, labels)

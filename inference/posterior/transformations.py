@@ -27,6 +27,7 @@ from capsule_zoo.data import Requests
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_positive, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
@@ -165,8 +166,7 @@ class _Evidence:
             lambda images: self.guide(upright),
             self.images,
         )
-        log_weight = log_weight.view(self.particles, -1)
-        return log_weight.logsumexp(0) - math.log(self.particles)
+        return log_mean_exp(log_weight.view(self.particles, -1))
 
     @torch.no_grad()
     def judged(self, parameters: Tensor, seed: int) -> Tensor:

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from miniature import few_digits
+from miniature import compare_small_machines, few_digits
 
 from capsule_zoo.data import Binarize
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
-from capsule_zoo.experiments.capsule_rbm import headline as beside
 from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.study import Job
@@ -19,7 +18,7 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save, small_sizes
 
-TIME_UPDATES = beside.time_updates
+TIME_UPDATES = capsule_rbm.time_updates
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 
 
@@ -29,10 +28,7 @@ def miniature(monkeypatch, unpainted):
     few = few_digits(120, 30, size=12)
     for module in (energy, capsule_rbm):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
-    clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
-    monkeypatch.setattr(beside, "time_updates", lambda job: clock)
-    fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}
-    monkeypatch.setattr(capsule_rbm, "FASHION", fewer)
+    compare_small_machines(monkeypatch)
     return few
 
 
@@ -136,7 +132,7 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
     entry.model.set_base_rates(miniature.train.images)
     free_energy = entry.model.free_energy(miniature.test.images).detach().numpy()
     exact = -free_energy.mean() - log_partition(entry.model).value
-    annealing = beside.Annealing(temperatures=300, chains=30)
+    annealing = capsule_rbm.Annealing(temperatures=300, chains=30)
     found = annealing.log_likelihoods(entry, miniature, QUICK)
     for value, error, count in found.values():
         assert abs(value - exact) < 0.3 and count == 30
@@ -146,13 +142,13 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
 def test_the_faster_machine_goes_on_until_the_slower_ends(tmp_path, monkeypatch):
     """The RBM takes two thirds of the time, so it makes half as many updates again."""
     made = []
-    train = beside.train
+    train = capsule_rbm.train
 
     def noted(entry, *args, **kwargs):
         made.append((entry.name, kwargs["steps"]))
         return train(entry, *args, **kwargs)
 
-    monkeypatch.setattr(beside, "train", noted)
+    monkeypatch.setattr(capsule_rbm, "train", noted)
     settings = dict(**ANNEALING, updates=4)
     options = Options(progress=False, processes=1)
     reproduce("capsule-rbm/beside-rbm", options, folder=tmp_path, **settings)
@@ -161,7 +157,7 @@ def test_the_faster_machine_goes_on_until_the_slower_ends(tmp_path, monkeypatch)
     minutes = [found[f"core_minutes_{name}"]["value"] for name in ("capsules", "rbm", "rbm_longer")]
     assert minutes == pytest.approx([4 * 0.03 / 60, 4 * 0.02 / 60, 4 * 0.03 / 60])
     assert found["log_likelihood_ais_rbm"]["n"] == 30  # one seed, so that errors are over images
-    assert beside.longer({"a": 1.0, "b": 2.0}, 10) == {"a_longer": ("a", 20)}
+    assert capsule_rbm.longer({"a": 1.0, "b": 2.0}, 10) == {"a_longer": ("a", 20)}
 
 
 def test_units_are_read_as_they_act(miniature):
@@ -170,22 +166,22 @@ def test_units_are_read_as_they_act(miniature):
     machine = create("rbm", image_shape=miniature.image_shape, hidden=5)
     pixels = machine.model.weight.flatten(1)
     field = images.flatten(1) @ pixels + machine.model.hidden.bias.flatten()
-    found = beside.hidden_means(machine, images)
+    found = capsule_rbm.hidden_means(machine, images)
     np.testing.assert_allclose(found, field.sigmoid().detach(), atol=1e-6)
     capsules = create("capsule-rbm", image_shape=miniature.image_shape, capsules=3, units=2)
     with torch.no_grad():
         capsules.model.switch_bias.copy_(torch.tensor([0.0, -200.0, 0.0]))
-    found = beside.hidden_means(capsules, images)
+    found = capsule_rbm.hidden_means(capsules, images)
     assert found.shape == (30, 6) and (found[:, 2:4] == 0).all() and (found[:, 4:] > 0).all()
 
 
 def test_updates_are_timed_in_turn(monkeypatch):
     """Every machine is timed once in every round; the mocked clock gives two units per update."""
-    ticks = iter(range(0, 10_000, 2 * beside.TIMED))
-    monkeypatch.setattr(beside.time, "process_time", lambda: next(ticks))
+    ticks = iter(range(0, 10_000, 2 * capsule_rbm.TIMED))
+    monkeypatch.setattr(capsule_rbm.time, "process_time", lambda: next(ticks))
     order = []
-    monkeypatch.setattr(beside, "train", lambda entry, *args, **how: order.append(entry.name))
+    monkeypatch.setattr(capsule_rbm, "train", lambda entry, *args, **how: order.append(entry.name))
     job = Job("clock", ("capsules", "rbm"), QUICK)
     rounds = TIME_UPDATES(job)
-    assert rounds == {name: [2.0] * beside.ROUNDS for name in ("capsules", "rbm")}
-    assert order == ["capsule-rbm", "rbm"] * beside.ROUNDS
+    assert rounds == {name: [2.0] * capsule_rbm.ROUNDS for name in ("capsules", "rbm")}
+    assert order == ["capsule-rbm", "rbm"] * capsule_rbm.ROUNDS

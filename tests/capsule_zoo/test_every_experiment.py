@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from miniature import few_digits, few_views, names_in_record
+from miniature import compare_small_machines, few_digits, few_views, names_in_record
 
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
-from capsule_zoo.experiments.capsule_rbm import headline as beside_rbm
-from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.shape_codes import digits as shape_codes_digits
 from capsule_zoo.experiments.training import begun
@@ -149,10 +147,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     monkeypatch.setattr(guide_swaps, "begun", lambda name, *a: begun(name, *a, **sizes_of(name)))
     monkeypatch.setitem(PRESETS, "small", RECURRENT)
     monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SHAPES))
-    clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
-    monkeypatch.setattr(beside_rbm, "time_updates", lambda job: clock)
-    fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}
-    monkeypatch.setattr(capsule_rbm, "FASHION", fewer)
+    compare_small_machines(monkeypatch)
 
 
 def without_numbers(names: set[str]) -> set[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pyro import poutine
+from machines import values_of
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
 from capsule_zoo.inference import check_pair
@@ -30,9 +30,7 @@ def images():
 
 
 def drawn(guide, images):
-    torch.manual_seed(0)
-    nodes = poutine.trace(guide.eval()).get_trace(images).nodes
-    return {name: nodes[name]["value"] for name in guide.covers}
+    return values_of(guide.eval(), images)
 
 
 def test_the_usual_guides_are_two_of_its_pairs(model, images):

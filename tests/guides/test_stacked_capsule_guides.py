@@ -3,7 +3,7 @@
 import pyro
 import pytest
 import torch
-from pyro import poutine
+from machines import values_of
 
 from capsule_zoo.guides import (
     EMConstellations,
@@ -32,15 +32,9 @@ def images():
     return torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def values(guide, images, seed=0):
-    torch.manual_seed(seed)
-    nodes = poutine.trace(guide).get_trace(images).nodes
-    return {name: nodes[name]["value"] for name in guide.covers}
-
-
 def test_a_normal_guide_starts_close_to_the_points_that_it_replaces(model, images):
     points = StackedCapsuleGuide(model, reader=READER, noise="none", stop_inputs=False)
-    before, after = (values(g, images) for g in (points, points.with_poses("normal")))
+    before, after = (values_of(g, images) for g in (points, points.with_poses("normal")))
     assert torch.equal(before["part_presence"], after["part_presence"])
     for name in ("part_pose", "part_feature"):
         assert 0 < (before[name] - after[name]).abs().max() < 0.12
@@ -49,13 +43,13 @@ def test_a_normal_guide_starts_close_to_the_points_that_it_replaces(model, image
 def test_other_objects_keep_the_trained_reader(model, images):
     guide = StackedCapsuleGuide(model, reader=READER, noise="none")
     routed = guide.with_above(EMConstellations(2))
-    before, after = values(guide, images), values(routed, images)
+    before, after = values_of(guide, images), values_of(routed, images)
     for name in ("part_presence", "part_pose", "part_feature"):
         assert torch.equal(before[name], after[name])
     assert not torch.equal(before["object_pose"], after["object_pose"])
     with torch.no_grad():
         next(guide.read_parts.parameters()).zero_()
-    assert torch.equal(values(routed, images)["part_pose"], after["part_pose"])  # a copy
+    assert torch.equal(values_of(routed, images)["part_pose"], after["part_pose"])  # a copy
 
 
 def test_switches_share_the_parameters(model, images):
@@ -64,7 +58,7 @@ def test_switches_share_the_parameters(model, images):
     assert (guide.noise, guide.stop_inputs) == ("uniform", True)
     assert list(map(id, quiet.parameters())) == list(map(id, guide.parameters()))
     assert torch.equal(
-        values(quiet, images, 1)["part_presence"], values(quiet, images, 2)["part_presence"]
+        values_of(quiet, images, 1)["part_presence"], values_of(quiet, images, 2)["part_presence"]
     )
 
 

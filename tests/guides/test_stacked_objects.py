@@ -3,7 +3,7 @@
 import pyro
 import pytest
 import torch
-from pyro import poutine
+from machines import values_of
 
 from capsule_zoo.guides import PartReader, PerceptronObjects, StackedCapsuleGuide
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads, from_reads
@@ -35,14 +35,6 @@ def some_parts(batch=40, spread=1.0):
         for rest in ((), (6,), (3,))
     )
     return FeaturedCapsules(there.abs() + 9, spread * pose, feature)
-
-
-def values(guide, images):
-    return {
-        name: node["value"]
-        for name, node in poutine.trace(guide).get_trace(images).nodes.items()
-        if name in guide.covers
-    }
 
 
 def test_presences_spread_over_images_around_the_prior(guide):
@@ -81,12 +73,12 @@ def test_reads_are_kept_whole(guide, images):
 
 def test_objects_from_reads_are_those_from_images(guide, images):
     guide.eval()  # with running statistics
-    whole = values(guide, images)
-    above = values(guide.with_scope("objects"), guide.reads(images))
+    whole = values_of(guide, images)
+    above = values_of(guide.with_scope("objects"), guide.reads(images))
     assert set(whole) == set(above)
     for name, value in whole.items():
         torch.testing.assert_close(above[name], value)
-    below = values(guide.with_scope("parts"), images)
+    below = values_of(guide.with_scope("parts"), images)
     assert set(below) == {"part_presence", "part_pose", "part_feature"}
     assert all(torch.equal(below[name], whole[name]) for name in below)
 

@@ -7,7 +7,7 @@ from functools import partial
 import pyro
 import pytest
 import torch
-from pyro import poutine
+from machines import values_of
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
@@ -42,13 +42,6 @@ def images():
     return torch.rand(6, 1, 12, 12, dtype=torch.float64)
 
 
-def drawn(guide, images, seed=0, **settings):
-    """Return the value of every latent site."""
-    torch.manual_seed(seed)
-    nodes = poutine.trace(guide).get_trace(images, **settings).nodes
-    return {name: nodes[name]["value"] for name in guide.covers}
-
-
 def turn_poses(values, angle):
     """Return the same parse for the image turned counter-clockwise by `angle`."""
     by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))
@@ -58,12 +51,12 @@ def turn_poses(values, angle):
 @pytest.mark.parametrize("turns", [4, 8])
 def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns):
     guide = sized(PartWholeGuide, model, turns=turns, **SMALL).double().eval()
-    expected = turn_poses(drawn(guide, images), QUARTER)
-    found = drawn(guide, images.rot90(1, (2, 3)))
+    expected = turn_poses(values_of(guide, images), QUARTER)
+    found = values_of(guide, images.rot90(1, (2, 3)))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
     upright = guide.sharing_parameters(reader=replace(guide.reader, turns=1))
-    without = drawn(upright, images.rot90(1, (2, 3)))["part_pose"]
+    without = values_of(upright, images.rot90(1, (2, 3)))["part_pose"]
     assert not torch.allclose(without, expected["part_pose"], atol=1e-3)
 
 
@@ -107,8 +100,8 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
 
 def test_no_turn_is_what_the_guide_does_without_turns(model, images):
     guide = sized(PartWholeGuide, model, "normal", **SMALL).double()
-    still = drawn(guide, images, angle=torch.zeros(6, dtype=torch.float64))
-    for name, value in drawn(guide, images).items():
+    still = values_of(guide, images, angle=torch.zeros(6, dtype=torch.float64))
+    for name, value in values_of(guide, images).items():
         torch.testing.assert_close(still[name], value)
 
 
@@ -124,8 +117,8 @@ def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
     angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
-    before = drawn(guide, images, angle=angle)
-    after = drawn(guide, images.roll((4, -3), (2, 3)), angle=angle)
+    before = values_of(guide, images, angle=angle)
+    after = values_of(guide, images.roll((4, -3), (2, 3)), angle=angle)
     for name, value in before.items():
         if name.endswith("pose"):
             value = value + torch.tensor([0, 0, -3 / 8, 0, 0, 4 / 8])
@@ -179,7 +172,7 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
     poses_found = {}
     for known in (False, True):
         guide = sized(PartWholeGuide, model, coordinates=known, **SMALL).double()
-        parts = [drawn(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
+        parts = [values_of(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
         poses_found[known] = parts[1] - parts[0]
     assert poses_found[False].abs().max() < 1e-12
     assert poses_found[True].abs().max() > 1e-5

@@ -38,11 +38,6 @@ class Prior(Guide):
             self.model(batch_size=len(images))
 
 
-@pytest.fixture(autouse=True)
-def known_seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def analyzers():
     """Return a factor analyzer with a log-normal site, and images of it, in float64."""
