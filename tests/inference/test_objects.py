@@ -1,0 +1,90 @@
+"""Objects that are found in scenes: which pixels are theirs, and how they are scored."""
+
+import itertools
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from small_scenes import FORMS, pair
+
+from capsule_zoo.data.scenes import Objects, boxes_of
+from capsule_zoo.inference import find_objects, segment
+from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown
+from capsule_zoo.models.scenes import Pictures
+
+
+def test_what_is_found_is_scored_as_it_should_be():
+    numbers = torch.zeros(1, 6, 8, dtype=torch.uint8)
+    numbers[0, 1:3, 1:4], numbers[0, 3:6, 5:8] = 1, 2
+    known = Objects(
+        numbers,
+        torch.tensor([[4, 7]]),
+        boxes_of(numbers[:, None] == torch.tensor([1, 2])[:, None, None]),
+    )
+    assert known.boxes[0].tolist() == [[1, 1, 4, 3], [5, 3, 8, 6]]
+    other = (3 - numbers) * (numbers > 0)  # the names of objects do not matter
+    assert foreground_ari(other, known).item() == 1
+    assert foreground_ari(torch.ones_like(numbers), known).item() == 0
+    half = known.boxes.clone()
+    half[0, 0, 2] = 2.5
+    overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
+    assert overlap.tolist() == pytest.approx([0.5, 1])
+    assert box_overlaps(half, torch.tensor([[False, True]]), known)[0] == 0
+
+
+@pytest.mark.parametrize("form", ["gray", "tinted", "textured"])
+def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
+    model, guide, images = pair(**FORMS[form])
+    images = images * (images > 0.5)
+    images[0, :, 2, 3] = math.nan
+    with torch.no_grad():
+        found = guide.found(images.nan_to_num(0.5))
+    on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
+    cover, color, depth = found.pictures
+    mean, numbers, owners, covered = shown(model, images, on, found.pictures, ground)
+    bright = torch.ones(3)
+    if color is None:  # objects make the ground brighter
+        bright = (on[..., None, None] * cover[:, :, 0]).flatten(1).amax(-1).clamp_min(1e-9)
+        color = ground + bright[:, None, None, None, None] * (1 - ground)
+    colors = color * torch.ones(3, 3, *images.shape[1:])  # (scenes, slots, C, H, W)
+    for b, y, x in itertools.product(range(3), range(10), range(12)):
+        shares = on[b] * cover[b, :, 0, y, x]
+        free = (1 - shares).prod()
+        assert covered[b, y, x].item() == pytest.approx(1 - free.item())
+        shares = shares / bright[b]
+        free = (1 - shares).prod()
+        weights = shares if depth is None else shares * depth[b].exp()
+        weights = (1 - free) * weights / weights.sum().clamp_min(1e-9)
+        behind = ground.expand_as(images)[b, :, y, x]
+        of_ground, of_objects = free, weights
+        if not images[b, 0, y, x].isnan():
+            scale = (images[b] - mean[b]).square().nanmean().sqrt()
+            law = dist.Normal(torch.stack([behind, *colors[b, :, :, y, x]]), scale)
+            density = law.log_prob(images[b, :, y, x]).sum(-1).exp()
+            of_ground, of_objects = free * density[0], weights * density[1:]
+        assert owners[b, y, x] == (1 + of_objects.argmax() if shares.any() else 0)
+        assert numbers[b, y, x] == torch.stack([of_ground, *of_objects]).argmax()
+    assert form == "gray" or owners[:2].unique().numel() > 2
+    assert numbers[:2].unique().numel() > 2 and not numbers[2].any()
+
+
+@pytest.mark.parametrize("brightness", [0.3, 1.0])
+def test_a_dim_object_shows_where_it_is_half_as_bright_as_at_its_brightest(brightness):
+    model, _, _ = pair()
+    cover = torch.zeros(1, 3, 1, 10, 12, dtype=torch.float64)
+    cover[0, 1, 0, 4, 3:8] = brightness * torch.tensor([0.2, 0.45, 1.0, 0.55, 0.1])
+    image, on = cover[:, 1], torch.tensor([[0.0, 1, 0]]).double()
+    drawn, numbers, owners, _ = shown(model, image, on, Pictures(cover, None, None), image[0] * 0)
+    torch.testing.assert_close(drawn, image, atol=1e-3, rtol=0)
+    assert numbers.nonzero()[:, 1:].tolist() == [[4, 5], [4, 6]] and numbers.max() == 2
+    assert owners.nonzero()[:, 1:].tolist() == [[4, x] for x in range(3, 8)]
+
+
+def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
+    model, guide, _ = pair(slots=1)
+    blank = torch.zeros(1, 1, 10, 12).double()
+    full = torch.ones(1, 1, 10, 12).double()
+    found = find_objects(model, guide, torch.cat([blank, full]))
+    assert found.unexplained[1] > 0.1 > found.unexplained[0]
+    assert segment(model, guide, blank).shape == (1, 1, 10, 12)

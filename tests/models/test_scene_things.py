@@ -1,0 +1,191 @@
+"""Things and grounds of scenes: any image model is one, trained or not, or is refused."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import ConvolutionalEncoder, Guide, Peeling
+from capsule_zoo.inference import SummedPresences, count, fit, log_weights
+from capsule_zoo.inference.evaluation.bound import point_sites
+from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
+from capsule_zoo.models.common.spaces import ImageSpace
+from capsule_zoo.registry import create, load, save, small_sizes
+
+
+class Blot(Model):
+    """A user's own model, whose means are not bounded."""
+
+    sites = (Site("blot_code", ("images",), 1),)
+    space, means_in_range = ImageSpace((1, 6, 6)), False
+
+    def __init__(self):
+        super().__init__()
+        self.paint = torch.nn.Linear(2, 36)
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            code = pyro.sample("blot_code", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            mean = self.paint(code).unflatten(-1, (1, 6, 6))
+            return pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
+
+
+class BlotGuide(Guide[Blot]):
+    """The guide to it, that reads means of rows."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.read = torch.nn.Linear(6, 2)
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            mean = self.read(images.mean((1, 3)))
+            pyro.sample("blot_code", dist.Normal(mean, 0.5).to_event(1))
+
+
+def test_a_users_own_model_is_an_object_though_its_means_are_not_bounded():
+    torch.manual_seed(0)
+    thing, images = Blot(), torch.rand(3, 1, 12, 12)
+    with torch.no_grad():
+        thing.paint.weight.mul_(4)
+    model = Scenes((1, 12, 12), thing, size=6.0)
+    guide = Peeling(model, BlotGuide(thing), glimpse=4, hidden=6)
+    found = guide.found(images)
+    pictures = torch.cat([proposal.drawn.picture for proposal in found.proposals])
+    assert pictures.max() > 1 and pictures.min() < 0
+    assert found.pictures.cover.max() <= 1 and found.pictures.cover.min() >= 0
+    loss = SummedPresences().differentiable_loss(model, guide, images)
+    loss.backward()
+    assert loss.isfinite() and thing.paint.weight.grad.isfinite().all()
+    assert log_weights(model, guide, images)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "thing",
+    ["part-whole", "shape-codes", "stacked-capsule-autoencoder", "generative-capsnet", "vae"],
+)
+def test_any_image_model_is_an_object(thing):
+    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
+    if "template_size" in sizes:
+        sizes["template_size"] = 5
+    entry = create(
+        "scenes",
+        image_shape=(1, 20, 20),
+        thing=thing,
+        thing_sizes=sizes,
+        window=12,
+        size=10.0,
+        slots=2,
+    )
+    images = torch.rand(3, 1, 20, 20)
+    loss = entry.objective.differentiable_loss(entry.model, entry.guide, images)
+    loss.backward()
+    assert loss.isfinite()
+    weight, _, _ = log_weights(entry.model.discretized(), entry.guide.discretized(), images)
+    assert weight.isfinite().all()
+    assert count(entry.model, entry.guide, images).shape == (3,)
+
+
+@pytest.mark.parametrize("thing", ["part-whole", "stacked-capsule-autoencoder"])
+def test_an_object_is_read_by_laws_with_a_density(thing):
+    """Where the object's own guide has points, slots would seem to hold objects that are not."""
+    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
+    own = {k: v for k, v in small_sizes("scenes").items() if k != "thing_sizes"}
+    sizes["template_size"] = 5
+    entry = create("scenes", **{**own, "window": 12}, thing=thing, thing_sizes=sizes)
+    windows = torch.rand(2, 1, 12, 12)
+    _, drawn, read = log_weights(entry.model.thing, entry.guide.reader, windows)
+    assert not point_sites(drawn, read)
+    inner = create(thing, image_shape=(1, 12, 12), **sizes)
+    assert point_sites(*log_weights(inner.model, inner.guide, windows)[1:])
+
+
+def test_a_trained_object_is_used_as_it_is(tmp_path):
+    small = dict(image_shape=(1, 6, 6), latent=2, channels=3, hidden=5)
+    save(create("vae", **small), tmp_path / "vae")
+    entry = create(
+        "scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), train_thing=False, size=6.0
+    )
+    kept = load(tmp_path / "vae").model.state_dict()
+    assert all(
+        torch.equal(kept[name], value) for name, value in entry.model.thing.state_dict().items()
+    )
+    loss = entry.objective.differentiable_loss(entry.model, entry.guide, torch.rand(2, 1, 12, 10))
+    loss.backward()
+    assert not [*entry.model.thing.parameters(), *entry.guide.reader.parameters()]
+
+
+def test_objects_that_do_not_fit_are_refused():
+    thing = VariationalAutoencoder((2, 6, 6), 2, channels=3)
+    with pytest.raises(ValueError, match="channels; objects of scenes"):
+        Scenes((3, 10, 10), thing)
+    with pytest.raises(ValueError, match="leave out thing_sizes"):
+        create("scenes", thing="shape-codes-mnist", thing_sizes=dict(kinds=3))
+
+
+@pytest.mark.parametrize("part", ["thing", "ground"])
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("cnn", "explains labels; choose"),
+        ("capsule-rbm", "has a density up to a constant; choose"),
+        ("constellations", "draws points and no images; choose"),
+    ],
+)
+def test_models_that_draw_no_images_are_refused(part, entry, problem):
+    with pytest.raises(ValueError, match=f"{part} .*{problem}"):
+        create("scenes", **{part: entry})
+
+
+def test_sizes_of_a_ground_without_sizes_are_refused():
+    with pytest.raises(ValueError, match="ground 'learned' has no sizes; leave out ground_sizes"):
+        create("scenes", ground="learned", ground_sizes=dict(latent=3))
+
+
+def test_any_image_model_is_a_ground(tmp_path):
+    behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, hidden=5)
+    save(create("vae", **behind), tmp_path / "vae")
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
+    entry = create("scenes", ground=str(tmp_path / "vae"), **sizes)
+    model, images = entry.model, torch.rand(2, 3, 12, 10)
+    entry.objective.differentiable_loss(model, entry.guide, images).backward()
+    assert not [*model.ground.parameters()]
+    assert all(p.grad.abs().sum() > 0 for p in entry.guide.ground_reader.parameters())
+    empty, code = torch.zeros(2, 2), torch.randn(2, 2)
+    given = {"scene_presence": empty, "ground/image_code": code}
+    nodes = poutine.trace(poutine.condition(model, given)).get_trace(batch_size=2).nodes
+    alone = load(tmp_path / "vae").model.mean_image(code)
+    enlarged = torch.nn.functional.interpolate(alone, (12, 10), mode="bilinear")
+    torch.testing.assert_close(nodes["image"]["fn"].mean, enlarged)
+    save(entry, tmp_path / "scenes")
+    again = load(tmp_path / "scenes").model.state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_picture_that_all_scenes_share_is_learned():
+    pyro.set_rng_seed(0)
+    picture = torch.linspace(0.1, 0.9, 12).expand(3, 10, 12).contiguous()
+    images = (picture + 0.05 * torch.randn(64, 3, 10, 12)).clamp(0, 1)
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 10, 12), "rate": 0.01}
+    entry = create("scenes", ground="learned-picture", **sizes)
+    how = dict(steps=80, lr=0.05, batch_size=16, objective=SummedPresences(updates=1))
+    fit(entry.model, entry.guide, images, **how)
+    found = entry.model.ground_logits.sigmoid()
+    assert (found - picture).abs().mean() < 0.05
+    larger = entry.model.on_canvas(20, 24)
+    given = {"scene_presence": torch.zeros(1, 2)}
+    image = poutine.trace(poutine.condition(larger, given)).get_trace(batch_size=1).nodes["image"]
+    small = torch.nn.functional.avg_pool2d(image["fn"].mean, 2)[0]
+    assert (small - found).abs().mean() < 0.02
+
+
+def test_grounds_that_do_not_fit_are_refused():
+    thing, ground = VariationalAutoencoder((1, 6, 6), 2), VariationalAutoencoder((1, 8, 8), 2)
+    with pytest.raises(ValueError, match="needs 3 channels, at dim -1"):
+        Scenes((3, 10, 10), thing, ground=ground)
+    model = Scenes((1, 10, 10), thing, ground=ground)
+    with pytest.raises(ValueError, match="give its guide as ground_reader"):
+        Peeling(model, ConvolutionalEncoder(thing, 5))
+    with pytest.raises(ValueError, match="leave out ground_sizes"):
+        create("scenes", ground="scenes-mnist", ground_sizes=dict(latent=3))

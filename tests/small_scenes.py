@@ -1,0 +1,41 @@
+"""Small scenes in float64, in every form that a scene has."""
+
+import pyro
+import torch
+
+from capsule_zoo.guides import ConvolutionalEncoder, Peeling
+from capsule_zoo.models import Scenes, VariationalAutoencoder
+
+LIKE = torch.zeros((), dtype=torch.float64)
+
+
+def painted() -> ConvolutionalEncoder:
+    """Return the guide of an autoencoder that paints grounds of 5x5 pixels."""
+    return ConvolutionalEncoder(VariationalAutoencoder((3, 5, 5), 2, channels=3), 5)
+
+
+FORMS = {
+    "gray": dict(channels=1),
+    "learned counts": dict(channels=1, counts="learned"),
+    "turned": dict(channels=1, turn=1.0),
+    "tinted": dict(channels=3, ground="color"),
+    "textured": dict(channels=3, texture=True, ground="learned"),
+    "gray on gray": dict(channels=1, ground="color"),
+    "on a picture": dict(channels=3, ground="picture"),
+    "on a painted ground": dict(channels=3, ground=painted),
+}
+
+
+def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int = 1, **options):
+    """Return a small model and its guide, in float64, and three images."""
+    pyro.set_rng_seed(0)
+    own = 1 + channels if texture else 1
+    thing = VariationalAutoencoder((own, 6, 6), 2, channels=3)
+    ground = options.pop("ground", "black")
+    behind = painted() if ground is painted else None
+    ground = behind.model if behind else ground
+    model = Scenes((channels, 10, 12), thing, slots, ground=ground, **{"size": 6.0, **options})
+    reader = ConvolutionalEncoder(thing, 5, context=channels)
+    guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps, ground_reader=behind)
+    images = torch.rand(3, channels, 10, 12, generator=torch.Generator().manual_seed(1))
+    return model.double(), guide.double(), images.double()
