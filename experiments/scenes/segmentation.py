@@ -104,11 +104,11 @@ def segmentation(options: Options, chosen: Settings) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be given to the
-    ground, which is then one answer more. `iou` is the overlap of the box of every true
-    digit's ink with the best box. `classes_found` is the share of the found digits whose class is
-    that of their kind: a window about each is read by `shape-codes-mnist`, which learned its kinds
-    without labels. `..._worst` is that of the worst seed. Digits and tetrominoes are found at
-    places of attention that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
+    ground, which is then one answer more. `iou` is the overlap of the box of every true digit's ink
+    with the best box. `classes_found` is the share of the found digits whose class is that of their
+    kind: a window about each is read by `shape-codes-mnist`, which learned kinds without labels.
+    `..._worst` is that of the worst seed. Digits and tetrominoes are found at places of attention
+    that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
     """
     study = Study(dict.fromkeys(SIZES, chosen), chosen.seeds)
     outcomes = study.run(one_set, options)

@@ -6,7 +6,7 @@ and the most likely draw among those of the most likely number is the one that i
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,9 +32,8 @@ class FoundObjects:
         presence: which slots hold an object in the draw that is shown, bool (B, S).
         pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
-            See `shown`.
         owners: the slot that it most likely shows if it shows an object, however little of it
-            objects cover; 0 where none does, (B, H, W).
+            objects cover; 0 where none does, (B, H, W). See `shown`.
         cover: share of each pixel that objects cover, (B, H, W).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
@@ -63,6 +62,16 @@ class FoundObjects:
     def boxes(self) -> Tensor:
         """Left, top, right and bottom edge of what each shows, in pixels, (B, S, 4)."""
         return boxes_of(self.masks)
+
+
+class Shown(NamedTuple):
+    """The mean images (B, C, H, W) of a drawing, and what `FoundObjects` says of pixels."""
+
+    mean: Tensor
+    numbers: Tensor
+    owners: Tensor
+    cover: Tensor
+    unexplained: Tensor
 
 
 @torch.no_grad()
@@ -127,27 +136,17 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     draw, row = best // weight.shape[-1], best % weight.shape[-1]
     chosen = draw * number + torch.arange(number, device=draw.device)
     on = law.rows[chosen, row]
-    cover_of, color, depth = found.pictures
-    color, depth = (None if x is None else x[chosen] for x in (color, depth))
-    pictures = Pictures(cover_of[chosen], color, depth)
+    pictures = Pictures._make(None if x is None else x[chosen] for x in found.pictures)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
-    mean, *pixels = shown(model, images, on, pictures, ground)
-    left = _unexplained(images, mean)
+    _, *pixels = shown(model, images, on, pictures, ground)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
-    return posterior, on > 0, pose, *pixels, left, evidence - draws_less
+    return posterior, on > 0, pose, *pixels, evidence - draws_less
 
 
-def _unexplained(images: Tensor, mean: Tensor) -> Tensor:
-    """Return the mean square of what a drawing leaves of a pixel, (B,)."""
-    return (mean - images).square().flatten(1).nanmean(1)
-
-
-def shown(
-    model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the mean images (B, C, H, W) of presences (B, S), and `numbers`, `owners`, `cover`.
+def shown(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor) -> Shown:
+    """Return what the objects of presences (B, S) show.
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
     their shares of its mean (`Scenes.mixed`), and each has a Normal density about its own color
@@ -169,12 +168,13 @@ def shown(
         color = 1 - (1 - bright[:, :, None]) * (1 - ground.unsqueeze(-4))
     free = (1 - share).prod(1, keepdim=True)
     weight = (1 - free) * weight / weight.sum(1, keepdim=True).clamp_min(1e-9)
-    variance = _unexplained(images, mean).clamp_min(1e-9)[:, None, None, None]
+    unexplained = (mean - images).square().flatten(1).nanmean(1)
+    variance = unexplained.clamp_min(1e-9)[:, None, None, None]
     of_object = _score(weight, images[:, None] - color, variance)
     of_ground = _score(free, (images - ground)[:, None], variance)
     numbers = torch.cat([of_ground, of_object], 1).argmax(1)
     owners = torch.where(cover > 0, 1 + of_object.argmax(1), 0)
-    return mean, numbers, owners, cover
+    return Shown(mean, numbers, owners, cover, unexplained)
 
 
 def _score(weight: Tensor, error: Tensor, variance: Tensor) -> Tensor:

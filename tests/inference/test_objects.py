@@ -42,7 +42,8 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
         found = guide.found(images.nan_to_num(0.5))
     on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
     cover, color, depth = found.pictures
-    mean, numbers, owners, covered = shown(model, images, on, found.pictures, ground)
+    mean, numbers, owners, covered, left = shown(model, images, on, found.pictures, ground)
+    torch.testing.assert_close(left, (images - mean).square().flatten(1).nanmean(1))
     bright = torch.ones(3)
     if color is None:  # objects make the ground brighter
         bright = (on[..., None, None] * cover[:, :, 0]).flatten(1).amax(-1).clamp_min(1e-9)
@@ -75,7 +76,7 @@ def test_a_dim_object_shows_where_it_is_half_as_bright_as_at_its_brightest(brigh
     cover = torch.zeros(1, 3, 1, 10, 12, dtype=torch.float64)
     cover[0, 1, 0, 4, 3:8] = brightness * torch.tensor([0.2, 0.45, 1.0, 0.55, 0.1])
     image, on = cover[:, 1], torch.tensor([[0.0, 1, 0]]).double()
-    drawn, numbers, owners, _ = shown(model, image, on, Pictures(cover, None, None), image[0] * 0)
+    drawn, numbers, owners, *_ = shown(model, image, on, Pictures(cover, None, None), image[0] * 0)
     torch.testing.assert_close(drawn, image, atol=1e-3, rtol=0)
     assert numbers.nonzero()[:, 1:].tolist() == [[4, 5], [4, 6]] and numbers.max() == 2
     assert owners.nonzero()[:, 1:].tolist() == [[4, x] for x in range(3, 8)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.ancestral import Sites
-from capsule_zoo.inference.evaluation.objects import shown
+from capsule_zoo.inference.evaluation.objects import Shown, shown
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
@@ -117,7 +117,7 @@ class ScenesView(View[Sites]):
     def grab(self, place: Place, part: bool) -> int | None:
         if (pixel := self.pixel_at(place)) is None:
             return None
-        owner = int(self._shown()[2][0, *pixel])
+        owner = int(self._shown().owners[0, *pixel])
         return owner - 1 if owner else None
 
     def drag(self, handle: int, start: Place, end: Place) -> None:
@@ -125,11 +125,11 @@ class ScenesView(View[Sites]):
             self.change(handle, name, self.controls(handle)[name].value + after - before)
 
     def painted(self) -> Tensor:
-        return self._shown()[0]
+        return self._shown().mean
 
     def colored(self) -> Tensor:
-        numbers = self._shown()[1]
-        return colored_objects(self.image, numbers, self.model.slots)[0].movedim(0, -1)
+        colored = colored_objects(self.image, self._shown().numbers, self.model.slots)
+        return colored[0].movedim(0, -1)
 
     def outline(self, handle: int) -> Tensor | None:
         if not self.state[PRESENCE].flatten()[handle]:
@@ -142,7 +142,7 @@ class ScenesView(View[Sites]):
         return self.model.log_likelihood(self.image, self.painted()[:, None]).item()
 
     @torch.no_grad()
-    def _shown(self) -> tuple[Tensor, ...]:
+    def _shown(self) -> Shown:
         """Return what `inference.evaluation.objects.shown` says of the state."""
         model, plate, placed = self.model, self.model.plate(1), []
         with poutine.condition(data=self.state):
