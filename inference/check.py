@@ -72,9 +72,9 @@ def check_pair(
 
     A guide fits when it draws every latent site of the model except the enumerated ones, and draws
     or observes no other site (unless marked `infer={"is_auxiliary": True}`). At each site the
-    shape, the event rank and whether values are discrete must agree. Zoo guides and Pyro's
-    AutoGuides are checked in the same way, in evaluation mode: the random state and running
-    statistics are left as they were.
+    shape, the event rank and whether values are discrete must agree, and a plate must hold every
+    batch. Zoo guides and Pyro's AutoGuides are checked in the same way, in evaluation mode: the
+    random state and running statistics are left as they were.
 
     Args:
         images: (B, C, H, W), a small batch is enough.
@@ -164,6 +164,14 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"site {name!r} is {words[0]} in the model but {words[1]} in the guide; "
             "use discretized() on both or on neither"
         )
+    for where, site in ("model", model_site), ("guide", guide_site):
+        shape, plates = site["fn"].batch_shape, {frame.dim for frame in site["cond_indep_stack"]}
+        bare = {dim for dim in range(-len(shape), 0) if shape[dim] > 1} - plates
+        if bare and not problems:
+            problems.append(
+                f"site {name!r} of batch shape {tuple(shape)} lies outside of a plate at dim "
+                f"{max(bare)} in the {where}; draw it within pyro.plate(..., dim={max(bare)})"
+            )
     return problems
 
 

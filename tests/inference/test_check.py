@@ -77,6 +77,21 @@ def test_an_autoguide_lacks_only_the_site_that_was_hidden_from_it():
     assert len(error.problems) == 1 and "'coin' is missing" in error.problems[0]
 
 
+@pytest.mark.parametrize("where", ["model", "guide"])
+def test_a_batch_outside_of_a_plate_is_named(where):
+    model, images = Conjugate().double(), conjugate_images(3)
+
+    def bare(images):
+        pyro.sample("code", dist.Normal(images.new_zeros(len(images)), 1.0))
+
+    pair = {"model": model, "guide": ExactGuide(model).double(), where: bare}
+    error = refused(pair["model"], pair["guide"], images)
+    assert error.problems == [
+        "site 'code' of batch shape (3,) lies outside of a plate at dim -1 in the "
+        f"{where}; draw it within pyro.plate(..., dim=-1)"
+    ]
+
+
 def test_a_model_with_every_site_summed_out_takes_an_empty_guide():
     model = BernoulliMixture().double()
     check_pair(model, NoGuide(model), binary_images(3))
