@@ -96,8 +96,7 @@ def evaluate(
           "log p(label | image)" for a supervised model, exact where no site is latent.
         - is_bound: 1, or 0 where `not_a_bound` holds a reason: the guide has a Delta over a
           continuous site (named in point_sites), for which the log weight is a MAP objective; the
-          model is not `normalized` (see `log_partition`); or labels enter as a factor
-          only.
+          model is not `normalized` (see `log_partition`); or labels enter as a factor only.
 
     Raises:
         ValueError: images or labels are not what the model takes, a supervised model is given no
@@ -222,6 +221,7 @@ class Chain:
         if first == 0:
             parts.append([])  # the next images
         draws = values.reshape(count, -1, *values.shape[1:])[:kept]
+        draws = draws.float() if draws.dtype is torch.bfloat16 else draws  # numpy has no such kind
         parts[-1].append(draws.cpu().numpy())
 
     def values(self, group: str, name: str) -> np.ndarray:

@@ -104,7 +104,7 @@ def _plates_of(name: str, site: dict, images: Tensor) -> list[str]:
         raise ValueError(
             f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
             "to no one image; draw it inside pyro.plate('images', ...), make it a parameter, "
-            "or evaluate one image at a time, with batch_size=1"
+            "or fit (an AutoGuide) and evaluate one image at a time, with batch_size=1"
         )
     return frames
 

@@ -23,7 +23,7 @@ from toys import (
     pair,
 )
 
-from capsule_zoo.data import Split
+from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     IncompatibleGuide,
@@ -343,6 +343,16 @@ def test_numpy_images_and_labels_are_those_of_tensors():
     assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
     with pytest.raises(ValueError, match="divide bytes by 255"):
         evaluate(model, guide, np.zeros((2, 1, 2, 2), np.uint8))
+    with pytest.raises(ValueError, match=r"not Dataset; .* such as data\.test"):
+        evaluate(model, guide, load_dataset("digits"))
+
+
+def test_draws_under_autocast_are_kept():
+    entry = create("vae", **small_sizes("vae"))
+    images = torch.rand(3, *entry.model.image_shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = evaluate(entry.model, entry.guide, images, num_particles=2)
+    assert found.posterior["image_code"].dtype == found.sample_stats.log_weight.dtype == np.float32
 
 
 def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
