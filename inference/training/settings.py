@@ -97,6 +97,10 @@ class Inputs(Group):
     validation: Data | None = None
     device: str | torch.device = "cpu"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.labels, bool):
+            raise ValueError("labels is True or False; pass TensorDataset(images, labels) as data")
+
 
 @dataclass(frozen=True, repr=False)
 class Checks(Group):
@@ -127,6 +131,10 @@ class Checks(Group):
     progress: bool = True
     clock: str = "wall"
     before: Before = Before()
+
+    def __post_init__(self) -> None:
+        if bool in (type(self.checkpoint), type(self.resume)):
+            raise ValueError("checkpoint and resume are paths of a checkpoint, not True or False")
 
 
 _GROUPS: dict[str, type[Group]] = {"pace": Pace, "inputs": Inputs, "checks": Checks}

@@ -113,7 +113,7 @@ def _readable(
         data = tensor_of(data, name)
     if isinstance(data, Tensor):
         if labels:
-            raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
+            raise ValueError("labels=True needs data with labels: give a Split or a TensorDataset")
         check(data)
         return Split(data)
     if isinstance(data, TensorDataset):

@@ -127,7 +127,8 @@ def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     """Raise ValueError unless images are a non-empty floating point batch of this shape."""
     if not isinstance(images, Tensor):
         raise ValueError(
-            f"images must be a torch.Tensor of shape (B, C, H, W), not {type(images).__name__}"
+            f"images must be a torch.Tensor of shape (B, C, H, W), not {type(images).__name__}; of "
+            "a Dataset of the zoo give a split, such as data.test, of a DataLoader one batch"
         )
     if images.dim() != 4:
         raise ValueError(
@@ -137,13 +138,15 @@ def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     if images.shape[0] == 0:
         raise ValueError("images is an empty batch; give at least one image")
     if shape is not None and tuple(images.shape[1:]) != tuple(shape):
+        last = tuple(images.movedim(-1, 1).shape[1:]) == tuple(shape)
+        remedy = "move the channels by images.movedim(-1, 1)" if last else "resize the images"
         raise ValueError(
             f"images must be (B, {', '.join(map(str, shape))}) for this model, not "
-            f"{tuple(images.shape)}; resize the images or build the model with their "
-            "channels and image size"
+            f"{tuple(images.shape)}; {remedy} or build the model with their channels and image size"
         )
     if not images.is_floating_point():
-        raise ValueError(f"images must be floating point, not {images.dtype}; divide bytes by 255")
+        remedy = "call images.float()" if images.dtype is torch.bool else "divide bytes by 255"
+        raise ValueError(f"images must be floating point, not {images.dtype}; {remedy}")
 
 
 def _check_pixels(images: Tensor, least: float, most: float) -> None:

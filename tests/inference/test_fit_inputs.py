@@ -173,6 +173,8 @@ KINDS = "must be a Dataset, a Split, images .*, a torch Dataset or a torch DataL
         ([torch.zeros(1, 2, 2)], f"data {KINDS}, not a list"),
         ("mnist", f"data {KINDS}, not a str"),
         (np.zeros((4, 1, 2, 2), np.uint8), "divide bytes by 255"),
+        (np.zeros((4, 2, 2, 1)), r"move the channels by images\.movedim\(-1, 1\)"),
+        (np.zeros((4, 1, 2, 2), bool), r"call images\.float\(\)"),
         (np.zeros((4, 2, 2)), r"add the missing dimensions with images\[:, None\]"),
         (np.array([None, 1]), "data must hold floating point pixels, not object"),
         (np.full((4, 1, 2, 2), 255.0), r"must lie in \[0, 1\]"),
@@ -236,6 +238,9 @@ DECAYING = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.1}, "gamma": 0.
         ({"device": None}, "device must be one of cpu"),
         ({"callbacks": print}, "callbacks must be a list of functions"),
         ({"callbacks": ["log"]}, "callbacks must be a list of functions"),
+        ({"checkpoint": True}, "checkpoint and resume are paths of a checkpoint"),
+        ({"resume": True}, "checkpoint and resume are paths of a checkpoint"),
+        ({"labels": torch.zeros(2)}, r"pass TensorDataset\(images, labels\) as data"),
     ],
 )
 def test_arguments_that_are_refused(images, arguments, match):
