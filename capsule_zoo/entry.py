@@ -62,7 +62,7 @@ class Entry(Generic[M, G]):
     guide: G = _MADE_BELOW
 
     def __post_init__(self) -> None:
-        self.default_guide = self.default_guide or next(iter(self.guides))
+        self.default_guide = self.default_guide or next(iter(self.guides), "")
         check_known("default_guide", self.default_guide, self.guides)
         if self.guide is None:
             self.guide = cast(Any, self.make_guide(self.default_guide))

@@ -10,10 +10,9 @@ model, or by a factory where there is more to say:
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry[PartWholeCapsules, Guide]: ...
 
 Every model of images takes `image_shape` first, so that any data set can be tried on any of them; a
-model of points does not. A class or a factory outside the zoo registers as well, once
-its module has been imported, and so does a guide to one of the zoo's entries (`register_guide`).
-The modules of installed packages are imported when a name is looked up; see
-`capsule_zoo.data.plugins`.
+model of points does not. A class or a factory outside the zoo registers as well, once its module
+has been imported, and so does a guide to one of the zoo's entries (`register_guide`). The modules
+of installed packages are imported when a name is looked up; see `capsule_zoo.data.plugins`.
 """
 
 import fnmatch
@@ -124,9 +123,11 @@ def register(
 
 
 def _by_class(
-    kind: type[Model], guides: Mapping[str, Any], objective: ELBO, **parts: Any
+    kind: type[Model], guides: Any = None, objective: ELBO | None = None, **parts: Any
 ) -> tuple[Callable[..., Entry], dict[str, Takes]]:
     """Return a factory of entries of a class, with its signature, and what it passes on."""
+    if not isinstance(guides, Mapping) or not guides or objective is None:
+        raise ValueError('register a class with guides={"name": ...} and objective=Trace_ELBO()')
     default, first = next(iter(guides.items()))
     words, takes = cleandoc(kind.__doc__ or ""), {"sizes": Takes(kind, options=False)}
 
@@ -235,6 +236,8 @@ def create(name: str, **sizes: object) -> Entry:
     except TypeError as error:
         reason = str(error).partition("\n")[0]  # torch goes on with its own stack
         raise ValueError(f"{name} does not take these sizes: {reason}") from error
+    if not isinstance(entry, Entry):
+        raise ValueError(f"the factory of {name} must return an Entry, not {type(entry).__name__}")
     entry.guides = {**entry.guides, **found.guides}
     entry.name = name
     known = signature(factory).parameters.values()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.routing.votes import Votes
 
 VOTE_NOISE = 0.02
@@ -124,7 +124,7 @@ class Routing:
     iterations: int = 3
 
     def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
+        check_whole(1, iterations=self.iterations)
 
     @classmethod
     def kinds(cls) -> "Iterator[type[Routing]]":
@@ -135,7 +135,9 @@ class Routing:
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """Return the belief after the last iteration."""
-        *_, last = self.beliefs(votes, law)
+        *_, last = None, *self.beliefs(votes, law)
+        if not isinstance(last, Belief):
+            raise ValueError(f"beliefs of {type(self).__name__} must yield a Belief, at least once")
         return last
 
     def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
@@ -145,7 +147,7 @@ class Routing:
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         """Yield the belief after each iteration; the first starts at equal responsibilities."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write beliefs")
 
     def connections(self, children: int, parents: int, size: int) -> Tensor | None:
         """Return the first values of what a layer learns, or None for a routing without weights.

@@ -101,7 +101,7 @@ class Scenes(Model):
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
-            model that does not fit.
+            model that does not fit or is none.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     """
@@ -127,6 +127,8 @@ class Scenes(Model):
         check_at_least(0, turn=turn)
         check_one_of("counts", counts, ("rate", "learned"))
         check_one_of("size_law", size_law, ("given", "learned"))
+        if not isinstance(thing, Model):
+            raise ValueError(f"thing must be a Model, such as create('vae').model, not {thing!r}")
         if not isinstance(ground, Model):
             check_one_of("ground", ground, GROUNDS)
         self.space = ImageSpace(image_shape)

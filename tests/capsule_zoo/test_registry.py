@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
 
-from capsule_zoo import Recipe, registry
+from capsule_zoo import Entry, Recipe, registry
 from capsule_zoo.guides import ConvolutionalEncoder, EMRouting, PartWholeGuide, Routing
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
@@ -101,6 +101,19 @@ def test_a_class_registers_itself_by_its_signature(scratch):
     ):
         with pytest.raises(ValueError, match=words):
             create("of-a-test", **wrong)
+
+
+def test_what_makes_no_entry_is_refused(scratch):
+    whole = dict(guides={"network": ConvolutionalEncoder}, objective=TraceMeanField_ELBO())
+    for part in ({}, {"guides": {}}, {"guides": ConvolutionalEncoder}, {"objective": None}):
+        given = whole | part if part else {}
+        with pytest.raises(ValueError, match=r"register a class with guides=.* and objective="):
+            register("of-a-test", **given)(VariationalAutoencoder)
+    register("of-a-test")(lambda: VariationalAutoencoder((1, 8, 8)))
+    with pytest.raises(ValueError, match="must return an Entry, not VariationalAutoencoder"):
+        create("of-a-test")
+    with pytest.raises(ValueError, match="unknown default_guide ''; there are none"):
+        Entry(VariationalAutoencoder((1, 8, 8)), {}, TraceMeanField_ELBO())
 
 
 def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):

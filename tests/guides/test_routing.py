@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
+from capsule_zoo.guides import DynamicRouting, EMRouting, Routing, VBRouting
 from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
 from capsule_zoo.models.routing.votes import Votes, Windows
 
@@ -294,3 +294,20 @@ def test_softmax_is_over_all_parents_of_a_windowed_layer():
     assert len(middle) == 9
     for position, place in middle.tolist():
         assert responsibility[0, position, 0, place] == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize("found", [lambda belief: belief, lambda belief: [], lambda belief: [None]])
+def test_a_routing_that_yields_no_belief_is_named(votes, found):
+    class Own(Routing):
+        def beliefs(self, votes, law):
+            return found(best_belief(votes, votes.uniform(), law))
+
+    with pytest.raises(ValueError, match="beliefs of Own must yield a Belief, at least once"):
+        Own(2)(votes, law())
+
+
+def test_a_routing_without_beliefs_and_a_share_of_an_iteration_are_named(votes):
+    with pytest.raises(NotImplementedError, match="Routing must write beliefs"):
+        Routing()(votes, law())
+    with pytest.raises(ValueError, match=r"iterations must be a whole number, 1 or more, not 1\.5"):
+        EMRouting(1.5)

@@ -117,6 +117,9 @@ def test_a_trained_object_is_used_as_it_is(tmp_path):
 
 
 def test_objects_that_do_not_fit_are_refused():
+    for no_model in ("vae", VariationalAutoencoder, torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match="thing must be a Model, such as create"):
+            Scenes((3, 10, 10), no_model)
     thing = VariationalAutoencoder((2, 6, 6), 2, channels=3)
     with pytest.raises(ValueError, match="channels; objects of scenes"):
         Scenes((3, 10, 10), thing)
