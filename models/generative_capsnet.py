@@ -1,11 +1,10 @@
 """Generative CapsNets: part capsules that are written into a map at computed addresses.
 
 Story. An object is of some kind and has a pose; it is requested under a transformation T, such as a
-rotation. Kind, pose and T determine the appearance of each part and its place on a grid of cells.
-A channel of a convolutional decoder has fixed cells. A part does not: it computes an address
-and is routed to the cells around that address. A change that moves an image can therefore move
-addresses only, and a network that computes addresses can place parts where no training image has
-had any.
+rotation. Kind, pose and T determine the appearance of each part and its place on a grid of cells. A
+channel of a convolutional decoder has fixed cells. A part does not: it computes an address and is
+routed to the cells around that address. A change that moves an image can therefore move addresses
+only, and a network that computes addresses can place parts where no training image has had any.
 
     k ~ OneHotCategorical(1/K)                                  # kind of object, (B, K)
     pose ~ Normal(0, I)                                         # (B, D)

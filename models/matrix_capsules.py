@@ -1,9 +1,8 @@
 """Matrix capsules: a classifier whose every layer infers poses and presences by routing.
 
-Story. A convolution reads features off the image; primary capsules read poses and presences off
-the features; two layers of convolutional capsules and a layer of class capsules follow, each
-inferred from the votes of the one below. The label is the class whose capsule has the highest
-presence.
+Story. A convolution reads features off the image; primary capsules read poses and presences off the
+features; two layers of convolutional capsules and a layer of class capsules follow, each inferred
+from the votes of the one below. The label is the class whose capsule has the highest presence.
 
     image    ~ Uniform(0, 1)                                       # (B, C, H, W): not modeled
     features = relu(conv5x5(image))                                # (B, A, ., .)

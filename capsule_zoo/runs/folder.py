@@ -10,9 +10,8 @@ A folder holds
     metrics.json              results of training, evaluation and comparison
     *.png                     the entry's figures
 
-The first two and history.csv are written when training saves its first checkpoint, the others
-after training has ended. Nothing is written earlier, so a refused command leaves a folder as it
-was.
+The first two and history.csv are written when training saves its first checkpoint, the others after
+training has ended. Nothing is written earlier, so a refused command leaves a folder as it was.
 """
 
 import json

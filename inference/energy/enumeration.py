@@ -102,8 +102,7 @@ def _of_switches(model: CapsuleRBM) -> Tensor:
     Once images are integrated out, -E is a quadratic form y'Qy / 2 of hidden units, switches and
     the number 1. A capsule that is off is left out of the form, and one that is on is integrated
     out of it. So the form gets smaller with each decision, and the many last decisions are cheap:
-    2^20 states of 20 x 16 units take half a minute, where as many determinants take
-    days.
+    2^20 states of 20 x 16 units take half a minute, where as many determinants take days.
     """
     form, constant = _form_of_capsules(model)
     off = model.hidden.log_partition().double().sum(-1)  # hidden units that do not affect the image

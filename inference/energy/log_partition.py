@@ -62,10 +62,9 @@ def log_partition(
 
     Args:
         method: "exact", "ais" or "raise".
-        images: (N, C, H, W). For "ais", training images: chains start from their mean, or from
-            the visible biases if no images are given. For "raise", images that the model has not
-            seen: chains start at the first `chains` of them, several at each image if there are
-            fewer.
+        images: (N, C, H, W). For "ais", training images: chains start from their mean, or from the
+            visible biases if no images are given. For "raise", images that the model has not seen:
+            chains start at the first `chains` of them, several at each image if there are fewer.
         chains: number of annealing chains, all in one batch.
         temperatures: number of annealing steps.
         seed: seed of the chains; torch's random state is left as it was.
@@ -77,9 +76,8 @@ def log_partition(
         for the annealed machine, and for the machine itself if the images are draws from it.
 
     Raises:
-        ValueError: an unknown method, a number below 1, "raise" without images, "exact" on a
-            machine with more than 2^25 states on each side, a machine without a partition
-            function.
+        ValueError: an unknown method, a number below 1, "raise" without images, "exact" on machines
+            with more than 2^25 states on each side, a machine without a partition function.
     """
     check_one_of("method", method, METHODS)
     check_whole(1, chains=chains, temperatures=temperatures)

@@ -17,20 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = (
-    "elbo",
-    "elbo_se",
-    "iwae",
-    "iwae_se",
-    "elbo_difference",
-    "elbo_difference_se",
-    "map_objective",
-    "ess",
-    "pareto_k",
-    "seconds_per_image",
-    "is_bound",
-)
-_DRAWN = ("elbo", "elbo_se", "iwae", "iwae_se", "map_objective", "is_bound")
+_BOUNDS = ("elbo", "elbo_se", "iwae", "iwae_se")
+_DIFFERENCES = ("elbo_difference", "elbo_difference_se")
+_OTHERS = ("map_objective", "ess", "pareto_k", "seconds_per_image", "is_bound")
+_COLUMNS = (*_BOUNDS, *_DIFFERENCES, *_OTHERS)
+_DRAWN = (*_BOUNDS, "map_objective", "is_bound")
 
 
 class Comparison(pd.DataFrame):

@@ -22,8 +22,7 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
         standard errors over images, NaN where the evaluation is not a bound; map_objective, the
         mean log weight where it is not one, and NaN where it is; ess, the mean over images of the
         effective number of draws; pareto_k, the median over images of the Pareto shape;
-        seconds_per_image, for all K draws; is_bound; num_particles, K, over all chains;
-        num_images.
+        seconds_per_image, for all K draws; is_bound; num_particles, K, over all chains; num_images.
 
     Raises:
         ValueError: evaluations were joined that measure different things.

@@ -10,10 +10,9 @@
                   from the prior with it or alone; the ratio is then that of Hastings:
                   f(z') p(A | t) / (f(z) p(A' | t')).
     bits          if there is no continuous site, many bits are proposed to change at once,
-                  `leapfrogs` times. Bit i changes with probability
-                  sigmoid(d_i / 2 + log epsilon), where d_i is the change of log f by its gradient,
-                  and the proposal is accepted as Hastings has it: discrete Langevin steps, with
-                  epsilon = exp(-1 / 2 alpha).
+                  `leapfrogs` times. Bit i changes with probability sigmoid(d_i / 2 + log epsilon),
+                  where d_i is the change of log f by its gradient, and the proposal is accepted as
+                  Hastings has it: discrete Langevin steps, with epsilon = exp(-1 / 2 alpha).
 
 All are reversible. A transition flips first and then takes steps, Hamiltonian ones or those of
 bits; its reversal does so in the opposite order. Step lengths are arguments: a chain that adapted
@@ -89,9 +88,8 @@ def anneal(
         progress: show a progress bar.
 
     Returns:
-        The log weights, (rows,) in float64, and the mean acceptance of steps, (rows,).
-        The mean of the weights is p(image). If `reverse`, the mean of their inverses is
-        1 / p(image).
+        The log weights, (rows,) in float64, and the mean acceptance of steps, (rows,). The mean of
+        the weights is p(image). If `reverse`, the mean of their inverses is 1 / p(image).
     """
     order = range(1, len(betas) - 1)
     log_weight = torch.zeros(len(path.images), dtype=torch.float64, device=path.images.device)
