@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BOUNDS = ("elbo", "elbo_se", "iwae", "iwae_se")
-_DIFFERENCES = ("elbo_difference", "elbo_difference_se")
 _OTHERS = ("map_objective", "ess", "pareto_k", "seconds_per_image", "is_bound")
-_COLUMNS = (*_BOUNDS, *_DIFFERENCES, *_OTHERS)
+_COLUMNS = (*_BOUNDS, "elbo_difference", "elbo_difference_se", *_OTHERS)
 _DRAWN = (*_BOUNDS, "map_objective", "is_bound")
 
 

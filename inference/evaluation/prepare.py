@@ -94,6 +94,8 @@ def prepare(
     """
     name = str(images.name) if isinstance(images, Split) else "images"
     pixels = as_wanted(model, images, guide)
+    if pixels.dtype.itemsize < 4:
+        raise ValueError("log weights round in 16 bits; call float() of model and guide first")
     classes = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
     if classes is not None:
         classes = labels_for(pixels, classes).to(pixels.device)
@@ -101,9 +103,8 @@ def prepare(
         check(classes)
     if classes is None and getattr(model, "supervised", False):
         raise ValueError(
-            f"{name_of(model)} explains labels, and without them there is no bound; pass labels=..."
-            " for log p(label | image), or measure "
-            "capsule_zoo.inference.error_rate(model, guide, split)"
+            f"{name_of(model)} explains labels, without which there is no bound; pass labels= for "
+            "log p(label | image), or measure capsule_zoo.inference.error_rate(model, guide, split)"
         )
     few = slice(None) if is_per_image(guide) else slice(2)
     shown = pixels[few], None if classes is None else classes[few]

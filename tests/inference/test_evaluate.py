@@ -353,6 +353,9 @@ def test_draws_under_autocast_are_kept():
     with torch.autocast("cpu", torch.bfloat16):
         found = evaluate(entry.model, entry.guide, images, num_particles=2)
     assert found.posterior["image_code"].dtype == found.sample_stats.log_weight.dtype == np.float32
+    for kind in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match="log weights round in 16 bits; call float"):
+            evaluate(entry.model.to(kind), entry.guide.to(kind), images)
 
 
 def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
