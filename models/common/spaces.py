@@ -162,5 +162,5 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
     if low < least or high > most:
         raise ValueError(
             f"images must lie in [{least:g}, {most:g}], but these span "
-            f"[{low.item():g}, {high.item():g}]; rescale them"
+            f"[{low.item():g}, {high.item():g}]; rescale them, or clamp the noise of a model's draw"
         )
