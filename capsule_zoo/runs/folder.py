@@ -64,6 +64,8 @@ TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
     """Return the recipe of the run of entry `name` in a folder, to go on with it.
 
+    If the data of the run are files that are no longer where they were, `given` may name others.
+
     Raises:
         ValueError: the folder holds a run of another entry or a damaged config.json, or `given`
             changes a setting that must stay the same.
@@ -73,8 +75,10 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
     check_sizes_of(name, given.get("sizes", {}))
     asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
+    path = saved.data.partition(":")[2]
+    moved = "/" in path and not Path(path).exists()
     for option, (own, value) in saved.differences(asked).items():
-        if option not in MAY_CHANGE:
+        if option not in MAY_CHANGE and not (moved and option == "data"):
             raise ValueError(
                 f"the run in {folder} has {option}={_words(own)}, and a run that goes on keeps "
                 f"its settings, all but lr and the limits; leave {option}={_words(value)} out, "

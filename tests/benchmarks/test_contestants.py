@@ -30,7 +30,7 @@ CONTESTANTS: dict[str, tuple[set[str], dict[str, Any]]] = {
         {"continuous", "digit_capsules", "autoencoder", "splat", "splat_direct"},
         dict(BATCH=2),
     ),
-    "part_whole_step": ({"zoo", "plain_torch", "prototype"}, dict(BATCH=32)),  # of fewer, no gemm
+    "part_whole_step": ({"zoo", "plain_torch", "prototype"}, dict(BATCH=2)),
     "rbm": ({"zoo", "zoo_capsules", "scikit_learn", "floor"}, {}),
     "recurrent_capsules": ({"zoo", "draw", "plain_torch"}, dict(BATCH=2)),
     "render": ({"zoo", "affine_grid"}, dict(IMAGES=3)),

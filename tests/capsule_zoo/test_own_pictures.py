@@ -14,7 +14,8 @@ from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
-from capsule_zoo.registry import create, load, small_sizes
+from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.runs.folder import resumed
 from capsule_zoo.runs.recipe import make_transform
 
 
@@ -156,6 +157,17 @@ def test_pictures_that_were_moved_are_asked_for(tmp_path, monkeypatch):
     for name in ("", f"{home}/gone"):
         with pytest.raises(ValueError, match=f"unknown data set '{name}'"):
             load_dataset(name)
+
+
+def test_a_run_goes_on_with_pictures_that_were_moved(pictures, tmp_path):
+    entry, there = create("vae", **small_sizes("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
+    save(entry, tmp_path / "run", data=f"folder:{pictures}")
+    with pytest.raises(ValueError, match="leave data="):
+        resumed(tmp_path / "run", "vae", there)
+    shutil.move(pictures, tmp_path / "copy")
+    assert resumed(tmp_path / "run", "vae", there).data == there["data"]
+    with pytest.raises(ValueError, match="leave seed="):
+        resumed(tmp_path / "run", "vae", there | {"seed": 1})
 
 
 def test_a_run_of_images_says_so_of_points(tmp_path, capsys):
