@@ -75,8 +75,7 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
     check_sizes_of(name, given.get("sizes", {}))
     asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
-    path = saved.data.partition(":")[2]
-    moved = "/" in path and not Path(path).exists()
+    moved = "/" in saved.data and not Path(saved.data.partition(":")[2]).exists()
     for option, (own, value) in saved.differences(asked).items():
         if option not in MAY_CHANGE and not (moved and option == "data"):
             raise ValueError(
