@@ -1,6 +1,7 @@
 """The short run on scikit-learn's digits, in miniature: all levels, guides, and several seeds."""
 
 import pytest
+import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
@@ -17,10 +18,13 @@ def small(monkeypatch):
     monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SMALL))
 
 
-def test_seeds_are_summed_up(tmp_path):
+def test_seeds_are_summed_up(tmp_path, monkeypatch):
+    asked: list[int] = []  # two threads on busy cores wait for each other
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
     options = Options(progress=False, processes=1)
     names_in_record("shape-codes/digits-seeds", options, tmp_path, seeds=2, steps=6)
     metrics = read_record("shape-codes/digits-seeds", tmp_path)["metrics"]
+    assert {1, 2} <= set(asked)
     for name in FOUND:
         for threads in ("one", "two"):
             low, middle, high, mean = (
