@@ -1,4 +1,4 @@
-"""The start of every test: an empty parameter store, a fixed seed and no open figure."""
+"""The start of every test: an empty parameter store, a fixed seed, validation, no open figure."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,11 @@ from capsule_zoo import records
 
 @pytest.fixture(autouse=True)
 def clean_start() -> Iterator[None]:
-    """Clear Pyro's global store, seed every generator, and close figures afterwards."""
+    """Clear Pyro's global store, seed every generator, validate, and close figures afterwards.
+
+    The first `torch.compile` of a process turns the validation of distributions off.
+    """
+    pyro.enable_validation()
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     yield
