@@ -320,7 +320,7 @@ def read_recipe(source: str | Path) -> dict:
         kinds = {"entry": str, "sizes": dict, "guide": str}
         if all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
             return found
-        reason = "it lacks entry and guide (words), and sizes (by name), which create() writes"
+        reason = "it does not say entry, guide (words) and sizes (by name); save what create() made"
     except (ValueError, AttributeError) as error:
         reason = str(error)
     raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")

@@ -75,7 +75,8 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
     check_sizes_of(name, given.get("sizes", {}))
     asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
-    moved = "/" in saved.data and not Path(saved.data.partition(":")[2]).exists()
+    of_files = saved.data.startswith(("folder:", "constellations:"))
+    moved = of_files and not Path(saved.data.partition(":")[2]).exists()
     for option, (own, value) in saved.differences(asked).items():
         if option not in MAY_CHANGE and not (moved and option == "data"):
             raise ValueError(

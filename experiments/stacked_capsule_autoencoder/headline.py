@@ -32,7 +32,7 @@ from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import Checks, cluster_accuracy, latents, linear_probe, reconstruct
-from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
+from capsule_zoo.inference.objectives.stacked_capsules import SPARSITY, TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load, read_recipe
@@ -56,7 +56,7 @@ WITHOUT = {f"no_{name}": {name: 0.0} for name in TERMS if name not in ("image", 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "all": {},
     **WITHOUT,
-    "no_sparsity": {name: 0.0 for name in TERMS if name.startswith(("prior", "posterior"))},
+    "no_sparsity": dict.fromkeys(SPARSITY, 0.0),
     "no_noise": {"noise": "none"},
     "no_stop_inputs": {"stop_inputs": False},
     "no_stop_targets": {"stop_targets": False},

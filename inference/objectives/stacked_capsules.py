@@ -37,8 +37,8 @@ from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoenc
 if TYPE_CHECKING:
     from capsule_zoo.inference.training.settings import Check
 
-_SPARSITY = ("prior_within", "prior_between", "posterior_within", "posterior_between")
-TERMS = ("image", "parts", *_SPARSITY, "deformation")
+SPARSITY = ("prior_within", "prior_between", "posterior_within", "posterior_between")
+TERMS = ("image", "parts", *SPARSITY, "deformation")
 
 
 class StackedCapsuleObjective(Objective):

@@ -28,7 +28,6 @@ from capsule_zoo.inference.training.settings import (
     Checks,
     Inputs,
     Pace,
-    check_callbacks,
     combined,
     paced,
     with_groups,
@@ -112,7 +111,6 @@ def fit(
     updates = Updates(optimizer_factory(optimizer), **chosen)
     _check_arguments(model, guide, freeze, updates)
     check_objective(objective)
-    check_callbacks(checks.callbacks)
     epochs, steps, batch_size, seed, every, patience = _whole_numbers(
         epochs=epochs,
         steps=steps,

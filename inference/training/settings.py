@@ -135,6 +135,12 @@ class Checks(Group):
     def __post_init__(self) -> None:
         if bool in (type(self.checkpoint), type(self.resume)):
             raise ValueError("checkpoint and resume are paths of a checkpoint, not True or False")
+        callbacks = self.callbacks
+        if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+            raise ValueError(
+                f"callbacks must be a list of functions of one Check, such as [print], not "
+                f"{callbacks!r}"
+            )
 
 
 _GROUPS: dict[str, type[Group]] = {"pace": Pace, "inputs": Inputs, "checks": Checks}
@@ -180,15 +186,6 @@ def with_groups(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **settings)
 
     return checked
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raise ValueError unless `callbacks` is a list or tuple of functions."""
-    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
-        raise ValueError(
-            f"callbacks must be a list of functions of one Check, such as [print], not "
-            f"{callbacks!r}"
-        )
 
 
 def call_back(callbacks: Sequence[Callback], check: Check) -> str | None:
