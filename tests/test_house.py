@@ -8,8 +8,8 @@ from house import ROOT, House, report
 
 # Ceilings, not goals. They rose for scenes, curvature and routings. The goals are 36,000 and 44,000
 # lines, and 20 in the ninth decile.
-LINES = 40_497
-LINES_WITH_EXPERIMENTS = 50_146
+LINES = 40_493
+LINES_WITH_EXPERIMENTS = 50_142
 MEDIAN, NINTH_DECILE = 6, 18  # lines of a function without its docstring
 ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 5  # of the family that is spread widest
