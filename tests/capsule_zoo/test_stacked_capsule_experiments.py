@@ -13,6 +13,7 @@ from capsule_zoo.experiments.study import Job
 from capsule_zoo.inference import Checks, loss_per_image
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS
 from capsule_zoo.inference.training.stages import fit_stages
+from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
 
 NAME = "stacked-capsule-autoencoder"
@@ -104,8 +105,10 @@ def test_both_models_are_trained_for_equal_times_and_measured(name, tmp_path, mo
     sizes = {name: small_sizes(name) for name in experiments.ENTRIES}
     for own in sizes.values():
         own.pop("image_shape", None)
-    settings = dict(probed=40, tested=20, curved=10, sizes=sizes)
+    settings = dict(probed=40, tested=20, curved=10, sizes=sizes, seeds=1 + (data == "affnist"))
     metrics, figures = names_in_record(name, options, tmp_path, **settings)
+    steps = read_record(name, tmp_path)["metrics"]["steps_part_whole"]
+    assert (steps["n"], steps["se"] is None) == ((2, False) if data == "affnist" else (1, True))
     for entry in ("stacked_capsule_autoencoder", "part_whole"):
         for quantity in ("steps", "core_minutes", "probe_presence", "clusters_presence"):
             assert f"{quantity}_{entry}" in metrics
