@@ -118,11 +118,11 @@ class _Cast(torch.autograd.Function):
         pose, transform = ctx.saved_tensors
         shape = len(pose), POSE, POSE, transform.shape[2]  # N, k, r, i
         turned = grad.mT.contiguous().view(len(pose) * POSE, shape[3], -1).transpose(0, 1)
-        rows = pose.view(shape).permute(3, 0, 2, 1).flatten(1, 2)  # (i, N x r, k)
-        matrices = transform.permute(2, 0, 1).contiguous()  # (i, parents x c, k)
-        to_pose = torch.bmm(turned, matrices).unflatten(1, (-1, POSE))
-        to_transform = torch.bmm(turned.mT, rows)
-        return to_pose.permute(1, 3, 2, 0).flatten(2), to_transform.permute(1, 2, 0)
+        rows = pose.view(shape).permute(3, 1, 0, 2).flatten(2)  # (i, k, N x r)
+        matrices = transform.permute(2, 1, 0).contiguous()  # (i, k, parents x c)
+        to_pose = torch.bmm(matrices, turned.mT).unflatten(2, (-1, POSE))  # (i, k, N, r)
+        to_transform = torch.bmm(rows, turned)  # (i, k, parents x c)
+        return to_pose.permute(2, 1, 3, 0).flatten(2), to_transform.permute(2, 1, 0)
 
 
 def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
