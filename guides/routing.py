@@ -23,6 +23,8 @@ References:
     De Sousa Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes"
     (arXiv 1905.11455). Priors are diagonal here, one Gamma for each number of the pose, so
     that the updates are exact. A parent's switch is the switch of EM, in expectation.
+    Hui 2017, "Understanding Matrix capsules with EM Routing" (an article), whose code most programs
+    follow: the inverse temperature 1 + t and costs that are standardized over parents.
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): its
     procedure 1.
     Ueda & Nakano 1998, "Deterministic annealing EM algorithm" (Neural Networks 11), for E steps
@@ -64,7 +66,8 @@ class AnnealedRouting(Routing):
     Attributes:
         iterations: as for every routing.
         anneal: in iteration t = 0, 1, ... a parent's inverse temperature is the law's inverse
-            temperature times 1 - anneal^(t + 1); 0 keeps it constant.
+            temperature times 1 - anneal^(t + 1), where 0 keeps it constant, or with "linear" times
+            1 + t (Hui 2017).
         power: the inverse temperature of the responsibilities: R is proportional to (a N)^power. 1
             is the mixture's own E step. With less, the entropy of the assignments counts 1 / power
             times in the free energy (deterministic annealing: Ueda & Nakano 1998).
@@ -74,21 +77,27 @@ class AnnealedRouting(Routing):
     Four iterations then do not learn. A smaller power keeps the product of all iterations near 1.
 
     Raises:
-        ValueError: `anneal` outside [0, 1), or `power` that is not positive.
+        ValueError: `anneal` outside [0, 1) and not "linear", or `power` that is not positive.
     """
 
-    anneal: float = 0.95
+    anneal: float | str = 0.95
     power: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(power=self.power)
-        if not 0 <= self.anneal < 1:
-            raise ValueError(f"anneal must lie in [0, 1), not {self.anneal!r}")
+        if self.anneal != "linear" and (isinstance(self.anneal, str) or not 0 <= self.anneal < 1):
+            raise ValueError(f"anneal must lie in [0, 1) or be 'linear', not {self.anneal!r}")
+
+    def factor(self, iteration: int) -> float:
+        """Return the factor of the inverse temperature in an iteration, counted from 0."""
+        if isinstance(self.anneal, str):
+            return 1.0 + iteration
+        return 1 - self.anneal ** (iteration + 1)
 
     def _cooled(self, law: ParentLaw, iteration: int) -> ParentLaw:
-        factor = 1 - self.anneal ** (iteration + 1)
-        return law._replace(inverse_temperature=law.inverse_temperature * factor)
+        temperature = law.inverse_temperature * self.factor(iteration)
+        return law._replace(inverse_temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -103,24 +112,38 @@ class EMRouting(AnnealedRouting):
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), both at power=1. The
             exact step minimizes the free energy, which therefore never rises (at `anneal=0`). At an
             inverse temperature near 1 the exact step may turn all parents off.
+        costs: "summed", or "standardized" as in Hui's article: what a parent gains by its children
+            is compared with the other parents of its position, less their mean and in their
+            deviations, and beta_a counts as for one number of a fair share of the votes. No joint
+            distribution has such presences: some parents are on even where no votes agree.
 
     Raises:
-        ValueError: an unknown `e_step`.
+        ValueError: an unknown `e_step` or `costs`.
     """
 
     e_step: str = "paper"
+    costs: str = "summed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("e_step", self.e_step, ("paper", "exact"))
+        check_one_of("costs", self.costs, ("summed", "standardized"))
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         responsibility = votes.uniform()
         for iteration in range(self.iterations):
             belief = best_belief(votes, responsibility, self._cooled(law, iteration))
+            if self.costs == "standardized":
+                belief = belief._replace(logits=self._standardized(votes, belief, law, iteration))
             yield belief
             if iteration + 1 < self.iterations:
                 responsibility = self.responsibilities(votes, belief, law)
+
+    def _standardized(self, votes: Votes, belief: Belief, law: ParentLaw, iteration: int) -> Tensor:
+        gain = belief.logits / (law.inverse_temperature * self.factor(iteration)) - law.beta_a
+        variance, mean = torch.var_mean(gain, 2, correction=0, keepdim=True)
+        beta_a = law.beta_a / (votes.size * votes.fair_share)
+        return self.factor(iteration) * (beta_a + (gain - mean) * (variance + _TINY).rsqrt())
 
     def responsibilities(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
         """Compute the responsibilities of the E step."""

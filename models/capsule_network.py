@@ -25,18 +25,17 @@ References:
     nothing beside the bounds of other models.
 """
 
-import itertools
 import math
-from typing import Any
 
 import pyro
 import pyro.distributions as dist
-from pyro.nn import PyroModule, pyro_method
-from torch import Tensor, nn
+from pyro.nn import pyro_method
+from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
+from capsule_zoo.models.networks.layers import perceptron
 from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages
 from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
 
@@ -82,11 +81,7 @@ class CapsuleNetwork(ImagesOfClasses, Model):
         self.num_classes = classes
         self.sigma_image = sigma_image
         self.label_weight = label_weight
-        sizes = (classes * CLASS, *hidden, math.prod(image_shape))
-        layers: list[Any] = []
-        for inputs, outputs in itertools.pairwise(sizes):
-            layers += [PyroModule[nn.Linear](inputs, outputs), PyroModule[nn.ReLU]()]
-        self.decoder = PyroModule[nn.Sequential](*layers[:-1])
+        self.decoder = perceptron(classes * CLASS, *hidden, math.prod(image_shape))
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
@@ -113,9 +108,7 @@ class CapsuleNetwork(ImagesOfClasses, Model):
         """
         if winners is None:
             winners = capsules.norm(dim=-1).argmax(-1)
-        chosen = self.one_hot(winners).to(capsules)
-        masked = (chosen[..., None] * capsules).flatten(-2)
-        return self.decoder(masked).sigmoid().unflatten(-1, self.image_shape)
+        return self.draw_class(capsules, winners)
 
 
 class OverlappingCapsuleNetwork(PairsOfImages, CapsuleNetwork):

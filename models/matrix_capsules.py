@@ -12,6 +12,7 @@ from the votes of the one below. The label is the class whose capsule has the hi
     classes  = route(votes(capsules) + coordinates)                # one capsule a class, a_c
     label    ~ Categorical(-E(., a)) or Categorical(logit a)       # (B,)
     factor sum_t exp(-E(t, a))                                     # with the spread loss only
+    factor exp(-w |image - decoder(pose of the label's capsule)|^2)    # in training, if w > 0
 
     E(t, a) = sum_{c != t} max(0, m - (a_t - a_c))^2               # the spread loss
 
@@ -29,8 +30,9 @@ References:
     for the network, section 4.1 for the spread loss. The margin grows with the shape of their
     released code, over a 200th of the updates; the paper gives no shape. For the first
     transformations and the scale of costs see `capsule_convolution`.
-    Hui 2017, "Understanding Matrix capsules with EM Routing" (an article): its inverse temperature
-    1 + t, costs standardized over parents and margin linear in epochs are not offered here.
+    Hui 2017, "Understanding Matrix capsules with EM Routing" (an article), whose code most programs
+    follow: `EMRouting(3, anneal="linear", costs="standardized")`, a margin that grows by .1 an
+    epoch (`margin_shape="linear"`), and a loss of reconstruction (`reconstruction`).
 """
 
 import math
@@ -45,7 +47,9 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.networks.classifier import Classifier, standardized
+from capsule_zoo.models.networks.layers import perceptron
 from capsule_zoo.models.routing.capsule_convolution import (
+    POSE,
     RIGHT_COLUMN,
     CapsuleGrid,
     CapsuleLayer,
@@ -59,6 +63,7 @@ PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),
     "full": dict(features=32, capsules=(32, 32, 32)),
 }
+HIDDEN = (512, 1024)  # units of a decoder, as in the capsule network of 2017
 
 
 def spread_energy(presence: Tensor, margin: float) -> Tensor:
@@ -81,14 +86,20 @@ class MatrixCapsules(Classifier):
         margin_steps: updates in which the margin of the spread loss grows by a sigmoid's unit:
             .2 + .79 sigmoid(updates / margin_steps - 4). The state holds the number of updates,
             which `capsule_zoo.inference.SpreadLoss` counts.
+        margin_shape: "sigmoid", or "linear", with which the margin grows from .2 to .9, by .1 in
+            `margin_steps` updates (in Hui's article an epoch).
         coordinates: as for `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
+        reconstruction: weight w of the squared error of an image that a decoder draws from the pose
+            of the label's capsule, in the units of the loss, such as .0005; 0 for no decoder. It is
+            a part of the density in training mode only.
         recompute: compute the votes again in the backward pass instead of keeping them, which takes
             less memory and more time; by default where a batch has more than 2^25 numbers of votes
             (2^29 on an accelerator).
 
     Raises:
-        ValueError: a size below 1, an image that is too small, an unknown likelihood.
+        ValueError: a size below 1, an image that is too small, an unknown likelihood or shape, or a
+            negative weight.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
     `capsules(images)` returns every layer, `predict(images)` the labels.
@@ -108,16 +119,21 @@ class MatrixCapsules(Classifier):
         margin_steps: float = 250,
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
         padding: int = 0,
+        margin_shape: str = "sigmoid",
+        reconstruction: float = 0.0,
         recompute: bool | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
         primary, middle, last = capsules
         check_at_least(1, features=features)
-        check_at_least(0, padding=padding)
+        check_at_least(0, padding=padding, reconstruction=reconstruction)
         check_positive(margin_steps=margin_steps)
         check_one_of("likelihood", likelihood, ("spread", "categorical"))
+        check_one_of("margin_shape", margin_shape, ("sigmoid", "linear"))
         self.likelihood = likelihood
         self.margin_steps = margin_steps
+        self.margin_shape = margin_shape
+        self.reconstruction = reconstruction
         self.normalized = likelihood == "categorical"
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape
@@ -136,6 +152,9 @@ class MatrixCapsules(Classifier):
         second = CapsuleLayer(Windows.sliding(*first.shape, 3, 1), middle, last, **how)
         self.layers = PyroModule[nn.ModuleList]([first, second])
         self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
+        self.decoder = None
+        if reconstruction:
+            self.decoder = perceptron(classes * POSE * POSE, *HIDDEN, math.prod(image_shape))
 
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
@@ -161,6 +180,13 @@ class MatrixCapsules(Classifier):
         """Compute the log-odds (B, classes) of the class capsules' presences."""
         return self.capsules(images)[-1].logits[:, 0]
 
+    def outputs(self, images: Tensor) -> Tensor:
+        """Compute the scores; with a decoder log-odds and poses of the classes, (B, J, 17)."""
+        if self.decoder is None:
+            return self.scores(images)
+        classes = self.capsules(images)[-1]
+        return torch.cat([classes.logits[..., None], classes.pose.flatten(3)], -1)[:, 0]
+
     def label_law(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | class capsules) from log-odds of their presences (*batch, classes)."""
         if self.likelihood == "categorical":
@@ -176,12 +202,25 @@ class MatrixCapsules(Classifier):
                 pyro.factor("log_partition", (-energy).logsumexp(-1))
         pay_for_connections([*self.layers, self.classes], -1.0)
 
+    def explain(self, outputs: Tensor, images: Tensor, labels: Tensor | None) -> None:
+        """Draw or observe the label; in training, score the drawing of the image too."""
+        if self.decoder is None:
+            return super().explain(outputs, images, labels)
+        super().explain(outputs[..., 0], images, labels)
+        if self.training and labels is not None:
+            drawn = self.draw_class(outputs[..., 1:], labels)
+            error = (drawn - images).square().sum((-3, -2, -1))
+            with error.device:  # as in `sample_label`
+                pyro.factor("reconstruction", -self.reconstruction * error)
+
     @property
     def margin(self) -> float:
         """The margin m of the spread loss after the updates so far."""
-        return margin_after(self.updates.item(), self.margin_steps)
+        return margin_after(self.updates.item(), self.margin_steps, self.margin_shape)
 
 
-def margin_after(updates: float, margin_steps: float) -> float:
-    """Compute the margin m = .2 + .79 sigmoid(min(10, updates / margin_steps - 4))."""
+def margin_after(updates: float, margin_steps: float, shape: str = "sigmoid") -> float:
+    """Compute the margin m = .2 + .79 sigmoid(min(10, updates / margin_steps - 4)), or linear."""
+    if shape == "linear":
+        return min(0.9, 0.2 + 0.1 * updates / margin_steps)
     return 0.2 + 0.79 / (1 + math.exp(-min(10.0, updates / margin_steps - 4)))

@@ -51,6 +51,10 @@ class Classifier(ImagesOfClasses, Model):
         """Compute a score for each class, (B, classes), from images (B, C, H, W)."""
         raise NotImplementedError
 
+    def outputs(self, images: Tensor) -> Tensor:
+        """Compute all that `explain` needs, (B, ...), from images (B, C, H, W): here the scores."""
+        return self.scores(images)
+
     def label_law(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | scores), from scores (*batch, classes); here the scores are logits."""
         return dist.Categorical(logits=scores)
@@ -62,9 +66,13 @@ class Classifier(ImagesOfClasses, Model):
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
             images = self.sample_images(images)
-            scores = over_leading(self.scores, self.seen(images), event_dim=3)
-            self.sample_label(scores, labels)
+            outputs = over_leading(self.outputs, self.seen(images), event_dim=3)
+            self.explain(outputs, images, labels)
         return images
+
+    def explain(self, outputs: Tensor, images: Tensor, labels: Tensor | None) -> None:
+        """Draw or observe the label inside the plate of images, from outputs (*batch, ...)."""
+        self.sample_label(outputs, labels)
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
         """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""

@@ -5,6 +5,8 @@ ISAB (eq. 9-10) and PMA (eq. 11). `AttentionPooling` reads one vector per capsul
 map, as in Kosiorek et al. 2019 (arXiv 1906.06818, appendix).
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule
@@ -171,6 +173,14 @@ class SetTransformer(PyroModule):
         """Return the outputs of every capsule, (B, capsules, outputs), from `members`."""
         pooled = self.pool(self.seeds[None], members)  # (B, capsules, width)
         return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias
+
+
+def perceptron(*sizes: int) -> PyroModule:
+    """Return linear layers of these sizes, from inputs to outputs, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [PyroModule[nn.Linear](inputs, outputs), PyroModule[nn.ReLU]()]
+    return PyroModule[nn.Sequential](*layers[:-1])
 
 
 class CoupledLSTM(PyroModule):

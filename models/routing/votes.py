@@ -229,8 +229,8 @@ class _Score(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         linear, square, values, squares = ctx.saved_tensors
         ctx.ledger.add(grad, linear, square, values)
-        first, *second = _sums(grad, values, squares)
-        return first, *(second or [None]), None, None, None, None
+        first, second = (*_sums(grad, values, squares), None)[:2]
+        return first, second, None, None, None, None
 
 
 def _scores(

@@ -84,6 +84,7 @@ MINIATURES = {
     "matrix-capsules/iterations": Miniature(
         dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=MATRIX), 0.003
     ),
+    "matrix-capsules/article": Miniature(dict(steps=2, seeds=2, network=MATRIX), 0.003),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
     "matrix-capsules/full": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),

@@ -13,7 +13,9 @@ from capsule_zoo.models.routing.votes import Votes, Windows
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]
+STANDARDIZED = EMRouting(3, anneal="linear", costs="standardized")
 ROUTINGS = [EMRouting(3), EMRouting(3, e_step="exact"), VBRouting(3), DynamicRouting(3)]
+ROUTINGS += [STANDARDIZED]
 
 
 def rand(*shape):
@@ -227,9 +229,38 @@ def test_a_childs_presence_counts(routing):
     assert (found[0].logits - found[1].logits).abs().max() > 1e-3
 
 
+def test_standardized_costs_compare_the_parents_of_a_position(votes):
+    """Hui's M step, number by number; the temperature of the law does not matter."""
+    rule = law(beta_a=0.7, inverse_temperature=0.3)
+    values = votes.values.unflatten(0, votes.shape)
+    for iteration, belief in enumerate(STANDARDIZED.beliefs(votes, rule), start=1):
+        for b in range(B):
+            costs = []
+            for j in range(J):
+                weight = votes.presence[b, 0, 0] * belief.responsibility[b, 0, j]
+                mean = (weight * values[b, 0, j]).sum(1) / weight.sum()
+                apart = (values[b, 0, j] - mean[:, None]).square()
+                variance = (weight * apart).sum(1) / weight.sum() + rule.noise
+                entropy = 0.5 * (2 * math.pi * math.e * variance).log().sum()
+                costs.append(((entropy + rule.beta_u[j]) * weight.sum()).item())
+            middle = sum(costs) / J
+            deviation = math.sqrt(sum((cost - middle) ** 2 for cost in costs) / J)
+            for j, cost in enumerate(costs):
+                share = 0.7 / (D * I / J)
+                expected = iteration * (share + (middle - cost) / deviation)
+                assert belief.logits[b, 0, j].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_linear_temperature_starts_at_the_laws_and_rises_by_it(kind, votes):
+    once, still = (kind(1, anneal=how)(votes, law()).logits for how in ("linear", 0))
+    torch.testing.assert_close(once, still)
+    assert [kind(anneal="linear").factor(iteration) for iteration in range(3)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("routing", ROUTINGS[:3], ids=repr)
 def test_nothing_is_there_when_no_child_is(routing):
-    """Z-scoring the cost across parents would switch half of them on."""
+    """Standardized costs would switch half of the parents on where votes are scattered."""
     rule = law(beta_a=-4.0)
     belief = routing(Votes.dense(rand(1, I, J, D), torch.zeros(1, I).double()), rule)
     cold = 1.0 - routing.anneal**routing.iterations
@@ -275,7 +306,9 @@ def test_free_energies_are_reported_on_the_same_votes(routing, votes):
     [
         *((kind, dict(iterations=0), "iterations must be at least 1") for kind in KINDS),
         *((kind, dict(anneal=1.0), "anneal must lie in") for kind in KINDS[:2]),
+        *((kind, dict(anneal="geometric"), "or be 'linear', not 'geom") for kind in KINDS[:2]),
         *((kind, dict(power=0.0), "power must be positive") for kind in KINDS[:2]),
+        (EMRouting, dict(costs="mean"), "costs must be one of 'summed', 'standardized'"),
         (EMRouting, dict(e_step="fast"), "e_step must be one of 'paper', 'exact'"),
         (VBRouting, dict(nu=0.0), "nu must be positive"),
     ],

@@ -115,6 +115,38 @@ def test_margin_grows_as_in_the_released_code():
     assert margin_after(10**9, 50_000) == pytest.approx(0.99, abs=1e-4)
 
 
+def test_a_linear_margin_grows_by_a_tenth_in_an_epoch():
+    model = tiny(margin_steps=100, margin_shape="linear")
+    margins = []
+    for updates in (0, 100, 350, 700, 10**6):
+        model.updates.fill_(updates)
+        margins.append(model.margin)
+    assert margins == pytest.approx([0.2, 0.3, 0.55, 0.9, 0.9])
+
+
+def test_a_decoder_adds_its_squared_error_to_the_loss_in_training():
+    model, labels = tiny(reconstruction=0.01).double(), torch.tensor([0, 2, 1, 1])
+    guide, batch = ExactLabel(model), images().double()
+    plain = loss_per_image(Trace_ELBO(), model.eval(), guide, batch, labels)
+    found = SpreadLoss().differentiable_loss(model.train(), guide, batch, labels)
+    pose = model.capsules(batch)[-1].pose[:, 0].flatten(2)
+    masked = torch.zeros(4, 3, 16).double()
+    for image, label in enumerate(labels.tolist()):
+        masked[image, label] = pose[image, label]
+    hidden = masked.flatten(1)
+    for layer in model.decoder:
+        hidden = layer(hidden)
+    error = (hidden.sigmoid().view_as(batch) - batch).square().sum() / 4
+    torch.testing.assert_close(found, plain + 0.01 * error)
+    found.backward()
+    weights = (model.decoder[0].weight, model.classes.transform)
+    assert all(weight.grad.abs().max() > 0 for weight in weights)
+    with torch.no_grad():
+        assert model.predict(batch).shape == (4,)
+        drawn = Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1)
+        assert math.isfinite(drawn.loss(model, guide, batch, labels))
+
+
 def test_only_updates_move_the_margin_and_the_state_keeps_it():
     model, objective, batch = tiny(margin_steps=1.0), SpreadLoss(), images()
     guide, labels = ExactLabel(model), torch.zeros(4, dtype=torch.int64)

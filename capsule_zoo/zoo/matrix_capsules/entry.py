@@ -1,5 +1,6 @@
 """Matrix capsules with EM routing (Hinton, Sabour and Frosst 2018)."""
 
+from functools import partial
 from typing import Any
 
 from pyro.infer import Trace_ELBO
@@ -13,7 +14,12 @@ from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.matrix_capsules.figures import votes
 
-ITERATED = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
+ITERATED: dict[str, Any] = {
+    "em": EMRouting,
+    "em-standardized": partial(EMRouting, anneal="linear", costs="standardized"),  # Hui's article
+    "vb": VBRouting,
+    "dynamic": DynamicRouting,
+}
 ROUTINGS = (*ITERATED, "uniform", *LEARNED)
 SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
 
@@ -36,12 +42,13 @@ def matrix_capsules(
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (68 K parameters) or "full" (319 K).
-        routing: "em", "vb", "dynamic", "uniform" (one iteration), the learned ones "attention",
-            "self" and "uncertain", or a `Routing`, such as one of your own.
-        iterations: of "em", "vb" and "dynamic"; the paper uses three, which learn more slowly here
+        routing: "em", "em-standardized" (Hui's: costs standardized over the parents, and an inverse
+            temperature that rises by 1), "vb", "dynamic", "uniform" (one iteration), the learned
+            ones "attention", "self" and "uncertain", or a `Routing`, such as one of your own.
+        iterations: of those that iterate; the paper uses three, which learn more slowly here
             (see the experiment `matrix-capsules/iterations`).
-        power: of the responsibilities of "em" and "vb", by default 1; with three iterations a
-            quarter is better. Other routings have none.
+        power: of the responsibilities of "em", "em-standardized" and "vb", by default 1; with three
+            iterations a quarter is better. Other routings have none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
     check_known("preset", preset, PRESETS)
@@ -58,7 +65,7 @@ def matrix_capsules(
 
 def routing_of(routing: str | Routing, iterations: int = 2, power: float | None = None) -> Routing:
     """Return the routing of a name; see `matrix_capsules` for the arguments."""
-    if power is not None and routing not in ("em", "vb"):
+    if power is not None and routing not in ("em", "em-standardized", "vb"):
         raise ValueError(f"power must be left out for routing {routing!r}, not {power!r}")
     if isinstance(routing, Routing):
         return routing
