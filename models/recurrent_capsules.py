@@ -54,7 +54,7 @@ from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
-from capsule_zoo.models.networks.layers import CoupledLSTM
+from capsule_zoo.models.networks.layers import ELU, CoupledLSTM
 from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages, joined
 from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.models.routing.vector_capsules import (
@@ -342,5 +342,5 @@ def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
 
 
 def _bent(layers: Sequence[nn.Module]) -> nn.Module:
-    parts = [part for layer in layers for part in (layer, PyroModule[nn.ELU]())]
+    parts = [part for layer in layers for part in (layer, ELU())]
     return PyroModule[nn.Sequential](*parts)

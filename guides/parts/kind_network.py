@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
@@ -92,7 +93,7 @@ class ReadKinds(PyroModule):
         layers: list[nn.Module] = []
         seen = inputs = 7 * model.levels[-1].size
         for _ in range(settings.hidden):
-            layers += [PyroModule[nn.Linear](inputs, settings.width), nn.ELU()]
+            layers += [PyroModule[nn.Linear](inputs, settings.width), ELU()]
             inputs = settings.width
         self.body = PyroModule[nn.Sequential](*layers)
         outputs = model.kinds * (6 + model.codes)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.turns import centered, turned
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.networks.layers import AttentionPooling
+from capsule_zoo.models.networks.layers import ELU, AttentionPooling, elu
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
 
@@ -146,7 +146,7 @@ class PartNetwork(PyroModule):
         inputs = colors
         for stride in (2, 2, 1, 1):
             convolution = PyroModule[nn.Conv2d](inputs, settings.channels, 3, stride, padding=1)
-            convolutions += [convolution, nn.ELU()]
+            convolutions += [convolution, ELU()]
             inputs = settings.channels
         self.encoder = PyroModule[nn.Sequential](*convolutions)
         read = settings.channels + 2 * settings.coordinates
@@ -160,7 +160,7 @@ class PartNetwork(PyroModule):
         read = self.pool(features)  # (B, parts, outputs)
         bounds = self.settings.max_scale, self.settings.anisotropy
         pose = poses.from_parameters(read[..., 1:7], _SMALLEST, *bounds)
-        return Proposal(read[..., 0], pose, F.elu(read))
+        return Proposal(read[..., 0], pose, elu(read))
 
 
 def _with_coordinates(features: Tensor) -> Tensor:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, Proposal
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer
+from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer, elu
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
@@ -94,7 +93,7 @@ class SetTransformerParents(PyroModule):
         members = as_set(children.pose, children.presence, model.relaxed)
         read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
         logits = self.balance[index](read[..., 0])
-        return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
+        return Proposal(logits, poses.from_parameters(read[..., 1:7]), elu(read))
 
 
 def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> Tensor:

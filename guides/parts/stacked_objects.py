@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.parts.em import Evidence, route
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.networks.layers import BalancedLogits
+from capsule_zoo.models.networks.layers import ELU, BalancedLogits, elu
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import (
@@ -94,7 +94,7 @@ class ReadObjects(PyroModule):
         self.standard = BalancedLogits(inputs, spread=1.0)
         layers: list[nn.Module] = []
         for _ in range(settings.hidden):
-            layers += [PyroModule[nn.Linear](inputs, settings.width), nn.ELU()]
+            layers += [PyroModule[nn.Linear](inputs, settings.width), ELU()]
             inputs = settings.width
         self.body = PyroModule[nn.Sequential](*layers)
         self.read = PyroModule[nn.Linear](inputs, objects * self.numbers)
@@ -117,7 +117,7 @@ class ReadObjects(PyroModule):
         if self.balance is not None:
             logits = model.prior_logit + self.balance(logits)
         return FeaturedProposal(
-            logits, poses.from_parameters(read[..., 1:7]), read[..., 7:], F.elu(read)
+            logits, poses.from_parameters(read[..., 1:7]), read[..., 7:], elu(read)
         )
 
 
@@ -148,7 +148,7 @@ class TransformedObjects(PyroModule):
         members = as_set(parts.pose, parts.presence, model.relaxed, parts.feature)
         read = over_leading(self.transformer, members, 2)  # (B, objects, numbers)
         pose = poses.from_parameters(read[..., 1:7])
-        return FeaturedProposal(read[..., 0], pose, read[..., 7:], F.elu(read))
+        return FeaturedProposal(read[..., 0], pose, read[..., 7:], elu(read))
 
 
 @dataclass(frozen=True)

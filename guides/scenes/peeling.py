@@ -33,6 +33,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Found, Proposal
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.scenes import Scenes, crop, together
 
 ALIKE = 0.15  # deviation of colors that are alike, in units of their range
@@ -115,7 +116,7 @@ class Peeling(WindowReader):
         self.temperature = temperature
         layers = [PyroModule[nn.Flatten]()]
         for inputs in ((1 + model.image_shape[0]) * glimpse**2, hidden):
-            layers += [PyroModule[nn.Linear](inputs, hidden), PyroModule[nn.ELU]()]
+            layers += [PyroModule[nn.Linear](inputs, hidden), ELU()]
         self.look = PyroModule[nn.Sequential](*layers)
         self.where = pose_head(hidden, sum(self.numbers))
 

@@ -34,6 +34,7 @@ from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetLaw
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.trace_density import latent_sites
+from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.scenes import AsObject, Scenes
 
 _UNIT = 100.0  # nats of a unit of the baseline's network
@@ -80,9 +81,7 @@ class AttendInferRepeat(WindowReader):
         self.where = pose_head(hidden, sum(self.numbers))
         self.stay = PyroModule[nn.Linear](hidden, 1)
         self.expected = PyroModule[nn.Sequential](
-            PyroModule[nn.Linear](pixels + hidden, hidden),
-            PyroModule[nn.ELU](),
-            PyroModule[nn.Linear](hidden, 1),
+            PyroModule[nn.Linear](pixels + hidden, hidden), ELU(), PyroModule[nn.Linear](hidden, 1)
         )
 
     def on_model(self, model: Scenes) -> Self:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.networks.convolutional import Decoder, Upsampler
+from capsule_zoo.models.networks.layers import elu
 from capsule_zoo.models.networks.leading import joined, over_leading
 from capsule_zoo.models.networks.on_request import (
     Latents,
@@ -65,7 +66,7 @@ class MixedDecoder(PyroModule):
         self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
 
     def forward(self, code: Tensor, request: Tensor) -> Tensor:
-        return self.decoder(F.elu(self.mix(joined([code, request], -1))))
+        return self.decoder(elu(self.mix(joined([code, request], -1))))
 
 
 class LinearDecoder(PyroModule):
@@ -87,7 +88,7 @@ class LinearDecoder(PyroModule):
         request = F.pad(request, (0, 1), value=1.0)
         coefficients = self.mix(code).unflatten(-1, (-1, request.shape[-1]))
         units = torch.einsum("...hn,...n->...h", coefficients, request)
-        return self.decoder(F.elu(units))
+        return self.decoder(elu(units))
 
 
 class BroadcastDecoder(PyroModule):
@@ -119,7 +120,7 @@ class BroadcastDecoder(PyroModule):
         coordinates = torch.stack(torch.meshgrid(row, column, indexing="ij"))
         maps = inputs[:, :, None, None].expand(-1, -1, rows, columns)
         maps = torch.cat([maps, coordinates.expand(len(inputs), -1, -1, -1)], 1)
-        return self.upsample(F.elu(self.spread(F.elu(self.mix(maps)))))
+        return self.upsample(elu(self.spread(elu(self.mix(maps)))))
 
 
 DECODERS: dict[str, type[MixedDecoder | LinearDecoder | BroadcastDecoder]] = {

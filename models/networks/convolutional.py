@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.models.networks.layers import elu
 from capsule_zoo.models.networks.leading import over_leading
 
 LIKELIHOODS = ("normal", "bernoulli")
@@ -69,7 +70,7 @@ class Upsampler(PyroModule):
     def _doubled_twice(self, maps: Tensor) -> Tensor:
         """Compute the logits (B, C, H, W) from maps (B, maps, *quarter)."""
         (height, width), (rows, columns) = self.half, self.size
-        maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
+        maps = elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
         return _painted(self.paint, maps)[..., :rows, :columns]
 
 
@@ -100,7 +101,7 @@ class Decoder(Upsampler):
         self.expand = PyroModule[nn.Linear](latent, 2 * channels * math.prod(self.quarter))
 
     def forward(self, code: Tensor) -> Tensor:
-        return super().forward(F.elu(self.expand(code)).unflatten(-1, (-1, *self.quarter)))
+        return super().forward(elu(self.expand(code)).unflatten(-1, (-1, *self.quarter)))
 
 
 def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
@@ -131,5 +132,5 @@ class Encoder(PyroModule):
         self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
-        return F.elu(self.hidden(maps.flatten(1)))
+        maps = elu(self.quarter(elu(self.halve(images - 0.5))))
+        return elu(self.hidden(maps.flatten(1)))

@@ -2,13 +2,46 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
 
 from capsule_zoo.models.networks.layers import (
+    ELU,
     AttentionPooling,
     BalancedLogits,
     MultiheadAttentionBlock,
     SetTransformer,
+    elu,
 )
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1.2e-7), (torch.float64, 2.3e-16)])
+def test_the_exponential_linear_unit_is_torchs_to_the_rounding_of_one(dtype, rounding):
+    x = torch.cat([torch.linspace(-90, 90, 1001), torch.tensor([-1e-9, 0.0, 1e-9])]).to(dtype)
+    assert (elu(x) - F.elu(x)).abs().max() <= rounding
+    assert elu(torch.tensor([torch.nan]))[0].isnan()
+    torch.testing.assert_close(ELU()(x), elu(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")  # torch scripts its own formulas
+def test_the_exponential_linear_unit_has_all_derivatives():
+    x = torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(elu(x).sum(), x)
+    torch.testing.assert_close(slope, torch.where(x > 0, 1.0, x.exp()))
+    away = x.detach()[[0, 1, 3, 4]].requires_grad_()
+    assert gradcheck(elu, away) and gradgradcheck(elu, away)
+    _, forward = torch.func.jvp(elu, (x.detach(),), (torch.ones_like(x),))
+    torch.testing.assert_close(forward, slope)
+    each = torch.func.vmap(torch.func.grad(lambda y: elu(y)))(x.detach())
+    torch.testing.assert_close(each, slope)
+
+
+def test_what_is_compiled_or_of_sixteen_bits_is_torchs_own():
+    with torch.autocast("cpu", torch.bfloat16):
+        half = torch.randn(100).bfloat16()
+        torch.testing.assert_close(elu(half), F.elu(half), rtol=0, atol=0)
+    program = torch.export.export(ELU(), (torch.randn(3),))
+    assert torch.ops.aten.elu.default in {node.target for node in program.graph.nodes}
 
 
 def test_a_set_transformer_does_not_see_the_order():
