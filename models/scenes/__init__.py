@@ -457,7 +457,8 @@ class Scenes(Model):
         free, ground = sums[0].exp(), ground.unsqueeze(-4)
         if len(sums) == 1:
             return 1 - (free if self.ground == "black" else free * (1 - ground))
-        return (1 - free) * (sums[2] / (sums[1] + 1e-6)) + free * ground
+        share = (1 - free) / (sums[1] + 1e-6)  # of one channel, as `free` is
+        return torch.addcmul(free * ground, share, sums[2])
 
 
 def _summed(presences: Tensor, values: Tensor) -> Tensor:
