@@ -132,18 +132,23 @@ class EMRouting(AnnealedRouting):
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         responsibility = votes.uniform()
         for iteration in range(self.iterations):
-            belief = best_belief(votes, responsibility, self._cooled(law, iteration))
             if self.costs == "standardized":
-                belief = belief._replace(logits=self._standardized(votes, belief, law, iteration))
+                belief = self._standardized(votes, responsibility, law, iteration)
+            else:
+                belief = best_belief(votes, responsibility, self._cooled(law, iteration))
             yield belief
             if iteration + 1 < self.iterations:
                 responsibility = self.responsibilities(votes, belief, law)
 
-    def _standardized(self, votes: Votes, belief: Belief, law: ParentLaw, iteration: int) -> Tensor:
-        gain = belief.logits / (law.inverse_temperature * self.factor(iteration)) - law.beta_a
-        variance, mean = torch.var_mean(gain, 2, correction=0, keepdim=True)
+    def _standardized(
+        self, votes: Votes, responsibility: Tensor, law: ParentLaw, iteration: int
+    ) -> Belief:
+        alone = law._replace(beta_a=torch.zeros_like(law.beta_a), inverse_temperature=1.0)
+        belief = best_belief(votes, responsibility, alone)  # logits: minus the costs, in nats
+        variance, mean = torch.var_mean(belief.logits, 2, correction=0, keepdim=True)
+        surplus = (belief.logits - mean) * (variance + _TINY).rsqrt()
         beta_a = law.beta_a / (votes.size * votes.fair_share)
-        return self.factor(iteration) * (beta_a + (gain - mean) * (variance + _TINY).rsqrt())
+        return belief._replace(logits=self.factor(iteration) * (beta_a + surplus))
 
     def responsibilities(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
         """Compute the responsibilities of the E step."""

@@ -108,7 +108,8 @@ class CapsuleNetwork(ImagesOfClasses, Model):
         """
         if winners is None:
             winners = capsules.norm(dim=-1).argmax(-1)
-        return self.draw_class(capsules, winners)
+        logits = self.decoder(self.masked(capsules, winners))
+        return logits.sigmoid().unflatten(-1, self.image_shape)
 
 
 class OverlappingCapsuleNetwork(PairsOfImages, CapsuleNetwork):

@@ -208,8 +208,8 @@ class MatrixCapsules(Classifier):
             return super().explain(outputs, images, labels)
         super().explain(outputs[..., 0], images, labels)
         if self.training and labels is not None:
-            drawn = self.draw_class(outputs[..., 1:], labels)
-            error = (drawn - images).square().sum((-3, -2, -1))
+            drawn = self.decoder(self.masked(outputs[..., 1:], labels)).sigmoid()
+            error = (drawn - images.flatten(-3)).square().sum(-1)
             with error.device:  # as in `sample_label`
                 pyro.factor("reconstruction", -self.reconstruction * error)
 

@@ -59,19 +59,18 @@ def iterations(options: Options, chosen: Settings) -> Result:
     first convolution before the first update, as a multiple of its size with the fewest iterations
     and the first power. `error` is the test error after the training.
     """
-    pairs = {
-        f"{name_of(power)}-{number}": (number, power)
+    variants = {
+        f"{name_of(power)}-{number}": {"iterations": number, "power": power}
         for power in chosen.powers
         for number in chosen.iterations
     }
-    variants = {name: dict(iterations=n, power=power) for name, (n, power) in pairs.items()}
-    costs = {name: float(number) for name, (number, _) in pairs.items()}
+    costs = {name: float(each["iterations"]) for name, each in variants.items()}
     how: dict[str, Any] = dict(steps=chosen.steps, network=chosen.network)
     outcomes = Study(variants, chosen.seeds, costs).run(measure, options, **how)
     unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"][0]
     found: dict[str, dict[str, Numbers]] = {"test error": {}, "first gradient": {}}
-    for name, (number, power) in pairs.items():
-        own, row, column = outcomes[name], str(number), name_of(power)
+    for name, each in variants.items():
+        own, row, column = outcomes[name], str(each["iterations"]), name_of(each["power"])
         found["test error"].setdefault(column, {})[row] = over_seeds(own)["error"]
         slope = mean_and_error([outcome["slope"][0] / unit for outcome in own])
         found["first gradient"].setdefault(column, {})[row] = slope
@@ -113,28 +112,24 @@ def first_gradient(entry: Entry, split: Split) -> float:
     return slope
 
 
-TENTHS = 7  # in which a linear margin rises
-LINEAR: Mapping[str, Any] = {"anneal": "linear"}
-STANDARDIZED: Mapping[str, Any] = {"costs": "standardized"}
-
-
 def of_article(steps: int) -> dict[str, dict[str, Any]]:
     """Return sizes of networks of three iterations, with what Hui's article does otherwise.
 
     Args:
         steps: updates of a run, in which the linear margin rises to its end.
     """
-    margin = {"margin_shape": "linear", "margin_steps": steps / TENTHS}
+    temperature, costs = {"anneal": "linear"}, {"costs": "standardized"}
+    margin = {"margin_shape": "linear", "margin_steps": steps / 7}  # from .2 to .9 by tenths
     drawn, flat = {"reconstruction": 0.0005}, {"power": 0.25}
     parts: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         "paper": ({}, {}),
-        "linear_temperature": (LINEAR, {}),
-        "standardized_costs": (STANDARDIZED, {}),
+        "linear_temperature": (temperature, {}),
+        "standardized_costs": (costs, {}),
         "linear_margin": ({}, margin),
         "reconstruction": ({}, drawn),
-        "article": ({**LINEAR, **STANDARDIZED}, {**margin, **drawn}),
+        "article": (temperature | costs, margin | drawn),
         "paper_flat": (flat, {}),
-        "article_flat": ({**LINEAR, **STANDARDIZED, **flat}, {**margin, **drawn}),
+        "article_flat": (temperature | costs | flat, margin | drawn),
     }
     return {name: {"routing": EMRouting(3, **how), **own} for name, (how, own) in parts.items()}
 
@@ -150,8 +145,8 @@ def article(
     """Train three iterations with what Hui's article does otherwise (20 core-minutes).
 
     That is an inverse temperature that rises by 1, costs that are standardized over the parents, a
-    margin that rises in steps, here by seven tenths in all updates, and a loss of reconstruction:
-    each alone, and together (`article`). `flat` has a power of a quarter. `first_gradient` is as in
+    margin that rises linearly, here to its end in all updates, and a loss of reconstruction: each
+    alone, and together (`article`). `flat` has a power of a quarter. `first_gradient` is as in
     `iterations`, as a multiple of `paper`. Both are means over the seeds.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.networks.layers import ELU
+from capsule_zoo.models.networks.layers import ELU, perceptron
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
@@ -90,12 +90,9 @@ class ReadKinds(PyroModule):
     def __init__(self, settings: KindNetwork, model: ShapeCodes, objects: str) -> None:
         super().__init__()
         self.objects = objects
-        layers: list[nn.Module] = []
-        seen = inputs = 7 * model.levels[-1].size
-        for _ in range(settings.hidden):
-            layers += [PyroModule[nn.Linear](inputs, settings.width), ELU()]
-            inputs = settings.width
-        self.body = PyroModule[nn.Sequential](*layers)
+        seen = 7 * model.levels[-1].size
+        sizes = [seen, *[settings.width] * settings.hidden]
+        self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         outputs = model.kinds * (6 + model.codes)
         self.center = PyroModule[nn.Linear](inputs, outputs)
         self.center.weight.data *= 0.1  # objects start near the identity, with codes near zero

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.parts.em import Evidence, route
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.networks.layers import ELU, BalancedLogits, elu
+from capsule_zoo.models.networks.layers import ELU, BalancedLogits, elu, perceptron
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import (
@@ -90,13 +90,10 @@ class ReadObjects(PyroModule):
         super().__init__()
         objects, parts = (level.size for level in model.levels)
         self.numbers = 7 + model.object_features
-        inputs = parts * (7 + model.part_features)
-        self.standard = BalancedLogits(inputs, spread=1.0)
-        layers: list[nn.Module] = []
-        for _ in range(settings.hidden):
-            layers += [PyroModule[nn.Linear](inputs, settings.width), ELU()]
-            inputs = settings.width
-        self.body = PyroModule[nn.Sequential](*layers)
+        seen = parts * (7 + model.part_features)
+        self.standard = BalancedLogits(seen, spread=1.0)
+        sizes = [seen, *[settings.width] * settings.hidden]
+        self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         self.read = PyroModule[nn.Linear](inputs, objects * self.numbers)
         weight, bias = (x.data.unflatten(0, (objects, -1)) for x in self.read.parameters())
         weight[:, 1:7] *= 0.1  # objects start upright, in the middle, at full size

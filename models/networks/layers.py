@@ -217,12 +217,17 @@ class SetTransformer(PyroModule):
         return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias
 
 
-def perceptron(*sizes: int) -> PyroModule:
-    """Return linear layers of these sizes, from inputs to outputs, with ReLU between them."""
+def perceptron(*sizes: int, unit: type[nn.Module] = nn.ReLU, last: bool = False) -> PyroModule:
+    """Return linear layers of these sizes, from inputs to outputs, with units between them.
+
+    Args:
+        unit: class of the units.
+        last: whether units follow the last layer too.
+    """
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
-        layers += [PyroModule[nn.Linear](inputs, outputs), PyroModule[nn.ReLU]()]
-    return PyroModule[nn.Sequential](*layers[:-1])
+        layers += [PyroModule[nn.Linear](inputs, outputs), unit()]
+    return PyroModule[nn.Sequential](*(layers if last else layers[:-1]))
 
 
 class CoupledLSTM(PyroModule):

@@ -5,7 +5,6 @@ front of the dim of the images. Convolutions and batch normalization support onl
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,16 +59,9 @@ def with_previous(values: Tensor) -> Tensor:
 
 
 class ImagesOfClasses:
-    """What models of images in classes see, name and draw: each image and its class.
-
-    Attributes:
-        decoder: computes the logits of pixels from capsules of all classes, of which all but one
-            are zeros (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, figure 2).
-    """
+    """What models of images in classes see and name: each image and its class."""
 
     num_classes: int
-    image_shape: Any
-    decoder: Any
 
     def seen(self, images: Tensor) -> Tensor:
         """Return what the capsules or the scores are computed from, of images (*batch, C, H, W)."""
@@ -83,14 +75,16 @@ class ImagesOfClasses:
         """Return 1 at each label and 0 elsewhere, (*batch, classes), of integers of any width."""
         return F.one_hot(labels.long(), self.num_classes)
 
-    def draw_class(self, capsules: Tensor, classes: Tensor) -> Tensor:
-        """Draw images (*batch, C, H, W) from capsules (*batch, J, D), those of one class alone.
+    def masked(self, capsules: Tensor, labels: Tensor) -> Tensor:
+        """Return capsules for a decoder, (*batch, J D), with zeros for all other classes.
 
         Args:
-            classes: numbers of the classes, (*batch,).
+            capsules: (*batch, J, D), or (*batch, 1, D) of the labels' classes alone.
+            labels: (*batch,).
+
+        Reference: Sabour, Frosst & Hinton 2017 (arXiv 1710.09829), section 4.1.
         """
-        masked = (self.one_hot(classes).to(capsules)[..., None] * capsules).flatten(-2)
-        return self.decoder(masked).sigmoid().unflatten(-1, self.image_shape)
+        return (self.one_hot(labels).to(capsules)[..., None] * capsules).flatten(-2)
 
     def check_labels(self, labels: Tensor | None) -> None:
         """Raise ValueError unless labels are (B,) integers, each the number of a class."""

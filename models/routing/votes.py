@@ -203,7 +203,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _sums(weight: Tensor, values: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
-    """Return weight @ V.mT, and with V^2, as V @ weight.mT, which takes half of the time."""
+    """Return sum_i weight_i V_i, and of V^2 if they are given; weight @ V.mT would be slower."""
     each = (values,) if squares is None else (values, squares)
     return tuple(torch.bmm(x, weight.mT).mT for x in each)
 
@@ -229,8 +229,8 @@ class _Score(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         linear, square, values, squares = ctx.saved_tensors
         ctx.ledger.add(grad, linear, square, values)
-        first, second = (*_sums(grad, values, squares), None)[:2]
-        return first, second, None, None, None, None
+        first, *second = _sums(grad, values, squares)
+        return first, second[0] if second else None, None, None, None, None
 
 
 def _scores(
