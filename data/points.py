@@ -10,7 +10,7 @@ The scene is shifted and scaled as a whole, so that its smallest coordinate is -
 Clutter, uniform in the square [-1, 1]^2, may be added to it, and the order of the points is random.
 
 References:
-    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 4.1.
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 3.1.
     Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 5.
 """
 

@@ -3,7 +3,7 @@
 The joint distribution is a mixture (`capsule_zoo.models.switchable_gaussians`). Two routings infer
 it, and one only looks as if it did:
 
-    EMRouting       R, then mu and sigma2, then a, each at its optimum: EM with switches
+    EMRouting       R, then mu and sigma2, then a: EM, each at its optimum with `e_step="exact"`
     VBRouting       R, then Dirichlet and Normal-Gamma posteriors: variational Bayes. Its joint is
                     the mixture with those priors on weights, means and precisions
     DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j. No joint has

@@ -20,8 +20,8 @@ to rounding) p(t_i) and p(A_i | t_i) are written as mixtures over the parents. F
 presences are relaxed to Concrete variables, and their sites then hold logits.
 
 References:
-    Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
-    Perspective" (arXiv 2004.03553). Templates and the set transformer:
+    Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks -- A Probabilistic Perspective"
+    (arXiv 2004.03553). Templates and the set transformer:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
     The paper leaves open how a pose is parametrized (here: the six numbers of the matrix) and how a
     relaxed presence mixes the two scales (linearly). Its sizes are not known to us; the defaults

@@ -33,9 +33,9 @@ likelihood of a pose to that power, which is not a density. Here the law is a mi
 absent. Both agree at 0 and 1, up to the density of absent parts.
 
 References:
-    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818): section
-    2.1 for objects and parts, 2.2 for parts and pixels, 2.3 for the losses, and the authors' public
-    program for sizes, the noise and the weight of the dummy.
+    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818):
+    sections 2.1 and 2.3 for objects and parts, 2.2 for parts and pixels, 2.4 for the losses, and
+    the authors' public program for sizes, the noise and the weight of the dummy.
 """
 
 import math

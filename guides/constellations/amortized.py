@@ -16,7 +16,7 @@ The network learns from scenes that the model draws (`inference.SleepPhase`).
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked capsule autoencoders" (arXiv 1906.06818),
-    section 4.1; Lee et al. 2019, "Set Transformer" (arXiv 1810.00825).
+    section 3.1; Lee et al. 2019, "Set Transformer" (arXiv 1810.00825).
 """
 
 import itertools

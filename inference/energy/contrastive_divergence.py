@@ -22,7 +22,7 @@ always on, this is the published gradient with means over the data.
 References:
     Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
     Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
-    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
+    Desjardins et al. 2010, "Parallel Tempering for Training of RBMs" (AISTATS; tempered).
     Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
     Lee, Ekanadham & Ng 2008, "Sparse Deep Belief Net Model for Visual Area V2" (sparsity; theirs
     is a square about a target).

@@ -15,7 +15,7 @@ the images of the batch, except those between images. A weight of 0 switches a t
 >>> objective.terms(model, guide, images)                           # each term, without its weight
 
 References:
-    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.3. The weights are
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.4. The weights are
     those of the authors' program for MNIST. There the weights of the mixture over parents are not
     normalized, in the paper they are; `normalized` chooses.
 """
