@@ -216,7 +216,7 @@ class Model(Program):
         return self.sharing_parameters(space=space, missing_fill=space.fill)
 
     def _scoring(self, observed: Tensor) -> AbstractContextManager:
-        return ScoreObserved(observed, self.plate_dims["images"])
+        return ScoreObserved(self.space.site, observed, self.plate_dims["images"])
 
 
 def _images_of(space: ObservationSpace) -> ImageSpace:

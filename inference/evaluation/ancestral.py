@@ -26,6 +26,7 @@ from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import observed_in
 
 Sites = Mapping[str, Tensor]
 
@@ -141,7 +142,7 @@ def mean_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        return model.space.as_batch(trace.nodes[model.space.site]["fn"].mean)
+        return model.space.as_batch(observed_in(trace, model)["fn"].mean)
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
@@ -160,7 +161,7 @@ def draw_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        site = trace.nodes[model.space.site]
+        site = observed_in(trace, model)
         drawn = site["value"] if images is None else site["fn"].sample()
         return model.space.as_batch(drawn)
 

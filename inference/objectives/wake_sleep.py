@@ -35,7 +35,7 @@ from capsule_zoo.inference.log_weight import call_arguments, log_density, only
 from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
 from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.spaces import space_of
+from capsule_zoo.models.common.spaces import observed_in
 
 
 class WakeSleep(Objective):
@@ -129,7 +129,7 @@ def sleep(
         program = poutine.trace(poutine.replay(model, trace=start))
         dream = program.get_trace(None, labels, batch_size=len(images))
     seen = dream.nodes["_RETURN"]["value"]
-    bounded = is_discrete(dream.nodes[space_of(model).site]["fn"])
+    bounded = is_discrete(observed_in(dream, model)["fn"])
     # Gaussian pixels of dreams may leave the range of those that the guide takes
     with nullcontext() if bounded else pyro.validation_enabled(False):
         trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(

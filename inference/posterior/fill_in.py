@@ -30,7 +30,7 @@ from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import observed_in, tiled
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _draws(
     if enumerated_sites(trace):
         values = {name: drawn.nodes[name]["value"] for name in guide.covers}
         trace = with_summed_drawn(model, values, hidden)
-    image = trace.nodes[model.space.site]
+    image = observed_in(trace, model)
     law, site_shape = image["fn"].law, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)
     given = images.nan_to_num(nan=0.0).reshape(site_shape)

@@ -86,20 +86,22 @@ class ObservedPixels(dist.TorchDistribution):
 
 
 class ScoreObserved(Messenger):
-    """The effect handler under which the site "image" scores only the observed pixels.
+    """The effect handler under which a site scores only the observed pixels.
 
     Args:
+        site: the name of the site.
         observed: (B, C, H, W).
         plate_dim: the dim of the plate of the images, as in `Model.plate_dims`.
     """
 
-    def __init__(self, observed: Tensor, plate_dim: int) -> None:
+    def __init__(self, site: str, observed: Tensor, plate_dim: int) -> None:
         super().__init__()
+        self.site = site
         inner = [1] * (-plate_dim - 1)  # sizes for the plates inside the plate of the images
         self.observed = observed.reshape(len(observed), *inner, *observed.shape[1:])
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == "image":
+        if msg["name"] == self.site:
             msg["fn"] = ObservedPixels(msg["fn"], self.observed)
 
 

@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Self
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
+from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.models.common.missing_pixels import filled
+from capsule_zoo.models.common.trace_density import scored_sites
 
 
 class ObservationSpace(ABC):
@@ -116,6 +118,16 @@ def space_of(program: Any) -> ObservationSpace:
         program = program.model if program._model else None  # Pyro forgets it in a pickle
     space = getattr(poutine.unwrap(program), "space", None)
     return space if isinstance(space, ObservationSpace) else AnyImages()
+
+
+def observed_in(trace: Trace, model: Any) -> dict:
+    """Return the node of `space_of(model).site`; raise ValueError if the model has no such site."""
+    if (site := space_of(model).site) in trace.nodes:
+        return trace.nodes[site]
+    raise ValueError(
+        f"model has no site {site!r}, which its space observes, but {list(scored_sites(trace))}; "
+        "rename one of them, or give the model a `space` with another `site`"
+    )
 
 
 def tiled(batch: Tensor, count: int) -> Tensor:

@@ -10,7 +10,15 @@ from pyro import poutine
 from pyro.infer import autoguide
 
 from capsule_zoo.guides import Guide
-from capsule_zoo.models import ImageSpace, Model
+from capsule_zoo.inference import (
+    ReweightedWakeSleep,
+    check_calibration,
+    loss_per_image,
+    posterior_predictive,
+    reconstruct,
+    sample,
+)
+from capsule_zoo.models import ImageSpace, Model, Site
 from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled
 from capsule_zoo.registry import create, small_sizes
 
@@ -101,3 +109,58 @@ def test_points_in_space_and_pictures_lack_no_dimension(shape):
         space.check(torch.zeros(shape))
     with pytest.raises(ValueError, match=r"points\[None\]"):
         space.check(torch.zeros(7, 2))
+
+
+class Renamed(Blank):
+    """A blank image, observed at a site of another name."""
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            code = pyro.sample("code", dist.Normal(0.0, 1.0))
+            law = dist.Normal(code[..., None, None, None].expand(-1, 1, 2, 3), 1.0).to_event(3)
+            return pyro.sample("pixels", law, obs=images)
+
+
+class Pixels(ImageSpace):
+    """Images that are observed at the site "pixels"."""
+
+    site = "pixels"
+
+
+class OfCodes(Guide):
+    """The prior as a guide to `code`."""
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Normal(images.new_zeros(()), 1.0))
+
+
+USES = {
+    "reconstruct": lambda model, images: reconstruct(model, OfCodes(model), images),
+    "posterior_predictive": lambda m, images: posterior_predictive(m, OfCodes(m), images, 2),
+    "sample": lambda model, images: sample(model, 3),
+    "check_calibration": lambda m, _: check_calibration(m, OfCodes(m), number=20, draws=3, bins=4),
+    "sleep": lambda m, images: loss_per_image(ReweightedWakeSleep(), m, OfCodes(m), images),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
+def test_the_observed_site_has_the_name_that_the_space_says(use):
+    model, images = Renamed(), torch.rand(3, 1, 2, 3)
+    model.sites = (Site("code", ("images",)),)
+    model.space = Pixels((1, 2, 3), (-math.inf, math.inf))
+    use(model, images)
+    model.space = ImageSpace((1, 2, 3), (-math.inf, math.inf))
+    with pytest.raises(ValueError, match=r"no site 'image'.* but .'code', 'pixels'.; rename one"):
+        use(model, images)
+
+
+def test_missing_pixels_are_left_out_at_a_site_of_any_name():
+    model, images = Renamed(), torch.rand(3, 1, 2, 3)
+    model.space = Pixels((1, 2, 3))
+    images[0, 0, 0, 0] = torch.nan
+    holed = poutine.condition(model.with_missing_pixels(), {"code": torch.zeros(3)})
+    trace = poutine.trace(holed).get_trace(images)
+    trace.compute_log_prob()
+    each = dist.Normal(0.0, 1.0).log_prob(images.nan_to_num()) * ~images.isnan()
+    torch.testing.assert_close(trace.nodes["pixels"]["log_prob"], each.sum((1, 2, 3)))

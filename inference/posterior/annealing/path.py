@@ -43,7 +43,7 @@ from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plat
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.inference.training.checkpoint import random_state, set_random_state
 from capsule_zoo.models.common.sharing import sharing
-from capsule_zoo.models.common.spaces import space_of
+from capsule_zoo.models.common.spaces import observed_in, space_of
 
 Beta = float | Tensor  # one for all rows, or (rows,)
 
@@ -363,8 +363,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
                 f"simulated ({error}); pass simulated=0"
             ) from error
-    space = space_of(model)
-    images = space.as_batch(trace.nodes[space.site]["value"])
+    images = space_of(model).as_batch(observed_in(trace, model)["value"])
     return images, {name: site["value"] for name, site in latent_sites(trace).items()}
 
 
