@@ -433,7 +433,7 @@ SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
 }
 
 
-def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Source]:
+def scene_reader(kind: str, words: str | None = None) -> Callable[[Path | None, Any], Source]:
     """Return the reader of a data set of scenes, with options such as "most=3,overlap=1".
 
     Raises:
@@ -444,7 +444,7 @@ def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Sou
     given = ("root", "options", "digits", "labels", "number", "grounds", "seed")
     names = [n for n in known if n not in given]
     options: dict[str, Any] = {}
-    for word in filter(None, words.split(",")):
+    for word in [] if words is None else words.split(","):
         name, _, value = word.partition("=")
         if name not in names:
             raise ValueError(f"{kind} has no option {name!r}; its options are {', '.join(names)}")

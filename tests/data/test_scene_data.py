@@ -75,6 +75,9 @@ def test_the_data_sets_have_names_and_options():
         load_dataset("tetrominoes:few=3")
     with pytest.raises(ValueError, match="most of tetrominoes must be a number"):
         load_dataset("tetrominoes:most=three")
+    for empty in ("tetrominoes:", "tetrominoes:train=20,"):
+        with pytest.raises(ValueError, match="no option ''; its options are train, test"):
+            load_dataset(empty)
 
 
 @pytest.mark.parametrize(
