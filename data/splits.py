@@ -108,7 +108,8 @@ def labels_of(split: Split) -> Tensor:
 def labels_for(images: Tensor, labels: Tensor) -> Tensor:
     """Return labels (N,) as int64; raise ValueError unless they are integers, one per image."""
     if not isinstance(labels, Tensor):
-        raise ValueError(f"labels must be a tensor of integers, not {type(labels).__name__}")
+        found = f"not {type(labels).__name__}; number classes that are words"
+        raise ValueError(f"labels must be a tensor of integers, {found}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
             f"labels must be integers, the numbers of classes, not {labels.dtype}; convert class "
@@ -150,6 +151,8 @@ class Dataset:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(isinstance(split, Split) for split in self._splits):
+            raise ValueError("train, validation and test must each be a Split(images, labels)")
         shapes = {split.images.shape[1:] for split in self._splits}
         if len(shapes) > 1:
             raise ValueError(f"the splits of {self.name!r} hold images of several shapes: {shapes}")

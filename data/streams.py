@@ -182,8 +182,8 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     if not parts or isinstance(parts[0], dict):
         raise ValueError(
-            f"a batch of data must be images or (images, labels), not {_words(batch)}; give "
-            "the DataLoader a collate_fn that picks them"
+            f"a batch of data must be images or (images, labels), not {_words(batch)}; give a "
+            "DataLoader with a collate_fn that picks them"
         )
     check(parts[0])
     if not labels:

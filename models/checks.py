@@ -53,7 +53,7 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
 def check_positive(**arguments: float) -> None:
     """Raise ValueError that names the first argument that is not a positive finite number."""
     for name, value in arguments.items():
-        if not 0 < value < float("inf"):
+        if isinstance(value, str) or not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
 
 
@@ -92,8 +92,9 @@ def check_labels(labels: Tensor | None, classes: int) -> None:
             f"labels must be integers of shape (B,), not {labels.dtype} of shape "
             f"{tuple(labels.shape)}"
         )
-    if labels.numel() and not 0 <= labels.min() <= labels.max() < classes:
+    if labels.numel() and not 0 <= (low := labels.min().item()) <= labels.max() < classes:
+        more = f", or build the model with classes={labels.max().item() + 1}" if low >= 0 else ""
         raise ValueError(
-            f"labels must lie in 0 to {classes - 1}, but these span {labels.min().item()} to "
-            f"{labels.max().item()}; build the model with classes={labels.max().item() + 1}"
+            f"labels must lie in 0 to {classes - 1}, but these span {low} to {labels.max().item()}"
+            f"; number the classes from 0, torch.unique(labels, return_inverse=True)[1]{more}"
         )

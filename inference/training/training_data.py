@@ -125,9 +125,11 @@ def _readable(
         return data
     if isinstance(data, DataLoader | TorchDataset):
         return data
+    kind = "None" if data is None else f"a {type(data).__name__}"
     raise ValueError(
         f"{name} must be a Dataset, a Split, images (N, C, H, W) as a torch.Tensor or a numpy "
-        f"array, a torch Dataset or a torch DataLoader, not {_kind(data)}"
+        f"array, a torch Dataset or a torch DataLoader, not {kind}; see load_dataset(name), "
+        "Split(images, labels), and numpy.stack for a list of images of one shape"
     )
 
 
@@ -139,7 +141,3 @@ def tensor_of(array: np.ndarray, name: str) -> Tensor:
         )
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
-
-
-def _kind(data: object) -> str:
-    return "None" if data is None else f"a {type(data).__name__}"

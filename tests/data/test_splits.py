@@ -105,3 +105,7 @@ def test_shapes_that_disagree_are_refused(split):
         Split(split.images.numpy(), split.labels)
     with pytest.raises(ValueError, match="several shapes"):
         Dataset("odd", split, split, Split(split.images[..., :4], split.labels))
+    with pytest.raises(ValueError, match="a tensor of integers, not list; number classes"):
+        Split(split.images, ["cat", "dog"])
+    with pytest.raises(ValueError, match=r"test must each be a Split\(images, labels\)"):
+        Dataset("arrays", split, split, split.images)

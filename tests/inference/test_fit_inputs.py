@@ -170,8 +170,8 @@ KINDS = "must be a Dataset, a Split, images .*, a torch Dataset or a torch DataL
     ("data", "match"),
     [
         (None, f"data {KINDS}, not None"),
-        ([torch.zeros(1, 2, 2)], f"data {KINDS}, not a list"),
-        ("mnist", f"data {KINDS}, not a str"),
+        ([torch.zeros(1, 2, 2)], f"data {KINDS}, not a list; .* and numpy.stack for a list"),
+        ("mnist", rf"data {KINDS}, not a str; see load_dataset\(name\)"),
         (np.zeros((4, 1, 2, 2), np.uint8), "divide bytes by 255"),
         (np.zeros((4, 2, 2, 1)), r"move the channels by images\.movedim\(-1, 1\)"),
         (np.zeros((4, 1, 2, 2), bool), r"call images\.float\(\)"),

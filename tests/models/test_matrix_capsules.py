@@ -258,7 +258,8 @@ def test_it_learns_where_a_bar_is():
     ("labels", "words"),
     [
         (torch.zeros(4), "labels must be integers"),
-        (torch.tensor([0, 1, 2, 3]), "labels must lie in 0 to 2"),
+        (torch.tensor([0, 1, 2, 3]), r"labels must lie in 0 to 2.*, or build .* classes=4"),
+        (torch.tensor([-1, 0, 1, 2]), r"labels must .* number the classes from 0, .*\[1\](?!, or)"),
         (torch.zeros(4, 1, dtype=torch.int64), "labels must be integers of shape"),
     ],
 )
