@@ -123,7 +123,8 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
         and not site["infer"].get("is_auxiliary")  # as those of `pyro.factor` are
     ]
     problems += [
-        f"site {name!r} is missing in the guide; the model draws it with shape {_shape(site)}"
+        f"site {name!r} is missing in the guide; the model draws it, without obs=, "
+        f"with shape {_shape(site)}"
         for name, site in wanted.items()
         if name not in drawn and name not in enumerated
     ]
@@ -150,6 +151,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
         problems.append(
             f"site {name!r} has shape {_shape(model_site)} in the model "
             f"but {_shape(guide_site)} in the guide"
+        )
+    scales = [float(torch.as_tensor(site["scale"]).max()) for site in (model_site, guide_site)]
+    if scales[0] != scales[1]:
+        problems.append(
+            f"site {name!r} is scaled by {scales[0]:g} in the model but by {scales[1]:g} in the "
+            "guide; give the plates around it the same size in both"
         )
     ranks = model_site["fn"].event_dim, guide_site["fn"].event_dim
     if ranks[0] != ranks[1]:

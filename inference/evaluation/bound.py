@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from pyro.distributions import Unit
 from pyro.poutine import Trace
+from torch import as_tensor
 
 from capsule_zoo.inference.check import is_delta, is_discrete, latent_sites
+from capsule_zoo.models.common.trace_density import scored_sites
 
 
 def point_sites(model_trace: Trace, guide_trace: Trace) -> set[str]:
@@ -38,6 +40,9 @@ def not_a_bound(model: Callable, model_trace: Trace, points: set[str]) -> list[s
         reasons.append(f"the guide places points at {', '.join(sorted(points))}")
     if not getattr(model, "normalized", True):
         reasons.append("the model is not normalized")
+    scaled = [n for n, s in scored_sites(model_trace).items() if (s["scale"] != as_tensor(1)).any()]
+    if scaled:
+        reasons.append(f"densities are scaled, as by plates that subsample: {', '.join(scaled)}")
     label = model_trace.nodes.get("label")
     if label is not None and label["type"] == "sample" and isinstance(label["fn"], Unit):
         reasons.append("labels enter as a factor, not as a distribution")

@@ -137,6 +137,29 @@ def test_a_guide_observes_nothing():
     assert "'image' is observed in the guide" in str(refused(model, guide, images))
 
 
+def test_plates_that_scale_one_side_only_are_refused():
+    class Scaled(ExactGuide):
+        def forward(self, images, labels=None):
+            with pyro.poutine.scale(scale=20.0):
+                super().forward(images)
+
+    model, images = Conjugate().double(), conjugate_images(3)
+    guide = Scaled(model).double()
+    error = refused(model, guide, images)
+    assert "'code' is scaled by 1 in the model but by 20 in the guide" in str(error)
+    check_pair(pyro.poutine.scale(model, 20.0), guide, images)
+
+
+def test_a_site_that_should_be_observed_is_named():
+    class Forgets(Conjugate):
+        def forward(self, images=None, labels=None, batch_size=1):
+            return super().forward(batch_size=1 if images is None else len(images))
+
+    model = Forgets().double()
+    error = refused(model, ExactGuide(model).double(), conjugate_images(3))
+    assert "'image' is missing in the guide; the model draws it, without obs=" in str(error)
+
+
 def test_relaxed_for_discrete_is_refused():
     def draw(number):
         pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))

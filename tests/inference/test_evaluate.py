@@ -404,6 +404,9 @@ def test_attributes_say_what_was_bounded():
     assert attrs["is_bound"] == 1 and attrs["bound_on"] == "log p(image, label)"
     assert attrs["not_a_bound"] == ""
     assert evaluate(model, guide, images).attrs["bound_on"] == "log p(image)"
+    attrs = evaluate(*(poutine.scale(program, 9.0) for program in (model, guide)), images).attrs
+    assert attrs["is_bound"] == 0
+    assert attrs["not_a_bound"] == "densities are scaled, as by plates that subsample: code, image"
 
 
 def test_a_model_of_labels_has_no_bound_without_labels():
