@@ -122,12 +122,19 @@ def loss_per_image(
     """
     check_objective(objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
-    evaluate = objective.differentiable_loss if torch.is_grad_enabled() else objective.loss
+    own = isinstance(objective, Objective)
+    evaluate = objective.differentiable_loss if own or torch.is_grad_enabled() else objective.loss
     with sharing():
         loss = evaluate(model, guide, *call_arguments(images, labels))
+    if own and not (isinstance(loss, Tensor) and loss.dim() == 0):
+        form = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"differentiable_loss of {type(objective).__name__} must return a scalar tensor, the "
+            f"mean over the images of the batch, not {form}"
+        )
     if not isinstance(loss, Tensor):
         loss = images.new_tensor(loss)
-    return loss if isinstance(objective, Objective) else loss / len(images)
+    return loss if own else loss / len(images)
 
 
 def check_objective(objective: ELBO | None) -> None:

@@ -104,3 +104,17 @@ def test_an_objective_without_differentiable_loss_is_refused():
     model, guide = pair()
     with pytest.raises(ValueError, match="RenyiELBO offers no differentiable_loss"):
         loss_per_image(RenyiELBO(), model, guide, conjugate_images(2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "form"), [(torch.zeros(6), r"\(6,\)"), (0.5, "float"), (None, "NoneType")]
+)
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, form, graded):
+    class Wrong(Objective):
+        def differentiable_loss(self, model, guide, *args, **kwargs):
+            return loss
+
+    words = rf"differentiable_loss of Wrong must return a scalar tensor, .*, not {form}$"
+    with torch.set_grad_enabled(graded), pytest.raises(ValueError, match=words):
+        loss_per_image(Wrong(), *pair(), conjugate_images(6))
