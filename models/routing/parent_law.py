@@ -135,10 +135,13 @@ class Routing:
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """Return the belief after the last iteration."""
-        *_, last = None, *self.beliefs(votes, law)
-        if not isinstance(last, Belief):
+        return self._iterations(votes, law)[-1]
+
+    def _iterations(self, votes: Votes, law: ParentLaw) -> list[Belief]:
+        found = list(self.beliefs(votes, law))
+        if not found or not all(isinstance(belief, Belief) for belief in found):
             raise ValueError(f"beliefs of {type(self).__name__} must yield a Belief, at least once")
-        return last
+        return found
 
     def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
         """Return the mean and the logits of the last belief, which are all that a layer needs."""
@@ -173,11 +176,17 @@ class Routing:
         """Compute the free energy after each iteration, in nats, (iterations, N).
 
         Means, variances and presences are those that minimize it at the routing's responsibilities.
+
+        Raises:
+            ValueError: a responsibility that is no share of a child.
         """
-        beliefs = (
-            best_belief(votes, belief.responsibility, law) for belief in self.beliefs(votes, law)
-        )
-        return torch.stack([free_energy(votes, belief, law) for belief in beliefs])
+        shares = [belief.responsibility for belief in self._iterations(votes, law)]
+        if not all(((share >= 0) & (share <= 1.001)).all() for share in shares):
+            raise ValueError(
+                f"responsibilities of {type(self).__name__} must lie in [0, 1], the shares of a "
+                "child; votes.compete(scores) makes them of any scores"
+            )
+        return torch.stack([free_energy(votes, best_belief(votes, r, law), law) for r in shares])
 
 
 class Routed(PyroModule):
@@ -193,6 +202,8 @@ class Routed(PyroModule):
 
     def route_by(self, routing: Routing, children: int, parents: int, size: int) -> None:
         """Use a routing, with first connections of its own; see `Routing.connections`."""
+        if not isinstance(routing, Routing):
+            raise ValueError(f"routing must be a Routing such as EMRouting(3), not {routing!r}")
         self.routing = routing
         self._connected = (children, parents, size)
         first = routing.connections(*self._connected)

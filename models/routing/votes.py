@@ -284,6 +284,8 @@ class Votes:
     @classmethod
     def dense(cls, values: Tensor, presence: Tensor | None = None) -> "Votes":
         """Return votes (N, children, parents, D) where every parent sees every child."""
+        if values.dim() != 4:
+            raise ValueError(f"votes are (N, children, parents, D), not {tuple(values.shape)}")
         if presence is None:
             presence = values.new_ones(values.shape[:2])
         return cls(values.permute(0, 2, 3, 1)[:, None].contiguous(), presence[:, None])

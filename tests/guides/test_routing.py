@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from capsule_zoo.guides import DynamicRouting, EMRouting, Routing, VBRouting
 from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
 from capsule_zoo.models.routing.votes import Votes, Windows
+from capsule_zoo.registry import create, small_sizes
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]
@@ -344,3 +345,27 @@ def test_a_routing_without_beliefs_and_a_share_of_an_iteration_are_named(votes):
         Routing()(votes, law())
     with pytest.raises(ValueError, match=r"iterations must be a whole number, 1 or more, not 1\.5"):
         EMRouting(1.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (lambda votes, belief: [belief._replace(responsibility=rand(B, 1, J, I))], "in .0, 1."),
+        (lambda votes, belief: [], "must yield a Belief"),
+        (lambda votes, belief: [votes.uniform(), belief], "must yield a Belief"),
+    ],
+)
+def test_beliefs_that_are_none_are_refused(votes, found, words):
+    class Mine(Routing):
+        def beliefs(self, votes, law):
+            yield from found(votes, best_belief(votes, votes.uniform(), law))
+
+    with pytest.raises(ValueError, match=rf"of Mine .*{words}"):
+        Mine().free_energies(votes, law())
+
+
+def test_words_and_votes_of_another_form_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"routing must be a Routing such as .*, not 'em'"):
+        create("matrix-capsules", **small_sizes("matrix-capsules")).model.with_routing("em")
+    with pytest.raises(ValueError, match=r"votes are .*, not \(12, 3, 16\)"):
+        Votes.dense(rand(12, 3, 16))
