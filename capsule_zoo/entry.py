@@ -33,6 +33,8 @@ _made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # names of guides
 class Entry(Generic[M, G]):
     """One model of the zoo, ready to train; `Entry[M, G]` knows the classes of model and guide.
 
+    It holds functions without a name. Pickle `(entry.model, entry.guide)`, or `save` and `load` it.
+
     Attributes:
         model: the joint distribution.
         guides: what makes every guide that fits, by name: a class, which takes the model, or a
