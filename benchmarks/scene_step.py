@@ -17,7 +17,8 @@ from torch import Tensor
 
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.guides.scenes.peeling import blurred, focus
-from capsule_zoo.models.scenes import crop, moved, subsets_of
+from capsule_zoo.models.scenes.counts import subsets_of
+from capsule_zoo.models.scenes.pictures import crop, moved
 from capsule_zoo.registry import Entry, create
 
 BATCH = 64

@@ -252,7 +252,8 @@ def _reader(name: str) -> Reader:
     if kind in SCENES:
         return scene_reader(kind, path)
     if kind == "folder" and path:
-        return lambda root, size: _pictures(Path(path), size)
+        read = array_file if Path(path).suffix.lower() in ARRAYS else folder
+        return lambda root, size: read(Path(path), size)
     if kind == "constellations" and path:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
     raise ValueError(_unknown(name, path))
@@ -276,10 +277,6 @@ def _is_of_pictures(name: str) -> bool:
     """Return True for the path of a folder, or of a file of NumPy."""
     path = from_home(name)
     return path.is_file() if path.suffix.lower() in ARRAYS else path.is_dir() and name != ""
-
-
-def _pictures(path: Path, size: Size | None) -> Source:
-    return array_file(path, size) if path.suffix.lower() in ARRAYS else folder(path, size)
 
 
 def _of_points(read: Callable[[], Source], size: Size | None) -> Source:

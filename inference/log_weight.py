@@ -17,7 +17,6 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.models.common.sharing import sharing
-from capsule_zoo.models.common.trace_density import IMAGES_PLATE as IMAGES_PLATE
 from capsule_zoo.models.common.trace_density import log_density as log_density
 
 

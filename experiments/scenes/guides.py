@@ -28,7 +28,7 @@ from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.scenes import subsets_of
+from capsule_zoo.models.scenes.counts import subsets_of
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 

@@ -31,7 +31,7 @@ from capsule_zoo.inference.evaluation.objects import (
     foreground_ari,
 )
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
-from capsule_zoo.models.scenes import crop
+from capsule_zoo.models.scenes.pictures import crop
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.entry import make_constant

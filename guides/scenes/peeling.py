@@ -34,7 +34,8 @@ from capsule_zoo.guides.scenes.proposals import Found, Proposal
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.networks.layers import ELU
-from capsule_zoo.models.scenes import Scenes, crop, together
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.pictures import crop, together
 
 ALIKE = 0.15  # deviation of colors that are alike, in units of their range
 

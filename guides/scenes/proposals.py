@@ -41,15 +41,9 @@ from capsule_zoo.models.common.trace_density import (
     plain_log_density,
     scored_sites,
 )
-from capsule_zoo.models.scenes import (
-    AsObject,
-    CountLaw,
-    Pictures,
-    Scenes,
-    prefixes_of,
-    subsets_of,
-    together,
-)
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
+from capsule_zoo.models.scenes.pictures import AsObject, Pictures, together
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much

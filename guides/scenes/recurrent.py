@@ -35,7 +35,8 @@ from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.trace_density import latent_sites
 from capsule_zoo.models.networks.layers import ELU
-from capsule_zoo.models.scenes import AsObject, Scenes
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.pictures import AsObject
 
 _UNIT = 100.0  # nats of a unit of the baseline's network
 

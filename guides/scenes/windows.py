@@ -20,7 +20,9 @@ from torch.nn import functional as F
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Proposal, SceneGuide
-from capsule_zoo.models.scenes import Scenes, Tones, crop, enlarged
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.grounds import Tones, enlarged
+from capsule_zoo.models.scenes.pictures import crop
 
 
 def pose_head(inputs: int, numbers: int) -> nn.Linear:

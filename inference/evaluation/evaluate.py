@@ -18,16 +18,16 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
 from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import IMAGES_PLATE, log_weights
+from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE, latent_sites
 
 if TYPE_CHECKING:
     from arviz import InferenceData

@@ -20,7 +20,8 @@ from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least, check_whole
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
-from capsule_zoo.models.scenes import Pictures, Scenes
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.pictures import Pictures
 
 
 @dataclass(frozen=True, eq=False)

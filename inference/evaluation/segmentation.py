@@ -45,10 +45,8 @@ def _best_match(agree: Tensor) -> Tensor:
     """Return the best sum over one-to-one matches of rows to columns, (S,), for (S, n, n)."""
     from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
 
-    found = []
-    for table in agree.cpu().numpy():
-        rows, columns = linear_sum_assignment(table, maximize=True)
-        found.append(float(table[rows, columns].sum()))
+    tables = agree.cpu().numpy()
+    found = [float(t[linear_sum_assignment(t, maximize=True)].sum()) for t in tables]
     return torch.tensor(found, device=agree.device)
 
 

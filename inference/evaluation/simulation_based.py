@@ -236,10 +236,8 @@ def _quantities(model: Callable, values: Values, images: Tensor, batch_size: int
 
 
 def _names(values: Values) -> tuple[str, ...]:
-    names = []
-    for site, value in values.items():
-        size = value[0].numel()
-        names += [f"{site}[{i}]" for i in range(size)] if size > 1 else [site]
+    sizes = {site: value[0].numel() for site, value in values.items()}
+    names = (f"{site}[{i}]" if n > 1 else site for site, n in sizes.items() for i in range(n))
     return (*names, JOINT)
 
 

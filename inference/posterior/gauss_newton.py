@@ -159,11 +159,9 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     """
     first = path.at(path.images[:1])
     rows = max(1, _NUMBERS // (_dependent(first, state.rows([0]))[1].numel() * len(columns)))
-    parts = []
-    for index in torch.arange(len(path.images)).split(rows):
-        jacobian = _jacobian(path.at(path.images[index]), state.rows(index), columns)
-        parts.append(jacobian @ jacobian.mT)
-    return torch.cat(parts)
+    parts = torch.arange(len(path.images)).split(rows)
+    found = (_jacobian(path.at(path.images[i]), state.rows(i), columns) for i in parts)
+    return torch.cat([jacobian @ jacobian.mT for jacobian in found])
 
 
 def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
             return tensors[node[_TENSOR]]
         keys = [int(key) if kind == "int" else key for kind, key in node["keys"]]
         return {key: _unpack(v, tensors) for key, v in zip(keys, node["values"], strict=True)}
-    if isinstance(node, list):
-        return [_unpack(value, tensors) for value in node]
-    return node
+    return [_unpack(value, tensors) for value in node] if isinstance(node, list) else node
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -44,36 +44,9 @@ from torch.nn import functional as F
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.scenes.counts import CountLaw, log_binomials, prefixes_of, subsets_of, upto
+from capsule_zoo.models.scenes.counts import CountLaw, log_binomials, upto
 from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarged
-from capsule_zoo.models.scenes.pictures import (
-    AsObject,
-    Drawn,
-    Pictures,
-    crop,
-    moved,
-    together,
-    window,
-)
-
-__all__ = [
-    "GRIDS",
-    "GROUNDS",
-    "SPREAD",
-    "AsObject",
-    "CountLaw",
-    "Drawn",
-    "Pictures",
-    "Scenes",
-    "Tones",
-    "crop",
-    "enlarged",
-    "moved",
-    "prefixes_of",
-    "subsets_of",
-    "together",
-    "window",
-]
+from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures, moved, together
 
 _LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
 

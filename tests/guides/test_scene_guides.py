@@ -17,7 +17,7 @@ from capsule_zoo.inference.objectives import summed_presences
 from capsule_zoo.inference.posterior.annealing.path import Given
 from capsule_zoo.inference.posterior.fill_in import fill_in
 from capsule_zoo.models.common import chunks
-from capsule_zoo.models.scenes import subsets_of
+from capsule_zoo.models.scenes.counts import subsets_of
 from capsule_zoo.registry import create, small_sizes
 
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")

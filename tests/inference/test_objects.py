@@ -11,7 +11,7 @@ from small_scenes import FORMS, pair
 from capsule_zoo.data.scenes import Objects, boxes_of
 from capsule_zoo.inference import find_objects, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown
-from capsule_zoo.models.scenes import Pictures
+from capsule_zoo.models.scenes.pictures import Pictures
 
 
 def test_what_is_found_is_scored_as_it_should_be():

@@ -16,7 +16,8 @@ from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, find_objects, fit, log_weights
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models.common.trace_density import log_density
-from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, prefixes_of, subsets_of
+from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
+from capsule_zoo.models.scenes.pictures import Pictures, crop, moved
 
 
 def test_counts_have_the_law_that_they_are_given():

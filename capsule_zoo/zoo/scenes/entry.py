@@ -13,7 +13,7 @@ from capsule_zoo.guides.scenes.windows import WindowReader
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.models.checks import unknown
-from capsule_zoo.models.scenes import GROUNDS
+from capsule_zoo.models.scenes.grounds import GROUNDS
 from capsule_zoo.registry import (
     Entry,
     create,

@@ -17,7 +17,8 @@ from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import latent_sites
-from capsule_zoo.models.scenes import AsObject, Scenes, together, window
+from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes.pictures import AsObject, together, window
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
 READ = 10  # draws of the guide that are made at once

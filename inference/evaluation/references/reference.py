@@ -110,10 +110,8 @@ class Reference:
         self._check(x)
         rows = x.reshape(-1, self.dimension).to(self.images)
         size = max(1, _ROWS // len(next(iter(self.settings.values()))))
-        joint = []
-        for part in rows.split(size):
-            values, log_jacobian = self._continuous.split(part)
-            joint.append(self._log_joint(values) + log_jacobian)
+        split = map(self._continuous.split, rows.split(size))
+        joint = [self._log_joint(values) + log_jacobian for values, log_jacobian in split]
         return torch.cat(joint).reshape(x.shape[:-1])
 
     def sites(self, x: Tensor) -> dict[str, Tensor]:

@@ -21,8 +21,7 @@ start in the order of the guide: no other one gives other weights.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -290,7 +289,10 @@ class AnnealedPath:
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
         moved, log_jacobian = self.continuous.split(state.position)
         values = {**state.choices, **moved}
-        with sharing(), poutine.block(), _same_noise(self.noise, self.images.device):
+        device = self.images.device
+        with sharing(), poutine.block(), torch.random.fork_rng([device] * (device.type == "cuda")):
+            # A guide may draw, such as the turn at which it reads: the same in every call.
+            set_random_state(self.noise, device)
             joint = scored(self.model, values, self.images)
             start = self._start(values, joint)
             return start + log_jacobian, log_density(joint, self.images) - start
@@ -411,18 +413,6 @@ def _choice(family: ByLogits, value: Tensor) -> Choice:
     if issubclass(family.family, torch.distributions.OneHotCategorical):
         return Choice(value.shape[-1], numbers // value.shape[-1], one_hot=True)
     return Choice(family.categories or 2, numbers, one_hot=False)
-
-
-@contextmanager
-def _same_noise(state: dict[str, Tensor], device: torch.device) -> Iterator[None]:
-    """Give whatever is drawn on the way to a density the same noise each time.
-
-    A guide may draw, for example, to choose the turn at which it reads an image. Its density at
-    given latents would then change from call to call.
-    """
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        set_random_state(state, device)
-        yield
 
 
 def _slope(term: Tensor, moved: Tensor, keep: bool) -> Tensor:
