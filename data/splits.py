@@ -97,9 +97,10 @@ class Split(TorchDataset):
 
 def labels_of(split: Split) -> Tensor:
     """Return the labels (N,) of a split; raise ValueError if it has none."""
-    if split.labels is None:
+    if getattr(split, "labels", None) is None:
+        name = split.name if isinstance(split, Split) else f"a {type(split).__name__}"
         raise ValueError(
-            f"{split.name} has no labels, which a classifier needs; put the pictures of each class "
+            f"{name} has no labels, which a classifier needs; put the pictures of each class "
             "into a folder of its own, PATH/CLASS/PICTURE, or give Split(images, labels)"
         )
     return split.labels
