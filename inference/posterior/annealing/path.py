@@ -290,7 +290,8 @@ class AnnealedPath:
         moved, log_jacobian = self.continuous.split(state.position)
         values = {**state.choices, **moved}
         device = self.images.device
-        with sharing(), poutine.block(), torch.random.fork_rng([device] * (device.type == "cuda")):
+        devices = [device] if device.type == "cuda" else []
+        with sharing(), poutine.block(), torch.random.fork_rng(devices):
             # A guide may draw, such as the turn at which it reads: the same in every call.
             set_random_state(self.noise, device)
             joint = scored(self.model, values, self.images)
