@@ -33,13 +33,19 @@ MEGABYTES = 39  # of a wheel, at most; weights are 37 of them
 
 
 def package_folders() -> dict[str, Path]:
-    """Return import name and folder of every package that setup.cfg declares."""
+    """Return import name and folder of every package; setup.cfg says where the upper ones lie."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options"]["package_dir"].strip().splitlines()
-    declared = dict(re.split(r"\s*=\s*", line.strip()) for line in lines)
-    assert set(declared) == set(config["options"]["packages"].split())
-    return {name: ROOT / folder for name, folder in declared.items()}
+    folders = {
+        name: ROOT / folder
+        for name, folder in (re.split(r"\s*=\s*", line.strip()) for line in lines)
+    }
+    for name in sorted(config["options"]["packages"].split()):  # a package before those inside it
+        above, _, own = name.rpartition(".")
+        folders.setdefault(name, folders.get(above, ROOT) / own)
+    assert all((folder / "__init__.py").is_file() for folder in folders.values())
+    return folders
 
 
 def tracked_files() -> list[Path]:
