@@ -11,8 +11,6 @@ from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import create, small_sizes
 
-TOP = ("object_presence", "object_pose")
-
 
 def model():
     torch.manual_seed(0)

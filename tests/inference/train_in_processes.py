@@ -5,17 +5,18 @@ import sys
 from pathlib import Path
 
 import torch
-from toys import Conjugate, PointGuide, conjugate_images
+from toys import Labelaw, PointGuide, conjugate_images
 
-from capsule_zoo.inference import Checks, fit
+from capsule_zoo.data import Split
+from capsule_zoo.inference import Checks, Inputs, fit
 
 
 def train(folder: str, steps: int) -> None:
     """Train the pair, or go on with it, and write `run.safetensors` into the folder."""
     torch.manual_seed(0)
-    images = conjugate_images(23)
+    data = Split(conjugate_images(23), torch.arange(23) % 2)
     torch.manual_seed(int(os.environ.get("RANK", "0")))
-    model = Conjugate().double()
+    model = Labelaw().double()
     guide = PointGuide(model).double()
     with torch.no_grad():  # what the first process starts from is what counts
         guide.slope += 0.1 * int(os.environ.get("RANK", "0"))
@@ -23,11 +24,12 @@ def train(folder: str, steps: int) -> None:
     fit(
         model,
         guide,
-        images,
+        data,
         steps=steps,
         batch_size=7,
         lr=0.005,
         optimizer=torch.optim.SGD,
+        inputs=Inputs(labels=True),
         checks=Checks(
             checkpoint=path, resume=path if os.path.exists(path) else None, progress=False
         ),

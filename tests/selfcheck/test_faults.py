@@ -3,8 +3,6 @@
 import random
 
 import faults
-import numpy as np
-import processes
 import pytest
 import torch
 from faults import (
@@ -88,10 +86,3 @@ def test_inputs_are_damaged_and_exchanged():
         exchange(tree, chance)
         seen.add(str(tree))
     assert len(seen) > 10
-
-
-@pytest.mark.slow
-def test_two_processes_take_the_steps_of_one():
-    alone, shared = processes.losses(1, 20), processes.losses(2, 20)
-    np.testing.assert_allclose(shared, alone, rtol=processes.CLOSE)
-    assert len(alone) == 20 and not np.allclose(alone[1:], alone[:-1], rtol=processes.CLOSE)
