@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from pyro.infer import ELBO
 
 from capsule_zoo.data.datasets import NAME as NAME
-from capsule_zoo.data.plugins import import_plugins, modules_outside, runs_again
+from capsule_zoo.data.plugins import import_plugins, modules_outside, refuse_taken, runs_again
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
 from capsule_zoo.inference.training.checkpoint import (
@@ -111,11 +111,8 @@ def register(
         factory, passes = _by_class(made, **parts) if isinstance(made, type) else (made, takes)
         if modules_outside(factory):
             import_entries()  # the zoo's own entries keep their names
-        if name in _registered and not runs_again(_registered[name].factory, factory):
-            raise ValueError(
-                f"an entry named {name!r} is registered already, by "
-                f"{_registered[name].factory.__module__}; choose another name"
-            )
+        held = _registered.get(name)
+        refuse_taken("an entry", name, held and held.factory, factory)
         _registered[name] = _Registered(factory, dict(small or {}), dict(passes or {}), data)
         return made
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.files import from_home
 from capsule_zoo.data.pictures import ARRAYS
-from capsule_zoo.data.plugins import import_plugins, runs_again
+from capsule_zoo.data.plugins import import_plugins, refuse_taken
 from capsule_zoo.data.points import constellations, constellations_of
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
@@ -26,7 +26,6 @@ from capsule_zoo.data.sources import (
     data_folder,
     digits,
     folder,
-    resized,
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split, integer_of
@@ -160,11 +159,7 @@ def register_dataset(name: str) -> Callable[[Reader], Reader]:
         raise ValueError(f"a data set's name is lower case with hyphens, not {name!r}")
 
     def decorate(reader: Reader) -> Reader:
-        if name in _READERS and not runs_again(_READERS[name], reader):
-            raise ValueError(
-                f"a data set named {name!r} is registered already, by "
-                f"{_READERS[name].__module__}; choose another name"
-            )
+        refuse_taken("a data set", name, _READERS.get(name), reader)
         _READERS[name] = reader
         return reader
 
@@ -181,14 +176,14 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     mnist = torchvision_images("MNIST", root)
     train = _by_chunks(_shifted, mnist.train[0], seeded_generator(1))
     test = _by_chunks(_scattered, mnist.test[0], seeded_generator(2))
-    return _with_images(mnist, train, test, size)
+    return mnist.with_images(train, test).resized(size)
 
 
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
     """Read MNIST with test images rotated by up to 180 degrees, uniformly, with a fixed seed."""
     mnist = torchvision_images("MNIST", root)
     test = Rotate(180)(mnist.test[0], generator=seeded_generator(3))
-    return _with_images(mnist, mnist.train[0], test, size)
+    return mnist.with_images(mnist.train[0], test).resized(size)
 
 
 def _of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
@@ -198,14 +193,6 @@ def _of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
         (test.images, test.labels),
         CATEGORIES,
         validation=len(train) // 10,
-    )
-
-
-def _with_images(source: Source, train: Tensor, test: Tensor, size: Size | None) -> Source:
-    return replace(
-        source,
-        train=(resized(train, size), source.train[1]),
-        test=(resized(test, size), source.test[1]),
     )
 
 

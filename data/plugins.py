@@ -90,6 +90,20 @@ def runs_again(*objects: object) -> bool:
     return all(getattr(_unwrapped(each), "__module__", "") == "__main__" for each in objects)
 
 
+def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
+    """Raise ValueError if a name has a holder, unless the new one is its notebook's, run again.
+
+    Args:
+        what: what is registered, such as "an entry".
+        holder: what has the name, a function or class; None for a free name.
+    """
+    if holder is not None and not runs_again(holder, new):
+        raise ValueError(
+            f"{what} named {name!r} is registered already, by {holder.__module__}; choose another "
+            "name"
+        )
+
+
 def _unwrapped(function: object) -> object:
     """Return the function of which others fixed arguments."""
     while isinstance(function, partial):

@@ -21,7 +21,7 @@ References:
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -454,14 +454,4 @@ def scene_reader(kind: str, words: str | None = None) -> Callable[[Path | None, 
         except ValueError:
             raise ValueError(f"{name} of {kind} must be a number, not {value!r}") from None
 
-    def reader(root: Path | None, size: tuple[int, int] | None) -> Source:
-        source = read(root, **options)
-        if size is None or tuple(source.train[0].shape[-2:]) == size:
-            return source
-        train, test = (
-            (resized(images, size), labels) for images, labels in (source.train, source.test)
-        )
-        known = tuple(objects.resized(size) for objects in source.objects or ())
-        return replace(source, train=train, test=test, objects=known)
-
-    return reader
+    return lambda root, size: read(root, **options).resized(size)

@@ -6,7 +6,7 @@ import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -42,6 +42,18 @@ class Source:
     validation: int
     held_out: Labelled | None = None
     objects: tuple[Any, Any] | None = None
+
+    def with_images(self, train: Tensor, test: Tensor) -> Self:
+        """Return the source with other images for training and testing, of the same classes."""
+        return replace(self, train=(train, self.train[1]), test=(test, self.test[1]))
+
+    def resized(self, size: Size | None) -> Self:
+        """Return the source with images for training and testing, and their objects, resized."""
+        if size is None or tuple(self.train[0].shape[-2:]) == size:
+            return self
+        known = self.objects and tuple(objects.resized(size) for objects in self.objects)
+        images = (resized(part[0], size) for part in (self.train, self.test))
+        return replace(self.with_images(*images), objects=known)
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:

@@ -86,7 +86,6 @@ class SmallNORB:
     Args:
         root: the folder that holds the files, packed (`.mat.gz`) or not (`.mat`), directly or in a
             folder `smallnorb`. Without a root they are downloaded to the user's cache (250 MB).
-        cameras: 1 for the left image only, 2 for both, as channels.
 
     Attributes:
         train, test: `Views`; no instance is in both.
@@ -101,10 +100,7 @@ class SmallNORB:
         "testing": "smallnorb-5x01235x9x18x6x2x96x96-testing",
     }
 
-    def __init__(self, root: str | Path | None = None, cameras: int = 1) -> None:
-        if cameras not in (1, 2):
-            raise ValueError(f"cameras must be 1 or 2, not {cameras!r}")
-        self.cameras = cameras
+    def __init__(self, root: str | Path | None = None) -> None:
         self.download = root is None
         folder = user_cache() if root is None else Path(root)
         inner = folder / "smallnorb"
@@ -118,7 +114,7 @@ class SmallNORB:
             raise MissingData(f"the {part} files in {self.root} do not belong together")
         instance, elevation, azimuth, lighting = info.long().T
         return Views(
-            images[:, : self.cameras],
+            images[:, :1],  # of the left camera
             labels.long(),
             instance,
             elevation,

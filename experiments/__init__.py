@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pyro
 
 from capsule_zoo._version import __version__
-from capsule_zoo.data.plugins import import_plugins, modules_outside, runs_again
+from capsule_zoo.data.plugins import import_plugins, modules_outside, refuse_taken
 from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
@@ -194,11 +194,8 @@ def experiment(
     def decorate(function: _Function) -> _Function:
         if modules_outside(function):
             _import_own()  # the zoo's own experiments keep their names
-        if name in _experiments and not runs_again(_experiments[name].function, function):
-            raise ValueError(
-                f"an experiment named {name!r} is registered already, by "
-                f"{_experiments[name].function.__module__}; choose another name"
-            )
+        held = _experiments.get(name)
+        refuse_taken("an experiment", name, held and held.function, function)
         _experiments[name] = Experiment(name, function, data or own, about or model, **shown)
         return function
 
