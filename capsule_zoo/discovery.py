@@ -157,12 +157,12 @@ class Description:
 def list_weights(pattern: str = "*") -> dict[str, Weights]:
     """Return the zoo's trained weights that match a shell pattern, by name and sorted."""
     found: dict[str, Weights] = {}
-    for path in sorted(registry.WEIGHTS.glob("*.json")):
-        file = path.with_suffix(".safetensors")
-        if fnmatch(path.stem, pattern) and file.is_file():
-            card = {"data": "unknown data", **read_recipe(path.stem)}
-            known = {name: card[name] for name in ("entry", "data", "guide", "headline")}
-            found[path.stem] = Weights(path.stem, bytes=file.stat().st_size, **known)
+    for name in registry.trained_names():
+        file = registry.WEIGHTS / f"{name}.safetensors"
+        if fnmatch(name, pattern) and file.is_file():
+            card = {"data": "unknown data", **read_recipe(name)}
+            known = {field: card[field] for field in ("entry", "data", "guide", "headline")}
+            found[name] = Weights(name, bytes=file.stat().st_size, **known)
     return found
 
 
