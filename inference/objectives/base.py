@@ -121,8 +121,8 @@ def loss_per_image(
         ValueError: the objective offers no `differentiable_loss` (`pyro.infer.RenyiELBO`).
     """
     check_objective(objective)
-    # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
     own = isinstance(objective, Objective)
+    # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
     evaluate = objective.differentiable_loss if own or torch.is_grad_enabled() else objective.loss
     with sharing():
         loss = evaluate(model, guide, *call_arguments(images, labels))
