@@ -141,6 +141,20 @@ def of_matrices(options: Options, chosen: Equal) -> Result:
     return compared("matrix-capsules", NETWORK, chosen, options)
 
 
+@experiment(
+    "matrix-capsules/equal-network-cifar10",
+    data="cifar10",
+    minutes=40,
+    defaults=dict(data=("cifar10",), moved=()),
+)
+def of_matrices_in_color(options: Options, chosen: Equal) -> Result:
+    """Compare matrix capsules with an equal network on photographs (40 core-minutes).
+
+    See `matrix-capsules/equal-network` for the quantities.
+    """
+    return compared("matrix-capsules", NETWORK, chosen, options)
+
+
 def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:
     """Tune, train and measure both networks on all data."""
     given = replace(given, sizes=given.sizes or sizes)

@@ -5,18 +5,19 @@ images, divided by the squared error of the mean training image, which is the be
 The error of a classifier is its error rate, divided by a half.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single, snake_case
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment
+from capsule_zoo.experiments.common.curves import Curve, learning_curve, times_of
+from capsule_zoo.experiments.common.findings import by_quantity, snake_case
 from capsule_zoo.figures.grids import panels
-from capsule_zoo.inference import Check, Checks, Inputs, error_rate, infer, mean_images
+from capsule_zoo.inference import Inputs, error_rate, infer, mean_images
 from capsule_zoo.models.networks.leading import with_previous
-from capsule_zoo.records import Metrics, Numbers
+from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 
 if TYPE_CHECKING:
@@ -25,17 +26,11 @@ if TYPE_CHECKING:
 HALF = 0.5  # the error rate under which a classifier has started
 STARTED = 1.0
 GOOD = {"draws": 0.5, "classifies": 0.1}  # of a classifier, an error rate of .05
-LONGER = 1.15  # the time of a measurement, as a multiple of the one before
 COLUMNS = 5
 
-Curve = list[tuple[float, int, float]]  # processor seconds, updates, error
 
-
-def learning_curve(job: Job[dict], *, data: str, every: int) -> Curve:
-    """Train the entry of the job's name, and return its errors at growing times.
-
-    The time of the measurements does not count. Nothing is saved: an interrupted run starts again,
-    because its processor time would be lost.
+def curve_of(job: Job[dict], *, data: str, every: int) -> Curve:
+    """Train the entry of the job's name, and return its errors; see `learning_curve`.
 
     Args:
         job: its variant are the sizes of the entry.
@@ -44,23 +39,9 @@ def learning_curve(job: Job[dict], *, data: str, every: int) -> Curve:
     """
     options, images = job.options, load_dataset(data, root=job.options.data_root)
     entry = begun(job.name, images, options, **job.variant | {"image_shape": images.image_shape})
-    found: Curve = []
-    measuring = 0.0
-
-    def measure(check: Check) -> None:
-        nonlocal measuring
-        seconds = check.seconds - measuring
-        if not found or seconds >= LONGER * found[-1][0]:
-            began = time.process_time()
-            found.append((seconds, check.step, relative_error(entry, images)))
-            measuring += time.process_time() - began
-
-    checks = Checks(every=every, callbacks=[measure], clock="processor")
-    inputs = Inputs(labels=takes_apart(entry))
-    unchecked = replace(images, validation=images.validation[:1])  # `fit` measures its loss
-    unsaved = replace(options, runs=None)
-    train(entry, unchecked, unsaved, options.budget, in_stages=True, inputs=inputs, checks=checks)
-    return found
+    how: dict[str, Any] = dict(in_stages=True, inputs=Inputs(labels=takes_apart(entry)))
+    error = partial(relative_error, entry, images)
+    return learning_curve(entry, images, options, error, every=every, **how)
 
 
 def relative_error(entry: Entry, data: Dataset) -> float:
@@ -112,9 +93,10 @@ def time_to_quality(
     for own in sizes.values():
         own.pop("classes", None)  # digits have ten
     timed = replace(options, minutes=options.budget)
-    curves = Study(sizes, seeds).run(learning_curve, timed, data=data, every=every)
+    curves = Study(sizes, seeds).run(curve_of, timed, data=data, every=every)
     goals = {name: goal_of(name, sizes[name]) for name in names}
-    rows = {snake_case(name): times_of(curves[name], goals[name]) for name in names}
+    levels = {name: {"start": STARTED, "good": goal} for name, goal in goals.items()}
+    rows = {snake_case(name): times_of(curves[name], levels[name]) for name in names}
     metrics: Metrics = by_quantity(rows)
     return Result(metrics, {"": draw(curves, goals)})
 
@@ -122,21 +104,6 @@ def time_to_quality(
 def goal_of(name: str, sizes: Mapping[str, object]) -> float:
     """Return the error under which an entry is good."""
     return GOOD["classifies" if create(name, **sizes).model.supervised else "draws"]
-
-
-def times_of(curves: Sequence[Curve], goal: float) -> Numbers:
-    """Return when the curves of all seeds fall below 1 and below the goal, and where they end."""
-    _, updates, errors = zip(*(curve[-1] for curve in curves), strict=True)
-    found = {"error": mean_and_error(list(errors)), "updates": mean_and_error(list(updates))}
-    for what, level in {"start": STARTED, "good": goal}.items():
-        below = [[point for point in curve if point[2] < level] for curve in curves]
-        there = [points[0] for points in below if points]
-        found[f"{what}_seeds"] = single(len(there), len(curves))
-        if len(there) == len(curves):
-            seconds, steps, _ = zip(*there, strict=True)
-            found[f"{what}_seconds"] = mean_and_error(list(seconds))
-            found[f"{what}_updates"] = mean_and_error(list(steps))
-    return found
 
 
 def draw(curves: Mapping[str, Sequence[Curve]], goals: Mapping[str, float]) -> "Figure":
