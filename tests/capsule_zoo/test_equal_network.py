@@ -14,6 +14,10 @@ from capsule_zoo.registry import create, load, save, small_sizes
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
+TINY = {
+    "capsule-network": dict(channels=4, hidden=(8, 8)),
+    "matrix-capsules": dict(features=4, capsules=(2, 2, 2)),
+}
 PAIRS = {
     "overlapping-capsule-network": {"channels": 8},
     "overlapping-capsules": {"channels": (8, 8), "types": 2},
@@ -124,13 +128,14 @@ def test_the_record_has_every_network_and_try(name, minutes, few, tmp_path):
     "name, data",
     [
         ("capsule-network/equal-network-cifar10", "cifar10"),
+        ("matrix-capsules/equal-network-cifar10", "cifar10"),
         ("capsule-network/equal-network-at-length", "mnist"),
     ],
 )
 def test_other_data_and_lengths_have_the_same_comparison(name, data, few, monkeypatch, tmp_path):
     monkeypatch.setattr(equal_network, "photographs", lambda name, _: {data: few}[name])
     options = Options(minutes=0.01, progress=False, processes=1)
-    sizes = dict(channels=4, hidden=(8, 8))
+    sizes = TINY[name.partition("/")[0]]
     found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
     assert {f"test_error_plain_{data}", f"error_fgsm_100_capsules_{data}"} <= found
     assert all(each.endswith(f"_{data}") for each in found)

@@ -9,15 +9,10 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.common.curves import LONGER, times_of
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.experiments.zoo import time_to_quality
-from capsule_zoo.experiments.zoo.time_to_quality import (
-    LONGER,
-    goal_of,
-    learning_curve,
-    relative_error,
-    times_of,
-)
+from capsule_zoo.experiments.zoo.time_to_quality import curve_of, goal_of, relative_error
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
@@ -33,10 +28,10 @@ def small(monkeypatch):
     return few
 
 
-def test_times_are_those_of_the_first_errors_below_one_and_below_the_goal():
+def test_times_are_those_of_the_first_errors_below_the_levels():
     quick = [(1.0, 10, 1.2), (2.0, 20, 0.9), (3.0, 30, 0.4), (4.0, 40, 0.6)]
     slow = [(1.0, 9, 1.3), (2.0, 18, 1.0), (4.0, 36, 0.8)]
-    found = times_of([quick, slow], goal=0.5)
+    found = times_of([quick, slow], {"start": 1.0, "good": 0.5})
     assert found["start_seeds"] == (2, None, 2) and found["good_seeds"] == (1, None, 2)
     assert found["start_seconds"] == (3.0, pytest.approx(1.0), 2)
     assert found["start_updates"] == (28.0, pytest.approx(8.0), 2)
@@ -65,7 +60,7 @@ def test_measurements_lie_apart_and_their_time_does_not_count(small, monkeypatch
 
     monkeypatch.setattr(time_to_quality, "relative_error", slow)
     (job,) = Study({"vae": small_sizes("vae")}).jobs(replace(OPTIONS, minutes=0.02))
-    times = [seconds for seconds, _, _ in learning_curve(job, data="digits", every=1)]
+    times = [seconds for seconds, _, _ in curve_of(job, data="digits", every=1)]
     assert len(times) > 3
     assert all(b >= LONGER * a for a, b in pairwise(times))
     assert times[-1] <= 1.2 + 0.3 - measuring * (len(times) - 1)
