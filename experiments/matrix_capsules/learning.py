@@ -191,9 +191,9 @@ def trained(job: Job[Way], *, chosen: Settings) -> dict[str, Any]:
     """Train a network in a way, and return its learning curve, test error and updates."""
     entry, data, how = ready(job, chosen)
     few = data.validation[: chosen.images]
-    steps = {"every": EVERY, "longer": LONGER}
     error = lambda: error_rate(entry.model, entry.guide, few).value  # noqa: E731
-    curve = learning_curve(entry, data, job.options, error, **steps, **how)
+    options = job.options
+    curve = learning_curve(entry, data, options, error, every=EVERY, longer=LONGER, **how)
     numbers = {
         "test_error": error_rate(entry.model, entry.guide, data.test),
         "updates": single(curve[-1][1]),
