@@ -11,6 +11,7 @@ they are and with all changes that were kept.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,12 @@ from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.curves import Curve, learning_curve, times_of
-from capsule_zoo.experiments.common.findings import by_quantity, means_of, over_seeds, single
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    mean_and_error,
+    means_of,
+    over_seeds,
+)
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.zoo.equal_network import NETWORKS, Search, Task, begun_on, under
 from capsule_zoo.figures.curves import plain_numbers
@@ -139,8 +145,13 @@ def learning(options: Options, chosen: Settings) -> Result:
     curves = {name: [each["curve"] for each in own] for name, own in outcomes.items()}
     rows: dict[str, Numbers] = {}
     for name, own in outcomes.items():
-        times = {key: x for key, x in times_of(curves[name], LEVELS).items() if "_to_" in key}
-        rows[name] = over_seeds([each["numbers"] for each in own]) | times
+        times, ends = times_of(curves[name], LEVELS), [curve[-1] for curve in curves[name]]
+        rows[name] = over_seeds([each["numbers"] for each in own])
+        rates = [updates / seconds for seconds, updates, _ in ends]
+        rows[name]["updates_per_second"] = mean_and_error(rates)
+        for level, unit in product(LEVELS, ("seeds", "seconds", "updates")):
+            if (number := times.get(f"{level}_{unit}")) is not None:
+                rows[name][f"{unit}_{level}"] = number
     tables = {
         "": Table(by_quantity(rows)),
         "validation error": Table(errors, "validation_{quantity}_{variant}"),
@@ -194,11 +205,8 @@ def trained(job: Job[Way], *, chosen: Settings) -> dict[str, Any]:
     error = lambda: error_rate(entry.model, entry.guide, few).value  # noqa: E731
     options = job.options
     curve = learning_curve(entry, data, options, error, every=EVERY, longer=LONGER, **how)
-    numbers = {
-        "test_error": error_rate(entry.model, entry.guide, data.test),
-        "updates": single(curve[-1][1]),
-    }
-    return {"curve": curve, "numbers": numbers}
+    test_error = error_rate(entry.model, entry.guide, data.test)
+    return {"curve": curve, "numbers": {"test_error": test_error}}
 
 
 def ready(job: Job[Way], chosen: Settings) -> tuple[Entry, Dataset, dict[str, Any]]:

@@ -86,9 +86,6 @@ MINIATURES = {
     ),
     "matrix-capsules/article": Miniature(dict(steps=2, seeds=2, network=MATRIX), 0.003),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
-    "matrix-capsules/learning": Miniature(
-        dict(kinds=("batches", "margins", "smoothing"), seeds=2, images=4, sizes=MATRIX), 0.02
-    ),
     "matrix-capsules/full": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
     "matrix-capsules/viewpoints-smallnorb": Miniature(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from miniature import few_digits, few_views
+from miniature import few_digits, few_views, names_in_record
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Job, Options, reproduce
@@ -187,6 +187,20 @@ def test_a_search_keeps_the_changes_that_lower_the_error_and_goes_on_from_them(m
     assert [*errors["plain"]] == ["as_it_is", *(name for name in names if name not in own)]
     assert errors["capsules"]["batch_64"][0] == pytest.approx(0.4)  # on top of the cut
     assert {minutes for _, minutes in tried} == {2.0}
+
+
+def test_a_search_ends_with_learning_curves_of_both_networks(monkeypatch, tmp_path):
+    monkeypatch.setattr(learning, "LEVELS", {"to_2": 2.0, "to_0": 0.0})
+    settings = dict(kinds=("batches", "margins", "smoothing"), seeds=2, images=4, sizes=NETWORK)
+    options = replace(QUICK, minutes=0.02)
+    found, drawn = names_in_record("matrix-capsules/learning", options, tmp_path, **settings)
+    networks = ("capsules", "plain", "capsules_searched", "plain_searched")
+    numbers = ("test_error", "updates_per_second", "seeds_to_0", "seeds_to_2", "seconds_to_2")
+    numbers += ("updates_to_2",)
+    wanted = {f"{number}_{network}" for number in numbers for network in networks}
+    both = ("as_it_is", "batch_16", "batch_64", "batch_128", "smoothed_labels")
+    wanted |= {f"validation_{network}_{way}" for network in networks[:2] for way in both}
+    assert found == wanted | {"validation_capsules_margin_steps_50"} and drawn == {""}
 
 
 def test_a_way_changes_images_network_and_training(miniature):
