@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.data.transforms import Shift
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, choose, experiment, train
 from capsule_zoo.experiments.common.curves import Curve, learning_curve, times_of
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
@@ -134,6 +134,7 @@ def learning(options: Options, chosen: Settings) -> Result:
     the first measurement below it, on validation images, where all seeds get there; measuring takes
     a part of the minutes and is not counted in these seconds.
     """
+    choose("kind", chosen.kinds, KINDS)  # refuses unknown ones
     parts = chosen.seeds * 2 * len(NETWORKS) + chosen.tried * (
         len(NETWORKS) + sum(len(changes(kind, n)) for kind in chosen.kinds for n in NETWORKS)
     )
@@ -199,7 +200,7 @@ def tried(job: Job[Way], *, chosen: Settings) -> Numbers:
 
 
 def trained(job: Job[Way], *, chosen: Settings) -> dict[str, Any]:
-    """Train a network in a way, and return its learning curve, test error and updates."""
+    """Train a network in a way, and return its learning curve and its test error."""
     entry, data, how = ready(job, chosen)
     few = data.validation[: chosen.images]
     error = lambda: error_rate(entry.model, entry.guide, few).value  # noqa: E731

@@ -203,6 +203,11 @@ def test_a_search_ends_with_learning_curves_of_both_networks(monkeypatch, tmp_pa
     assert found == wanted | {"validation_capsules_margin_steps_50"} and drawn == {""}
 
 
+def test_a_kind_of_change_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match=r"unknown kind 'rate'.*rates"):
+        learning.learning(QUICK, Settings(kinds=("rate",)))
+
+
 def test_a_way_changes_images_network_and_training(miniature):
     changed = Way("capsules", 0, 8, 0.01, 50, "categorical", 0.2, "cosine", 100, 2)
     entry, data, how = learning.ready(Job("", changed, QUICK), Settings(sizes=NETWORK))
