@@ -233,12 +233,12 @@ def ready(job: Job[Way], chosen: Settings) -> tuple[Entry, Dataset, dict[str, An
 
 def draw(curves: Mapping[str, Sequence[Curve]]) -> "Figure":
     """Draw the errors during training against seconds and updates, a line for each seed."""
-    figure, (axes,) = panels(2, size=(4, 3.4), sharey=True)
+    figure, (axes,) = panels(2, size=(3.4, 3), sharey=True)
     for n, (name, own) in enumerate(curves.items()):
         for curve in own:
             seconds, updates, errors = zip(*curve, strict=True)
             for axis, places in zip(axes, (seconds, updates), strict=True):
-                axis.plot(places, errors, ".-", color=f"C{n}", lw=1, ms=3)
+                axis.plot(places, errors, color=f"C{n}", lw=1, antialiased=False)
         axes[0].plot([], [], color=f"C{n}", label=in_words(name))
     for axis, words in zip(axes, ("processor seconds of training", "updates"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel=words)
