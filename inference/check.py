@@ -152,17 +152,18 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"site {name!r} has shape {_shape(model_site)} in the model "
             f"but {_shape(guide_site)} in the guide"
         )
-    scales = [float(torch.as_tensor(site["scale"]).max()) for site in (model_site, guide_site)]
-    if scales[0] != scales[1]:
-        problems.append(
-            f"site {name!r} is scaled by {scales[0]:g} in the model but by {scales[1]:g} in the "
-            "guide; give the plates around it the same size in both"
-        )
     ranks = model_site["fn"].event_dim, guide_site["fn"].event_dim
     if ranks[0] != ranks[1]:
         problems.append(
             f"site {name!r} has event rank {ranks[0]} in the model but {ranks[1]} in the guide; "
             f"use .to_event({ranks[0]}) in the guide"
+        )
+    scales = [torch.as_tensor(site["scale"]) for site in (model_site, guide_site)]
+    if not problems and (scales[0] != scales[1]).any():
+        words = [_range(scale) for scale in scales]
+        problems.append(
+            f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
+            "give the plates around it the same size in both, and the same poutine.scale"
         )
     kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
     if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
@@ -180,6 +181,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
                 f"{max(bare)} in the {where}; draw it within pyro.plate(..., dim={max(bare)})"
             )
     return problems
+
+
+def _range(values: Tensor) -> str:
+    """Return the smallest and the largest value as words, or the only one."""
+    smallest, largest = values.min().item(), values.max().item()
+    return f"{smallest:g}" if smallest == largest else f"{smallest:g} to {largest:g}"
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:

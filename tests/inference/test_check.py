@@ -138,16 +138,13 @@ def test_a_guide_observes_nothing():
 
 
 def test_plates_that_scale_one_side_only_are_refused():
-    class Scaled(ExactGuide):
-        def forward(self, images, labels=None):
-            with pyro.poutine.scale(scale=20.0):
-                super().forward(images)
-
     model, images = Conjugate().double(), conjugate_images(3)
-    guide = Scaled(model).double()
-    error = refused(model, guide, images)
-    assert "'code' is scaled by 1 in the model but by 20 in the guide" in str(error)
-    check_pair(pyro.poutine.scale(model, 20.0), guide, images)
+    guide, weights = ExactGuide(model).double(), torch.tensor([0.5, 1.0, 1.0])
+    for scale, words in (20.0, "20"), (weights, "0.5 to 1"):
+        scaled = poutine.scale(guide, scale)
+        error = refused(model, scaled, images)
+        assert f"'code' is scaled by 1 in the model but by {words} in the guide" in str(error)
+        check_pair(poutine.scale(model, scale), scaled, images)
 
 
 def test_a_site_that_should_be_observed_is_named():

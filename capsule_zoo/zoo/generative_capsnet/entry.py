@@ -96,7 +96,7 @@ generative_capsnet = _register(
 generative_capsnet_continuous = _register(
     "generative-capsnet-continuous",
     ContinuousCapsNet,
-    "The same parts, routed by a code without kinds.",
+    "A code without kinds routes parts by address, and parts draw themselves there.",
     {**SMALL_CAPSULES, "latent": 2},
 )
 conditional_autoencoder = _register(
