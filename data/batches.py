@@ -27,7 +27,7 @@ class BatchSource(ABC):
             seeded before the call and restored afterwards.
 
     Raises:
-        ValueError: a batch size below 1, a negative seed.
+        ValueError: a batch size below 1, a negative seed, a transform that cannot be called.
     """
 
     def __init__(self, batch_size: int, seed: int = 0, transform: Transform | None = None) -> None:
@@ -35,6 +35,11 @@ class BatchSource(ABC):
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if seed < 0:
             raise ValueError(f"seed must not be negative, but is {seed}")
+        if transform is not None and not callable(transform):
+            raise ValueError(
+                f"transform must be a function of images or a torch.nn.Module, not {transform!r}; "
+                "capsule_zoo.data.transforms has some"
+            )
         self.batch_size = batch_size
         self.seed = seed
         self.transform = transform

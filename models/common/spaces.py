@@ -159,6 +159,8 @@ def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     if not images.is_floating_point():
         remedy = "call images.float()" if images.dtype is torch.bool else "divide bytes by 255"
         raise ValueError(f"images must be floating point, not {images.dtype}; {remedy}")
+    if images.layout is not torch.strided:
+        raise ValueError(f"images must be dense, not {images.layout}; call images.to_dense()")
 
 
 def _check_pixels(images: Tensor, least: float, most: float) -> None:

@@ -108,6 +108,7 @@ def test_seeds_of_several_numbers_do_not_collide():
     [
         (lambda s: Batches(s, 0), "batch_size"),
         (lambda s: Batches(s, 8, seed=-1), "seed"),
+        (lambda s: Batches(s, 8, transform="flip"), "transform must be a function of images"),
         (lambda s: Batches(s[:0], 8), "empty"),
         (lambda s: seeded_generator(1, -1), "negative"),
     ],

@@ -243,6 +243,7 @@ def test_bad_options_are_refused_by_name(options, message):
         (torch.full((2, 1, 28, 28), torch.nan), "NaN or infinite"),
         (torch.full((2, 1, 28, 28), 1.5), r"must lie in \[0, 1\]"),
         (torch.zeros(2, 1, 28, 28, dtype=torch.uint8), "must be floating point"),
+        (torch.zeros(2, 1, 28, 28).to_sparse(), r"call images\.to_dense\(\)"),
         ([[0.0]], "must be a torch.Tensor"),
     ],
 )
