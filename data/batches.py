@@ -36,10 +36,7 @@ class BatchSource(ABC):
         if seed < 0:
             raise ValueError(f"seed must not be negative, but is {seed}")
         if transform is not None and not callable(transform):
-            raise ValueError(
-                f"transform must be a function of images or a torch.nn.Module, not {transform!r}; "
-                "capsule_zoo.data.transforms has some"
-            )
+            raise ValueError(f"transform must be a function of images, not {transform!r}")
         self.batch_size = batch_size
         self.seed = seed
         self.transform = transform

@@ -160,7 +160,8 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
         )
     scales = [torch.as_tensor(site["scale"]) for site in (model_site, guide_site)]
     if not problems and (scales[0] != scales[1]).any():
-        words = [_range(scale) for scale in scales]
+        ends = [torch.stack(scale.aminmax()).unique().tolist() for scale in scales]
+        words = [" to ".join(f"{end:g}" for end in pair) for pair in ends]
         problems.append(
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
@@ -181,12 +182,6 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
                 f"{max(bare)} in the {where}; draw it within pyro.plate(..., dim={max(bare)})"
             )
     return problems
-
-
-def _range(values: Tensor) -> str:
-    """Return the smallest and the largest value as words, or the only one."""
-    smallest, largest = values.min().item(), values.max().item()
-    return f"{smallest:g}" if smallest == largest else f"{smallest:g} to {largest:g}"
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:

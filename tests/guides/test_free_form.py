@@ -14,6 +14,7 @@ from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.sizes import sized
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
+FITTING = dict(freeze="model", checks=Checks(progress=False), batch_size=4)
 
 
 @pytest.fixture
@@ -75,16 +76,7 @@ def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, 
     before = {k: v.clone() for k, v in model.state_dict().items()}
     free = FreeForm(model, images, guide, "normal")
     start = summarize(evaluate(model, free, images, num_particles=20))["elbo"]
-    fit(
-        model,
-        free,
-        images,
-        steps=60,
-        lr=0.01,
-        freeze="model",
-        checks=Checks(progress=False),
-        batch_size=4,
-    )
+    fit(model, free, images, steps=60, lr=0.01, **FITTING)
     end = summarize(evaluate(model, free, images, num_particles=20))["elbo"]
     assert end > start + 10
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -135,16 +127,7 @@ def test_pyros_own_guides_fit_too(pair, images, automatic, selection):
     guide = automatic(visible, init_loc_fn=init_to_sample)  # medians are singular poses
     guide(images)  # AutoGuides find the sites and their shapes on the first call
     check_pair(model, guide, images)
-    run = fit(
-        model,
-        guide,
-        images,
-        steps=30,
-        lr=0.02,
-        freeze="model",
-        checks=Checks(progress=False),
-        batch_size=4,
-    )
+    run = fit(model, guide, images, steps=30, lr=0.02, **FITTING)
     losses = run.history["loss"]
     assert losses.iloc[-5:].mean() < losses.iloc[:5].mean()
 
