@@ -7,11 +7,11 @@ import pytest
 from house import ROOT, House, report
 
 # Ceilings, not goals. They rose for scenes, curvature and routings, and by 210 lines for the forms
-# of matrix capsules in the article that programs follow, and for a fast ELU. The second rose by 306
-# lines for the search of what makes matrix capsules learn fast. The goals are 36,000 and 44,000
-# lines, and 20 in the ninth decile.
-LINES = 40_638
-LINES_WITH_EXPERIMENTS = 50_652
+# of matrix capsules in the article that programs follow, and for a fast ELU. The second rose by
+# 306 lines for the search of what makes matrix capsules learn fast, and both by 6 for errors. The
+# goals are 36,000 and 44,000 lines, and 20 in the ninth decile.
+LINES = 40_644
+LINES_WITH_EXPERIMENTS = 50_658
 MEDIAN, NINTH_DECILE = 6, 18  # lines of a function without its docstring
 ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 5  # of the family that is spread widest
