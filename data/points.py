@@ -11,7 +11,7 @@ Clutter, uniform in the square [-1, 1]^2, may be added to it, and the order of t
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 3.1.
-    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 5.
+    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676).
 """
 
 import math

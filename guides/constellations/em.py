@@ -12,7 +12,7 @@ permutation, to which poses are fitted, twice. For each set of objects whose cor
 the points, EM runs from several poses drawn from their prior, and the best result is kept.
 
 References:
-    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), sections 3 and 4; Sinkhorn & Knopp 1967.
+    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676); Sinkhorn & Knopp 1967.
 """
 
 import itertools

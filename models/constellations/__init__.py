@@ -24,8 +24,8 @@ leaves to the poses.
 References:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked capsule autoencoders" (arXiv 1906.06818),
     section 3.1.
-    Nazabal, Tsagkas & Williams 2021, "Inference for generative capsule models" (arXiv 2103.06676),
-    section 3. There noise is on the scene only, sigma = 0 here.
+    Nazabal, Tsagkas & Williams 2021, "Inference for generative capsule models" (arXiv 2103.06676).
+    There noise is on the scene only, sigma = 0 here.
 """
 
 import math
