@@ -6,8 +6,7 @@ points that is found so is scored by its evidence, with the pose integrated out.
 among their best sets, one after the other, and the best joint choices survive.
 
 References:
-    Fischler & Bolles 1981; Nazabal, Tsagkas & Williams 2023, "Inference and learning for
-    generative capsule models", Neural Computation 35(4) (arXiv 2209.03115).
+    Fischler & Bolles 1981; Nazabal, Tsagkas & Williams 2023 (arXiv 2209.03115).
 """
 
 import itertools
