@@ -159,9 +159,9 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"use .to_event({ranks[0]}) in the guide"
         )
     scales = [torch.as_tensor(site["scale"]) for site in (model_site, guide_site)]
-    if not problems and (scales[0] != scales[1]).any():
-        ends = [torch.stack(scale.aminmax()).unique().tolist() for scale in scales]
-        words = [" to ".join(f"{end:g}" for end in pair) for pair in ends]
+    comparable = not problems or scales[0].numel() == scales[1].numel() == 1
+    if comparable and (scales[0] != scales[1]).any():
+        words = [" to ".join(f"{x:g}" for x in torch.stack(s.aminmax()).unique()) for s in scales]
         problems.append(
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"

@@ -147,6 +147,17 @@ def test_plates_that_scale_one_side_only_are_refused():
         check_pair(poutine.scale(model, scale), scaled, images)
 
 
+def test_a_scale_is_named_beside_a_wrong_event_rank():
+    def draw(number):
+        pyro.sample("pose", dist.Normal(torch.zeros(number), 1.0))
+        pyro.sample("coin", dist.Bernoulli(0.5))
+
+    model, images = TwoLevels(), conjugate_images(5, torch.float32)
+    error = refused(model, poutine.scale(Written(model, draw), 20.0), images)
+    assert "'pose' has event rank 1 in the model but 0 in the guide" in str(error)
+    assert "'pose' is scaled by 1 in the model but by 20 in the guide" in str(error)
+
+
 def test_a_site_that_should_be_observed_is_named():
     class Forgets(Conjugate):
         def forward(self, images=None, labels=None, batch_size=1):
