@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median, quantiles
 
 ROOT = Path(__file__).resolve().parent.parent
 MAPPED = ("models", "guides", "inference", "data", "experiments", "weights")
@@ -28,16 +27,6 @@ SHARED = (
     "experiments/common",
 )
 LAYERS = ("data", "models", "guides", "inference", "capsule_zoo", "experiments")
-
-
-def _span(node: ast.stmt) -> int:
-    """Return the number of lines of a statement."""
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-    """Return the statement that is a function's docstring, if it has one."""
-    return node.body[:1] if ast.get_docstring(node, clean=False) is not None else []
 
 
 @dataclass(frozen=True)
@@ -78,28 +67,6 @@ class House:
             if f.partition("/")[0] in packages and not re.match("experiments/.*/", f)
         )
         return sum((self.root / file).read_text().count("\n") for file in kept)
-
-    @cached_property
-    def function_lines(self) -> list[int]:
-        """The lengths of all functions, in lines without their docstrings."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        functions = [
-            n for tree in self.files.values() for n in ast.walk(tree) if isinstance(n, kinds)
-        ]
-        return [_span(node) - sum(map(_span, _docstring(node))) for node in functions]
-
-    @property
-    def widest_model(self) -> tuple[int, str]:
-        """The most arguments that a constructor of a model takes, and the model."""
-        return max(
-            (len(init.args.args) + len(init.args.kwonlyargs) - 1, model.name)
-            for file, tree in self.files.items()
-            if file.startswith("models/")
-            for model in ast.walk(tree)
-            if isinstance(model, ast.ClassDef)
-            for init in model.body
-            if isinstance(init, ast.FunctionDef) and init.name == "__init__"
-        )
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -151,23 +118,6 @@ class House:
             for used in all_used
             if _layer(used) > _layer(file)
         )
-
-    @property
-    def families(self) -> dict[str, set[str]]:
-        """The folders in which each family has files of its own, by family."""
-        names = sorted(
-            {
-                file.split("/")[2].removesuffix(".py")
-                for file in self.files
-                if file.startswith("capsule_zoo/zoo/") and file.count("/") == 3
-            }
-        )
-        found: dict[str, set[str]] = {name: set() for name in names}
-        for file in self.files:
-            for name in names:
-                if any(part.removesuffix(".py") == name for part in file.split("/")):
-                    found[name].add(file.rpartition("/")[0])
-        return found
 
     @property
     def circles(self) -> list[list[str]]:
@@ -232,15 +182,9 @@ def report(house: House) -> str:
         ),
         "lines of source with experiments": house.lines("benchmarks", "docs"),
         "lines of Python in the wheel": house.lines_in_the_wheel,
-        "lines of a function without its docstring, median": median(house.function_lines),
-        "lines of a function without its docstring, ninth decile": quantiles(
-            house.function_lines, n=10
-        )[-1],
-        "arguments of the widest constructor of a model": house.widest_model[0],
         "circles of files": len(house.circles),
         "imports of a layer above": len(house.upward),
         "files of shared folders with one user": len(house.lonely),
-        "folders of the family that is spread widest": max(map(len, house.families.values())),
     }
     return "\n".join(f"{value:>8,.0f}  {what}" for what, value in rows.items())
 
