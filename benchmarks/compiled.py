@@ -105,4 +105,4 @@ if __name__ == "__main__":
         f"{IMAGES} images: {PARTS} parts of {TEMPLATE}x{TEMPLATE} on {SIZE}x{SIZE} pixels; "
         f"{CHILDREN} children of {CLASSES} capsules"
     )
-    main(Benchmark("compiled", make, check, "eager", ("compiled",), words, about="part-whole"))
+    main(Benchmark("compiled", make, check, "eager", ("compiled",), words))

@@ -84,5 +84,5 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, {DIGIT}x{DIGIT} pixels on {CANVAS}x{CANVAS}"
-    peers, about = ("autoencoder",), "generative-capsnet"
-    main(Benchmark("generative_capsnet", make, check, "continuous", peers, words, about))
+    peers = ("autoencoder",)
+    main(Benchmark("generative_capsnet", make, check, "continuous", peers, words))

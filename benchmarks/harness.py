@@ -39,7 +39,6 @@ class Benchmark:
         ours: the contestant that is ours.
         peers: the contestants that ours is compared with; all others are only timed.
         data: a description of the inputs, in words.
-        about: name of the entry whose code is measured.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Benchmark:
     ours: str
     peers: tuple[str, ...]
     data: str
-    about: str
 
     @property
     def summary(self) -> str:
@@ -189,18 +187,12 @@ def main(benchmark: Benchmark) -> None:
         benchmark.summary,
         partial(measure, benchmark),
         benchmark.data,
-        benchmark.about,
         torch.get_num_threads(),
     )
 
 
 def run(
-    name: str,
-    summary: str,
-    measured: Callable[[int], Metrics],
-    data: str,
-    about: str = "zoo",
-    threads: int = 1,
+    name: str, summary: str, measured: Callable[[int], Metrics], data: str, threads: int = 1
 ) -> None:
     """Read the command line, measure, print a table and write the record.
 
@@ -209,7 +201,6 @@ def run(
         summary: what is measured, in a line.
         measured: returns the numbers after so many rounds.
         data: a description of the inputs, in words.
-        about: name of the entry whose code is measured.
         threads: of torch, if the command line gives no other.
     """
     parser = argparse.ArgumentParser(description=f"benchmark {name}")
@@ -236,7 +227,6 @@ def run(
         seconds=time.perf_counter() - began,
         folder=options.out,
         tables=tables,
-        about=about,
         summary=summary,
     )
     print(f"written to {path}")

@@ -116,5 +116,5 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of binary noise, 28x28 pixels"
-    peers, about = ("draw", "plain_torch"), "recurrent-capsules"
-    main(Benchmark("recurrent_capsules", make, check, "zoo", peers, words, about))
+    peers = ("draw", "plain_torch")
+    main(Benchmark("recurrent_capsules", make, check, "zoo", peers, words))

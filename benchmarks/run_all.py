@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from capsule_zoo.pages import markdown as readme
 from capsule_zoo.records import FOLDER
 from capsule_zoo.registry import unknown
-from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"generative_capsules", "harness", "run_all"}

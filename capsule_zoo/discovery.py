@@ -21,10 +21,10 @@ from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
 from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.pages.markdown import duration, with_error
+from capsule_zoo.pages.stories import first_line, read_story, remainder
 from capsule_zoo.records import in_words, plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
-from capsule_zoo.report.markdown import duration, with_error
-from capsule_zoo.report.stories import first_line, read_story, remainder
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, words_of
 
@@ -75,7 +75,7 @@ class GuideWords:
 
 @dataclass(frozen=True)
 class Description:
-    """The components of an entry, for whatever shows it: `capsule-zoo show`, the report, the site.
+    """The components of an entry, for whatever shows it: `capsule-zoo show`, the site.
 
     All three print it as it is printed here, which is Markdown; `as_dict` returns plain types.
 

@@ -1,7 +1,7 @@
 """Records: results of an experiment or a benchmark, with everything needed to reproduce them.
 
 A record is `results/<model>/<name>.json` with its figures next to it as PNG. Tables in the README,
-the cards of trained weights and reports are generated from records, never typed.
+the cards of trained weights and pages are generated from records, never typed.
 """
 
 import io
@@ -132,7 +132,7 @@ def write_record(
         figures: by name, saved as `<name>_<figure>.png`; one without a name as `<name>.png`.
         tables: the grids that the metrics are shown in, see `flatten`.
         more: further fields, which JSON must be able to hold. A field `owed`, written by hand, says
-            what should be run again, or at greater length; the report and the pages print it.
+            what should be run again, or at greater length; the pages print it.
 
     Returns:
         The path of the record.

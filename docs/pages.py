@@ -10,10 +10,11 @@ number and no list is typed by hand:
     <!-- modules: capsule_zoo.models --> names in a package's modules that it does not export
     <!-- commands -->                    the command line's help
     <!-- others -->                      the pages that `write_others` writes for other models
+    <!-- gallery -->                     the first picture of every page of results, as a link
 
 An entry shows its plate diagram too, if `write_diagrams` could draw one.
 
-Tables of chosen metrics are requested as in the README: see `capsule_zoo.report.markdown`.
+Tables of chosen metrics are requested as in the README: see `capsule_zoo.pages.markdown`.
 """
 
 import inspect
@@ -33,9 +34,9 @@ from capsule_zoo import registry
 from capsule_zoo.discovery import describe
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.pages import markdown as readme
+from capsule_zoo.pages.stories import read_story, remainder
 from capsule_zoo.records import figures_of, in_words, read_record
-from capsule_zoo.report import markdown as readme
-from capsule_zoo.report.stories import read_story, remainder
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -46,6 +47,7 @@ FRONT = ("runs",)  # sub-packages of capsule_zoo whose modules the reference lis
 _COMMENT = re.compile(
     r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+)(?P<more>.*))? -->$", flags=re.MULTILINE
 )
+_PICTURE = re.compile(r"!\[(?P<words>[^]]*)\]\((?P<path>[^):]+)\)")
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<words>[^]]*)\]\((?P<path>[^):]+)\)")
 
 
@@ -69,6 +71,7 @@ def fill(text: str, root: str = "../") -> str:
         "modules": modules,
         "commands": lambda _: commands(),
         "others": lambda _: "\n".join(f"{OTHERS}/{page}" for page in others()),
+        "gallery": lambda _: gallery(root),
     }
 
     def made(comment: re.Match[str]) -> str:
@@ -172,6 +175,25 @@ def results(family: str, root: str) -> str:
         return link["words"]
 
     return _LINK.sub(moved, re.sub("^#", "##", text, flags=re.MULTILINE))
+
+
+def gallery(root: str) -> str:
+    """Return the first picture of every model's page of results, as a link to the model's page.
+
+    Args:
+        root: the relative path from the page to the repository's root.
+    """
+    tiles = []
+    for page in sorted((DOCS / "models").glob("*.md")):
+        family = page.stem.replace("_", "-")
+        if not (RESULTS / family / "README.md").is_file():
+            continue
+        picture = _PICTURE.search((RESULTS / family / "README.md").read_text("utf-8"))
+        if picture:
+            title = page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+            image = f"![{picture['words']}]({root}results/{family}/{picture['path']})"
+            tiles.append(f"[{image}](models/{page.name}) [{title}](models/{page.name})")
+    return "\n\n".join(['<div class="gallery">', *tiles, "</div>"])
 
 
 def experiments(family: str, root: str) -> str:

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-ROLES = ("comparison",)
-
 
 @dataclass
 class Result:
@@ -90,21 +88,13 @@ class Experiment:
             another command may go on with them.
         defaults: values of settings that replace the defaults of the function or the dataclass.
         data: name of the data set that it is about.
-        about: name of the entry whose family it belongs to.
         minutes: training time of a full run; None if it has no fixed length.
-        role: "comparison" if it compares the model's guides, routings or decoders, and opens the
-            model's section of the report.
-        lead: name of the figure with which the model's section begins, if it is one of this
-            experiment's figures.
     """
 
     name: str
     function: Callable[..., Result]
     data: str
-    about: str
     minutes: float | None = None
-    role: str | None = None
-    lead: str | None = None
     of_runs: bool = False
     apart: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -174,29 +164,26 @@ _experiments: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str, *, data: str | None = None, about: str | None = None, **shown: Any
+    name: str, *, data: str | None = None, **shown: Any
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that lists a function under `<model>/<name>`.
 
     Args:
         data: the data set's name; by default `<name>`.
-        about: the entry whose family it belongs to; by default `<model>`.
         shown: further attributes of `Experiment`.
 
     Raises:
-        ValueError: the name is taken, or not of that form, or the role is unknown.
+        ValueError: the name is taken, or not of that form.
     """
     check_experiment_name(name)
-    if (role := shown.get("role")) is not None and role not in ROLES:
-        raise ValueError(unknown("role", role, ROLES))
-    model, _, own = name.partition("/")
+    _, _, own = name.partition("/")
 
     def decorate(function: _Function) -> _Function:
         if modules_outside(function):
             _import_own()  # the zoo's own experiments keep their names
         held = _experiments.get(name)
         refuse_taken("an experiment", name, held and held.function, function)
-        _experiments[name] = Experiment(name, function, data or own, about or model, **shown)
+        _experiments[name] = Experiment(name, function, data or own, **shown)
         return function
 
     return decorate

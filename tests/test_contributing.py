@@ -21,8 +21,7 @@ import capsule_zoo
 from capsule_zoo.cli import main
 
 assert Path(capsule_zoo.__file__).is_relative_to(Path.cwd())
-evaluate, report = "evaluate RUN --images 8 --particles 2", "report --results few"
-for command in ("list", "train blob --steps 2", evaluate, report):
+for command in ("list", "train blob --steps 2", "evaluate RUN --images 8 --particles 2"):
     try:
         main(command.replace("RUN", "runs/blob-digits-0").split())
     except SystemExit as ended:
@@ -44,7 +43,6 @@ def house(tmp_path_factory) -> Path:
     shutil.copy(ROOT / "setup.cfg", copy)
     ((place, example),) = re.findall(r"`(\S+/blob\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL)
     (copy / place).write_text(example)
-    shutil.copytree(ROOT / "results" / "vae", copy / "few" / "vae")
     return copy
 
 
@@ -69,6 +67,5 @@ def test_the_example_is_listed_trained_evaluated_and_shown(house):
     printed = run(house, "-c", EVERYWHERE)
     assert re.search(r"^blob +A spot of light", printed, re.MULTILINE)
     assert re.search(r"^elbo +-?\d", printed, re.MULTILINE)
-    assert 'create("blob")' in (house / "report.html").read_text()
     assert "autoclass:: capsule_zoo.zoo.blob.BlobReader" in printed
     assert "\nothers/blob\n" in printed

@@ -88,7 +88,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     run_commands.publish,
     reproduce.reproduce,
     explore.explore,
-    discovery.report,
     discovery.published,
 )
 for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""The commands that show the zoo: `list`, `show`, `report`, `published`, and `--version`."""
+"""The commands that show the zoo: `list`, `show`, `published`, and `--version`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +67,7 @@ def show(name: EntryArgument, as_json: AsJson = False) -> None:
 
 def _print_published(entry: str) -> None:
     """Print the published numbers of an entry, in a checkout, which has the records."""
-    from capsule_zoo.report.published import RESULTS, goals_of, lines
+    from capsule_zoo.pages.published import RESULTS, goals_of, lines
 
     if not RESULTS.is_dir():
         return
@@ -108,27 +108,6 @@ def options(version: Version = False, modules: Modules = None) -> None:
             import_by_name(module)
 
 
-def report(
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
-    as_json: AsJson = False,
-) -> None:
-    """Write one page about the whole zoo: stories, pictures, comparisons, numbers, speeds.
-
-    With --json the last line counts the published numbers by state; see `capsule-zoo published`.
-
-    \b
-    Examples:
-      capsule-zoo report --out zoo.html
-      capsule-zoo report --json
-    """
-    from capsule_zoo.report.page import write_page
-    from capsule_zoo.report.published import count, goals_of
-
-    print(f"written to {write_page(out, results)}")
-    print_json(as_json, count(goals_of(read_records(results))) if as_json else {})
-
-
 def published(
     entry: Annotated[
         str | None, typer.Argument(metavar="ENTRY", help="Leave out for all entries.")
@@ -147,7 +126,7 @@ def published(
       capsule-zoo published shape-codes --json
     """
     from capsule_zoo.models.checks import check_known
-    from capsule_zoo.report.published import count, goals_of, lines
+    from capsule_zoo.pages.published import count, goals_of, lines
 
     goals = goals_of(read_records(results))
     known = sorted({goal.entry for goal in goals})

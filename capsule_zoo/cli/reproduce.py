@@ -74,7 +74,7 @@ def reproduce(
         print_json(as_json, _list_settings(experiment))
         return
     from capsule_zoo import experiments
-    from capsule_zoo.report import markdown
+    from capsule_zoo.pages import markdown
 
     options = experiments.Options(
         minutes=minutes, seed=seed, data_root=data_root, device=device, run=run, progress=not quiet

@@ -103,7 +103,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
     return dict(start=start if share else None, **length)
 
 
-@experiment("capsule-helmholtz/mnist", minutes=60, lead="sums", of_runs=True)
+@experiment("capsule-helmholtz/mnist", minutes=60, of_runs=True)
 def mnist(options: Options, chosen: Pretrained) -> Result:
     """Pre-train two layers of 40 capsules, train them by wake-sleep and bound log p (an hour)."""
     how = after_pretraining(options, options.budget, chosen.share)
@@ -157,9 +157,7 @@ def from_start(
     return numbers, (passed.tolist(), checks["held_out"].tolist())
 
 
-@experiment(
-    "capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison", defaults=FEWER
-)
+@experiment("capsule-helmholtz/objectives", data="mnist", minutes=60, defaults=FEWER)
 def objectives(options: Options, chosen: Pretrained) -> Result:
     """Compare wake-sleep, reweighted wake-sleep and the ELBO on one machine (an hour).
 

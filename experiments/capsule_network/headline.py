@@ -30,7 +30,7 @@ BLIND = 1000.0  # a pixel's deviation for which the image has no influence on th
 BORDER = 4  # pixels around a digit, and how far it is shifted
 
 
-@experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions", of_runs=True)
+@experiment("capsule-network/mnist", minutes=90, of_runs=True)
 def mnist(
     options: Options,
     *,

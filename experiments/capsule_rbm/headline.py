@@ -74,7 +74,7 @@ class Annealing:
         }
 
 
-@experiment("capsule-rbm/mnist", minutes=30, lead="sums", of_runs=True)
+@experiment("capsule-rbm/mnist", minutes=30, of_runs=True)
 def mnist(options: Options, chosen: Annealing) -> Result:
     """Train 40 capsules of 16 with exact switches, and bracket log p on both sides (30 minutes)."""
     return measured("capsule-rbm", options, chosen.log_likelihoods)
@@ -116,7 +116,7 @@ class MeanField(Annealing):
     images: int = 1000
 
 
-@experiment("capsule-rbm/mean-field", data="mnist", minutes=60, role="comparison")
+@experiment("capsule-rbm/mean-field", data="mnist", minutes=60)
 def mean_field(options: Options, chosen: MeanField) -> Result:
     """Compare training with the paper's mean field and with exact switches (an hour)."""
     data = binary_mnist(options)

@@ -38,7 +38,7 @@ from capsule_zoo.zoo.constellations.figures import SHOWN, scene_rows, template_r
 TIMED = 512  # scenes
 
 
-@experiment("constellations/parse", data="constellations", role="comparison", lead="noise_025")
+@experiment("constellations/parse", data="constellations")
 def parse(
     options: Options,
     *,

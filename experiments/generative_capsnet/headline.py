@@ -173,13 +173,11 @@ _register(
 _register(
     "rotate-beyond",
     "Turn all digits within 90 degrees, and request the whole circle (85 core-minutes).",
-    role="comparison",
 )
 _register(
     "at-length",
     "Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes).",
     Lengths,
-    lead="rotate_beyond_painted",
 )
 _register(
     "shift-at-length",

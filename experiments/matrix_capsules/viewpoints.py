@@ -205,7 +205,7 @@ def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> d
     }
 
 
-@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240, lead="")
+@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240)
 def viewpoints(options: Options, chosen: Trainings) -> Result:
     """Compare capsules with an equal network on novel viewpoints of rendered toys (4 core-hours).
 

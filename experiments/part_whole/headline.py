@@ -206,7 +206,7 @@ def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
     return lambda _, images: known.transform(rows(images))
 
 
-@experiment("part-whole/classify", data="mnist", minutes=30, lead="parses", of_runs=True)
+@experiment("part-whole/classify", data="mnist", minutes=30, of_runs=True)
 def classify(options: Options, *, probed: int = PROBED) -> Result:
     """Learn MNIST without labels and read the class off the objects (30 minutes).
 
@@ -254,7 +254,7 @@ def parts(options: Options, *, images: int = 1000) -> Result:
     return Result(metrics, shown, None, entry)
 
 
-@experiment("part-whole/guides", data="mnist", minutes=30, role="comparison", of_runs=True)
+@experiment("part-whole/guides", data="mnist", minutes=30, of_runs=True)
 def guides(
     options: Options,
     *,

@@ -121,7 +121,7 @@ def mnist(options: Options, chosen: Bounded) -> Result:
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-@experiment("recurrent-capsules/steps", data="mnist", minutes=90, lead="", of_runs=True)
+@experiment("recurrent-capsules/steps", data="mnist", minutes=90, of_runs=True)
 def steps(options: Options, *, images: int = 1000) -> Result:
     """Show the canvas after each step, and the reconstruction error left in nats (90 minutes).
 
@@ -189,7 +189,7 @@ class Comparing(Bounded):
     sizes: Mapping[str, Any] | None = None
 
 
-@experiment("recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison")
+@experiment("recurrent-capsules/ablations", data="mnist", minutes=150)
 def ablations(options: Options, chosen: Comparing) -> Result:
     """Compare capsules with linear layers, no margin loss, no attention, and DRAW (6 x 25 minutes).
 

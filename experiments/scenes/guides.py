@@ -39,7 +39,7 @@ FITTED = ("free_form", "semi_amortized", "corrected")
 DRAWS = 5  # that are combined for a count
 
 
-@experiment("scenes/guides", data="multi-mnist", minutes=48, role="comparison")
+@experiment("scenes/guides", data="multi-mnist", minutes=48)
 def guides(
     options: Options,
     *,

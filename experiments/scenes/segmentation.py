@@ -99,7 +99,7 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/segmentation", data="multi-mnist", minutes=200, lead="multi_mnist")
+@experiment("scenes/segmentation", data="multi-mnist", minutes=200)
 def segmentation(options: Options, chosen: Settings) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
 

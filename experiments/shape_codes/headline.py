@@ -133,7 +133,7 @@ def objects(options: Options, chosen: Settings) -> Result:
     return Result(metrics, shown, None, main)
 
 
-@experiment("shape-codes/mnist", data="mnist", minutes=60, lead="samples", of_runs=True)
+@experiment("shape-codes/mnist", data="mnist", minutes=60, of_runs=True)
 def mnist(
     options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
 ) -> Result:

@@ -215,7 +215,7 @@ def choices(
     return Result(by_quantity(found))
 
 
-@experiment("shape-codes/automatic", data="mnist", minutes=20, role="comparison", of_runs=True)
+@experiment("shape-codes/automatic", data="mnist", minutes=20, of_runs=True)
 def automatic_guides(
     options: Options,
     *,

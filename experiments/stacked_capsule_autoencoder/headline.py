@@ -129,7 +129,7 @@ class Settings:
     seeds: int = 1
 
 
-@experiment("stacked-capsule-autoencoder/mnist", data="mnist", minutes=120, role="comparison")
+@experiment("stacked-capsule-autoencoder/mnist", data="mnist", minutes=120)
 def mnist(options: Options, chosen: Settings) -> Result:
     """Train it and part-whole capsules on MNIST for equal times, and read the class (two hours).
 
@@ -286,7 +286,7 @@ WEIGHTS = "stacked-capsule-autoencoder-mnist"
 RUNS = (WEIGHTS, f"runs/{WEIGHTS}-1", f"runs/{WEIGHTS}-2")
 
 
-@experiment("stacked-capsule-autoencoder/seeds", data="mnist", lead="reconstructions")
+@experiment("stacked-capsule-autoencoder/seeds", data="mnist")
 def seeds(
     options: Options,
     *,

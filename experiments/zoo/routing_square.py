@@ -71,7 +71,7 @@ def of_vectors(options: Options, chosen: Square) -> Result:
     return square("capsule-network", OF_VECTORS, chosen, options)
 
 
-@experiment("matrix-capsules/routing-square", data="mnist", role="comparison")
+@experiment("matrix-capsules/routing-square", data="mnist")
 def of_matrices(options: Options, given: Square) -> Result:
     """Train matrix capsules with each routing and read them with each (15 core-minutes).
 

@@ -40,7 +40,7 @@ LEAST = 1e-9  # variance of a kind that is constant
 PENALTIES = torch.logspace(-2, 5, 8).tolist()  # of the linear map
 
 
-@experiment("zoo/transformations", data="mnist", about="part-whole")
+@experiment("zoo/transformations", data="mnist")
 def transformations(
     options: Options,
     *,

@@ -46,13 +46,10 @@ def test_the_record_holds_ratios_to_the_peer(harness, monkeypatch, tmp_path, cap
     monkeypatch.setattr(harness, "peak_memory", lambda make, name: {"ours": 2.0, "peer": 5.0}[name])
     monkeypatch.setattr(sys, "argv", ["toy", "--repeats", "3", "--out", str(tmp_path)])
     contestants = {"ours": lambda: 1.0, "peer": lambda: 4.0, "stage": lambda: 0.5}
-    toy = harness.Benchmark(
-        "toy", lambda: contestants, lambda: None, "ours", ("peer",), "none", about="vae"
-    )
+    toy = harness.Benchmark("toy", lambda: contestants, lambda: None, "ours", ("peer",), "none")
     harness.main(toy)
     record = json.loads((tmp_path / "benchmarks" / "toy.json").read_text())
     metrics = record["metrics"]
-    assert record["about"] == "vae"
     assert record["summary"] == __doc__.partition("\n")[0]  # the contestants are made here
     assert record["tables"][""]["ratio"] == {"peer": "ratio_peer"}
     assert list(record["tables"][""]["seconds"]) == ["ours", "peer", "stage"]
@@ -66,6 +63,6 @@ def test_unequal_contestants_are_not_timed(harness):
     def differ() -> None:
         torch.testing.assert_close(torch.ones(1), torch.zeros(1))
 
-    toy = harness.Benchmark("toy", dict, differ, "ours", ("peer",), "none", about="vae")
+    toy = harness.Benchmark("toy", dict, differ, "ours", ("peer",), "none")
     with pytest.raises(AssertionError):
         harness.measure(toy, 1)

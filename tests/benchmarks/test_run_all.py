@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from capsule_zoo.pages import markdown as readme
 from capsule_zoo.records import flatten, read_record, write_record
-from capsule_zoo.report import markdown as readme
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"

@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import dataset_names, load_dataset
-from capsule_zoo.experiments import (
-    Experiment,
-    Options,
-    experiment,
-    find_experiment,
-    list_experiments,
-    trained,
-)
+from capsule_zoo.experiments import Experiment, Options, find_experiment, list_experiments, trained
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
@@ -31,24 +24,9 @@ def test_every_experiment_says_what_it_shows_and_on_which_data():
 
 
 def test_an_experiment_draws_by_its_seed():
-    toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits", "toy")
+    toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
     first, again, other = (toy(Options(seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_one_experiment_at_most_opens_a_section_of_the_report():
-    known = [find_experiment(name) for name in list_experiments()]
-    for family in {each.about for each in known}:
-        own = [each for each in known if each.about == family]
-        assert sum(each.role == "comparison" for each in own) <= 1
-        assert sum(each.lead is not None for each in own) <= 1
-    compared = {each.about for each in known if each.role == "comparison"}
-    assert {"part-whole", "capsule-rbm", "recurrent-capsules"} <= compared
-
-
-def test_an_unknown_role_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="unknown role 'comparision'; did you mean 'comparison'"):
-        experiment("toy/role", role="comparision")
 
 
 def test_numbers_of_variants_are_turned_over():

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from capsule_zoo.cli import main
-from capsule_zoo.report.gallery import read_records
-from capsule_zoo.report.published import (
+from capsule_zoo.pages.published import (
     KINDS,
     LIKE,
     RESULTS,
@@ -22,6 +21,7 @@ from capsule_zoo.report.published import (
     measured,
     read_published,
 )
+from capsule_zoo.records import read_records
 
 ROW = Goal(
     "a", "a/b", "m", "", "share", "0.9", None, True, "them", "Nobody 2020, table 1", LIKE, ""

@@ -10,8 +10,8 @@ import torch
 from torch.distributions import Normal
 
 from capsule_zoo.inference import compare
+from capsule_zoo.pages import markdown as readme
 from capsule_zoo.records import Table, flatten, write_record
-from capsule_zoo.report import markdown as readme
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -22,7 +22,7 @@ PAGES = {str(page.relative_to(ROOT)): page for page in readme.pages(ROOT)}
 def test_every_number_is_that_of_its_record(name):
     text = PAGES[name].read_text()
     assert "<!-- record:" in text
-    assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.report.markdown"
+    assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.pages.markdown"
 
 
 def test_the_command_fills_the_pages_of_a_checkout(tmp_path, monkeypatch):

@@ -324,7 +324,7 @@ def test_settings_from_the_command_line(tmp_path, capsys):
 def test_a_share_that_may_be_none_may_be_zero_too(tmp_path):
     taken = []
 
-    @experiment("test/optional", data="digits", about="vae", minutes=1)
+    @experiment("test/optional", data="digits", minutes=1)
     def optional(options: Options, share: float | None = 0.5, word: str = "a") -> Result:
         """Return nothing, of a share and a word."""
         taken.append((share, word))

@@ -1,20 +1,16 @@
-"""Parts of the report: rounding, metrics as tables, stories of docstrings, pictures."""
+"""Contents of pages: rounding, metrics as tables, stories of docstrings."""
 
-import base64
-import io
 import sys
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from PIL import Image
 
+from capsule_zoo.pages.markdown import Grid, duration, grids_of, rounded, seeds
+from capsule_zoo.pages.stories import read_story, remainder
 from capsule_zoo.records import in_words, read_record
 from capsule_zoo.registry import create, list_models, small_sizes
-from capsule_zoo.report.gallery import WIDTH, picture
-from capsule_zoo.report.markdown import Grid, duration, grids_of, rounded, seeds
-from capsule_zoo.report.stories import read_story, remainder
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -140,15 +136,3 @@ def test_every_model_has_a_story_with_its_process(name):
     assert process and ends_in_code, f"{module} writes `site ~ Law(...)`, indented"
     paragraph = story.opening.split("\n\n")[0]
     assert len(paragraph) > 80 and paragraph[0] != " ", f"{module} tells a paragraph before that"
-
-
-def test_a_picture_is_made_light_and_keeps_its_shape(tmp_path):
-    image = Image.linear_gradient("L").resize((2000, 500)).convert("RGBA")
-    image.putalpha(0)
-    image.save(tmp_path / "toy.png")
-    found = picture(tmp_path / "toy.png", "a toy")
-    head, _, code = found.uri.partition(",")
-    shown = Image.open(io.BytesIO(base64.b64decode(code)))
-    assert head == "data:image/webp;base64" and shown.format == "WEBP"
-    assert shown.size == (found.width, found.height) == (WIDTH, WIDTH // 4) and found.is_wide
-    assert min(low for low, _ in shown.convert("RGB").getextrema()) > 250  # transparent is white

@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from capsule_zoo.pages.markdown import with_error
 from capsule_zoo.records import Metric
-from capsule_zoo.report.markdown import with_error
 
 LIKE = "like for like"
 KINDS = (

@@ -1,4 +1,4 @@
-"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.report.markdown`.
+"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.pages.markdown`.
 
 The pages are the README, those of the benchmarks and of serving, and the results of each model.
 
@@ -55,41 +55,26 @@ def _filled(block: re.Match[str], folder: str | Path) -> str:
     return table(record, patterns or ["*"])
 
 
-def table(record: dict, patterns: Sequence[str] = ("*",), exact: bool = False) -> str:
-    """Return the metrics that match a pattern as Markdown tables, with their command below.
-
-    Args:
-        exact: put each number into an element `data` with its name, its exact value and its n, by
-            which a page can be sorted; no row then tells how many images or runs there are.
-    """
+def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
+    """Return the metrics that match a pattern as Markdown tables, with their command below."""
     metrics = record["metrics"]
     chosen = [n for n in metrics if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
     grids, singles = grids_of(record, chosen)
     cells = {name: with_error(metric) for name, metric in metrics.items()}
-    if exact:
-        cells = {n: _exact(f"{record['experiment']}:{n}", metrics[n], cells[n]) for n in cells}
     parts = []
     for grid in grids:
         keys = [[grid.names.get((row, column), "") for column in grid.columns] for row in grid.rows]
         lines = [[cells.get(key, "") for key in row] for row in keys]
         rows = [[in_words(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
-        if not exact:
-            rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
+        rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
         parts.append(_markdown([grid.title, *map(in_words, grid.columns)], rows))
     if singles:
-        comma = "" if exact else ","
-        rows = [[in_words(n), cells[n], f"{metrics[n]['n']:{comma}}"] for n in singles]
+        rows = [[in_words(n), cells[n], f"{metrics[n]['n']:,}"] for n in singles]
         parts.append(_markdown(["quantity", "value", "n"], rows))
     how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
     made = f"`{record['command']}` on {', '.join(how)}.{owed}"
     return "\n".join([*parts, made, ""])
-
-
-def _exact(key: str, metric: Metric, words: str) -> str:
-    """Return a number in words, in an element of HTML that has its name, exact value and n."""
-    value, count = metric["value"], metric["n"]
-    return f'<data data-metric="{key}" data-value="{value}" title="n = {count}">{words}</data>'
 
 
 def _count(metrics: Mapping[str, Metric], names: Iterable[str]) -> str:

@@ -1,0 +1,1 @@
+"""Contents of README, pages and site: tables of records, published numbers, stories."""
