@@ -66,8 +66,6 @@ class Recipe:
         """Return the recipe in the contents of a `config.json` or a card, which may say more."""
         own = {f.name: found[f.name] for f in fields(cls) if f.name in found}
         sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in own["sizes"].items()}
-        if "guide_sizes" in sizes:  # of 0.1.0
-            sizes["guide"] = sizes.pop("guide_sizes")
         return cls(**{**own, "sizes": sizes, "modules": tuple(own.get("modules", ()))})
 
     def config(self) -> dict[str, Any]:

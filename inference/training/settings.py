@@ -176,11 +176,10 @@ def with_groups(function: Callable[P, R]) -> Callable[P, R]:
             if name in _GROUPS and not isinstance(value, _GROUPS[name]):
                 kind = _GROUPS[name].__name__
                 raise ValueError(f"{name} must be a {kind} of capsule_zoo.inference, not {value!r}")
-            field = "every" if name == "validate_every" else name
-            if group := _PLACES.get(field):
+            if group := _PLACES.get(name):
                 kind = _GROUPS[group].__name__
                 raise ValueError(
-                    f"{function.__name__} takes {name} as {group}={kind}({field}=...); import "
+                    f"{function.__name__} takes {name} as {group}={kind}({name}=...); import "
                     f"{kind} from capsule_zoo.inference"
                 )
         return function(*args, **settings)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
 
-from capsule_zoo import Entry, Recipe, registry
+from capsule_zoo import Entry, registry
 from capsule_zoo.guides import ConvolutionalEncoder, EMRouting, PartWholeGuide, Routing
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
@@ -142,11 +142,6 @@ def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):
     save(entry, tmp_path / "run")
     again = load(tmp_path / "run")
     assert again.model.painting == entry.model.painting and again.model.routing == EMRouting(3)
-
-
-def test_sizes_of_the_guide_that_0_1_0_wrote_are_read(entry):
-    recipe = {"entry": "part-whole", "guide": "delta", "sizes": {"guide_sizes": {"width": 8}}}
-    assert Recipe.read(recipe).sizes == {"guide": {"width": 8}}
 
 
 def test_the_default_guide_is_one_of_the_guides(entry):
