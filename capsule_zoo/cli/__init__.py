@@ -85,7 +85,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     run_commands.figure,
     objects.parse,
     objects.segment,
-    run_commands.publish,
     reproduce.reproduce,
     explore.explore,
     discovery.published,

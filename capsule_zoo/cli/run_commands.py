@@ -384,37 +384,6 @@ def figure(
     print_json(as_json, {"figure": str(path)})
 
 
-def publish(
-    run: RunArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the weights.")],
-    record: Annotated[
-        list[str] | None,
-        typer.Option(help="Experiment whose record goes on the card; may be repeated."),
-    ] = None,
-    into: Annotated[
-        Path | None, typer.Option(help="Folder to write into.  [default: the zoo's weights]")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace weights of that name.")
-    ] = False,
-    data_root: DataRoot = None,
-) -> None:
-    """Add a run's weights to the zoo's weights, with a card that states their origin.
-
-    Other commands then take the name, or for another folder the path: capsule-zoo evaluate
-    elsewhere/my-vae.
-
-    \b
-    Examples:
-      capsule-zoo publish runs/part-whole-mnist-0 part-whole-mnist --record part-whole/classify
-      capsule-zoo publish runs/vae-digits-0 my-vae --into elsewhere
-    """
-    from capsule_zoo.runs import cards
-
-    path = cards.publish(run, name, record or [], data_root, into=into, overwrite=overwrite)
-    print(f"card written to {path}")
-
-
 def _measure(
     measure: Callable[..., dict], where: _Where, tests: bool = False, *, as_json: bool, **how: Any
 ) -> None:

@@ -17,7 +17,8 @@ from capsule_zoo.models import ImageSpace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
 from capsule_zoo.runs import cards
-from capsule_zoo.runs.cards import FIELDS, Headline, every, examine, headline, is_of
+from capsule_zoo.runs.cards import Headline, every, examine, headline
+from tools.publish import FIELDS, is_of
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
 MEGABYTES = 64

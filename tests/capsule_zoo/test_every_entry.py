@@ -17,6 +17,7 @@ from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
+from tools.publish import publish
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")
@@ -75,7 +76,7 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
     assert wanted == 3 * list(entry.figures)
     check_measurements(name, entry, said, terminal)
     check_pictures(entry, terminal)
-    terminal.run("publish", run, name, "--into", "weights")
+    publish(str(run), name, [], into=Path("weights"))
     card = json.loads(Path(f"weights/{name}.json").read_text())
     assert card["entry"] == name and card["training"]["steps"] == max(2, len(stages))
     assert (Path("weights") / f"{name}.safetensors").is_file()

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from capsule_zoo import describe, registry
-from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, command_of
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
 from capsule_zoo.runs import folder as runs
-from capsule_zoo.runs.cards import FIELDS, _command, is_of, publish
+from tools.publish import FIELDS, _command, is_of, publish
 
 
 @pytest.fixture
@@ -107,8 +106,30 @@ def test_records_are_put_on_the_card_later(run):
     assert all(torch.equal(v, before[k]) for k, v in load("mine").model.state_dict().items())
 
 
-def test_an_experiment_without_a_record_is_refused(run, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["publish", run, "mine", "--record", "part-whole/never"])
-    assert stopped.value.code == 2 and "no record" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "records", "words"),
+    [
+        ("../evil", [], "lower case with hyphens"),
+        ("/elsewhere/evil", [], "lower case with hyphens"),
+        ("Bad Name", [], "lower case with hyphens"),
+        ("bad\n", [], "lower case with hyphens"),
+        ("mine", ["part-whole/never"], "no record"),
+    ],
+)
+def test_bad_names_and_records_are_refused(run, name, records, words):
+    with pytest.raises(ValueError, match=words):
+        publish(run, name, records)
     assert not registry.WEIGHTS.exists()
+
+
+def test_weights_are_replaced_only_by_overwriting(run):
+    publish(run, "mine", [])
+    with pytest.raises(ValueError, match="replace these weights by --overwrite"):
+        publish(run, "mine", [])
+    publish(run, "mine", [], overwrite=True)
+
+
+def test_a_run_with_damaged_metrics_is_refused(run):
+    (Path(run) / "metrics.json").write_text("steps: 2")
+    with pytest.raises(ValueError, match=r"metrics\.json cannot be read"):
+        publish(run, "mine", [])

@@ -20,6 +20,7 @@ from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs import measurements
+from tools.publish import publish
 
 ROOT = Path(__file__).parents[2]
 SMALL = small_words("vae")
@@ -47,7 +48,7 @@ def trained(tmp_path_factory) -> Path:
     (place / "killed" / "model.safetensors").unlink()
     (place / "pictures").mkdir()
     (place / "pictures" / "cat.png").write_bytes(b"mine")
-    assert run("publish", place / "run", "taken", "--into", place / "weights") == 0
+    publish(str(place / "run"), "taken", [], into=place / "weights")
     return place
 
 
@@ -127,13 +128,6 @@ COMMANDS = {
         ["compare", "run", "--guides", "convolutional,no"],
         "unknown guide 'no'",
     ),
-    "publish, taken": (["publish", "run", "taken"], "replace these weights by --overwrite"),
-    "publish, path": (["publish", "run", "../evil"], "lower case with hyphens"),
-    "publish, absolute": (["publish", "run", "/elsewhere/evil"], "lower case with hyphens"),
-    "publish, capitals": (["publish", "run", "Bad Name"], "lower case with hyphens"),
-    "publish, two lines": (["publish", "run", "bad\n"], "lower case with hyphens"),
-    "publish, no record": (["publish", "run", "mine", "--record", "vae/never"], "no record"),
-    "publish, damaged": (["publish", "damaged", "mine"], "damaged/metrics.json cannot be read"),
     "train, slots": (
         ["train", "shape-codes", "--set", "slots=2", "--guide", "routing"],
         "no guide of shape-codes reads several objects, but slots=2",
@@ -247,14 +241,6 @@ def test_quiet_prints_the_result_alone(place, capsys):
     loud = capsys.readouterr()
     assert "3/3" in loud.err and "drawing samples, reconstructions" in loud.err
     assert "written to loud" in loud.out
-
-
-def test_weights_are_replaced_when_the_user_says_so(place):
-    before = digest(place / "weights")
-    assert run("publish", "run", "taken", "--overwrite") == 0
-    assert run("publish", "run", "other-name") == 0
-    assert before.keys() < digest(place / "weights").keys()
-    assert load("taken").model.latent == 2
 
 
 LATE = """

@@ -278,7 +278,6 @@ def test_an_argument_of_a_group_names_its_new_place(images):
     places = {
         "schedule": r"fit takes schedule as pace=Pace\(schedule=...\); import Pace from",
         "labels": r"inputs=Inputs\(labels=...\)",
-        "validate_every": r"checks=Checks\(every=...\)",
     }
     for name, place in places.items():
         with pytest.raises(ValueError, match=place):

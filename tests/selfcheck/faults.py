@@ -308,7 +308,6 @@ COMMANDS: dict[str, list[str]] = {
     "compare": ["RUN", "--images", "4", "--particles", "2"],
     "sample": ["RUN", "--number", "2", "--out", "OUT.png"],
     "figure": ["RUN", "reconstructions", "--out", "OUT.png"],
-    "publish": ["RUN"],
     "train": ["vae", "--steps", "1", "--out", "OUT", "--data", "digits"],
     "reproduce": ["vae/guidez"],
     "parse": ["RUN"],
