@@ -11,8 +11,7 @@ model, or by a factory where there is more to say:
 
 Every model of images takes `image_shape` first, so that any data set can be tried on any of them; a
 model of points does not. A class or a factory outside the zoo registers as well, once its module
-has been imported, and so does a guide to one of the zoo's entries (`register_guide`). The modules
-of installed packages are imported when a name is looked up; see `capsule_zoo.data.plugins`.
+has been imported, and so does a guide to one of the zoo's entries (`register_guide`).
 """
 
 import fnmatch
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 from pyro.infer import ELBO
 
 from capsule_zoo.data.datasets import NAME as NAME
-from capsule_zoo.data.plugins import import_plugins, modules_outside, refuse_taken, runs_again
+from capsule_zoo.data.registration import modules_outside, refuse_taken, runs_again
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
 from capsule_zoo.inference.training.checkpoint import (
@@ -176,7 +175,6 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
 def list_models(pattern: str = "*") -> list[str]:
     """Return the sorted names of entries that match a shell pattern such as `"part*"`."""
     import_entries()
-    import_plugins()
     return sorted(fnmatch.filter(_registered, pattern))
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.files import from_home
 from capsule_zoo.data.pictures import ARRAYS
-from capsule_zoo.data.plugins import import_plugins, refuse_taken
 from capsule_zoo.data.points import constellations, constellations_of
+from capsule_zoo.data.registration import refuse_taken
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
@@ -139,7 +139,6 @@ def full_name(name: str) -> str:
 
 def dataset_names() -> list[str]:
     """Return the names that `load_dataset` accepts; PATH and FILE.npz are the user's."""
-    import_plugins()
     return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH"]
 
 
@@ -232,7 +231,6 @@ _READERS: dict[str, Reader] = {
 
 
 def _reader(name: str) -> Reader:
-    import_plugins()
     if name in _READERS:
         return _READERS[name]
     kind, _, path = full_name(name).partition(":")

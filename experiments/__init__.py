@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pyro
 
 from capsule_zoo._version import __version__
-from capsule_zoo.data.plugins import import_plugins, modules_outside, refuse_taken
+from capsule_zoo.data.registration import modules_outside, refuse_taken
 from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
@@ -192,7 +192,6 @@ def experiment(
 def list_experiments(pattern: str = "*") -> list[str]:
     """Return the sorted names of experiments that match a pattern such as `"part-whole/*"`."""
     _import_own()
-    import_plugins()
     return sorted(fnmatch.filter(_experiments, pattern))
 
 

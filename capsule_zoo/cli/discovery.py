@@ -102,7 +102,7 @@ Modules = Annotated[
 def options(version: Version = False, modules: Modules = None) -> None:
     """Take the options of all commands."""
     if modules:
-        from capsule_zoo.data.plugins import import_by_name
+        from capsule_zoo.data.registration import import_by_name
 
         for module in modules:
             import_by_name(module)

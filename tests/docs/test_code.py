@@ -9,7 +9,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = ("notebooks", "others")  # by `make docs`
 NEED_MNIST = {"index.md"}
-TRIED_IN_A_COPY = {"adding_a_model.md"}  # by test_contributing and test_plugins
+TRIED_IN_A_COPY = {"adding_a_model.md"}  # by test_contributing and test_own_modules
 
 
 def blocks_of(page: Path) -> list[str]:

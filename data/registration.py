@@ -1,46 +1,13 @@
-"""Modules of other packages, whose entries, guides, data sets and experiments join the zoo's.
+"""Names that modules outside the zoo register: entries, guides, data sets and experiments.
 
-A package names such a module in its `pyproject.toml`, as an entry point:
-
-    [project.entry-points."capsule_zoo.plugins"]
-    my-package = "my_package.capsules"
-
-The zoo imports the module when a name is first looked up or listed; its decorators (`register`,
-`register_guide`, `register_dataset`, `experiment`) then add the names. A module that belongs to no
-package is imported by its user, or by `capsule-zoo --import my_module`.
+The decorators `register`, `register_guide`, `register_dataset` and `experiment` add the names when
+their module is imported, by its user or by `capsule-zoo --import my_module`.
 """
 
 import os
 import sys
-import warnings
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
-
-GROUP = "capsule_zoo.plugins"
-_looked_for = False
-
-
-def import_plugins() -> None:
-    """Import the modules of all installed packages that extend the zoo, each once.
-
-    A module that cannot be imported is left out, with a warning that names its package.
-    """
-    global _looked_for
-    if _looked_for:
-        return
-    _looked_for = True  # before the imports, because a module may itself look up a name
-    for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except Exception as error:
-            package = point.dist.name if point.dist else point.name
-            warnings.warn(
-                f"the package {package!r} extends the zoo by the module {point.value!r}, which "
-                f"cannot be imported ({type(error).__name__}: {error}); the zoo works without it: "
-                f"repair or uninstall {package!r}",
-                stacklevel=2,
-            )
 
 
 def import_by_name(module: str) -> None:

@@ -1,4 +1,4 @@
-"""Other packages add entries, guides, data sets and experiments, and cannot break the zoo."""
+"""Modules outside the zoo add entries, guides, data sets and experiments."""
 
 import json
 import os
@@ -12,20 +12,11 @@ from pathlib import Path
 import pytest
 
 from capsule_zoo import create, experiments, register, registry
-from capsule_zoo.data import datasets, plugins, register_dataset
-from capsule_zoo.data.plugins import modules_outside
+from capsule_zoo.data import datasets, register_dataset, registration
+from capsule_zoo.data.registration import modules_outside
 from capsule_zoo.registry import load, register_guide, save, small_sizes
 
 ROOT = Path(__file__).parents[2]
-
-THIEF = """
-from capsule_zoo import register
-from capsule_zoo.experiments import experiment
-try:
-    register("vae")(lambda image_shape=(1, 8, 8): None)
-finally:
-    experiment("part-whole/digits")(lambda options: None)
-"""
 
 START = """
 import json, os, sys, warnings
@@ -48,21 +39,6 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
-FOUND = """
-import sys, warnings, capsule_zoo
-warnings.filterwarnings({warned})
-from capsule_zoo import create, list_models
-from capsule_zoo.data import dataset_names, load_dataset
-from capsule_zoo.experiments import list_experiments
-assert "my_package.capsules" not in sys.modules, "plugins are imported when a name is looked up"
-print({first})
-assert "my_package.capsules" in sys.modules
-assert "small-vae" in list_models() and "vae" in list_models()
-assert type(create("vae").make_guide("broad")).__name__ == "Broad"
-assert "stripes" in dataset_names() and "small-vae/stripes" in list_experiments()
-assert type(create("vae").model).__module__ == "capsule_zoo.models.baselines.vae"
-"""
-
 
 @pytest.fixture(scope="module")
 def example() -> str:
@@ -72,23 +48,12 @@ def example() -> str:
     return found
 
 
-def install(site: Path, package: str, code: str) -> None:
-    """Write a package and its metadata into a folder, as an installer does."""
-    (site / package.replace("-", "_")).mkdir(parents=True)
-    (site / package.replace("-", "_") / "capsules.py").write_text(code)
-    metadata = site / f"{package.replace('-', '_')}-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    module = f"{package.replace('-', '_')}.capsules"
-    (metadata / "entry_points.txt").write_text(f"[capsule_zoo.plugins]\nown = {module}\n")
-
-
 @pytest.fixture(scope="module")
 def python() -> Iterator[Callable[..., subprocess.CompletedProcess]]:
     """Return a function that runs a program in a folder, where it leaves `out` and `err`.
 
-    Packages in the folder are installed. Every program is a process of its own. The import of the
-    zoo takes seconds: one process does it, looks up no name of the zoo, and forks for each program.
+    Every program is a process of its own. The import of the zoo takes seconds: one process does it,
+    looks up no name of the zoo, and forks for each program.
     """
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
@@ -105,35 +70,6 @@ def python() -> Iterator[Callable[..., subprocess.CompletedProcess]]:
             return subprocess.CompletedProcess(code, status, *printed)
 
         yield run
-
-
-@pytest.mark.parametrize(
-    "first", ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape']
-)
-def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example, python):
-    install(tmp_path, "my-package", example)
-    done = python(FOUND.format(first=first, warned='"error"'), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() in ("small-vae", "torch.Size([40, 1, 4, 6])")
-
-
-def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(
-    tmp_path, example, python
-):
-    """One of them fails, and one takes names of the zoo before the zoo has used them itself."""
-    install(tmp_path, "broken-package", "import no_such_module")
-    install(tmp_path, "thief-of-names", THIEF)
-    install(tmp_path, "my-package", example)
-    first = 'load_dataset("stripes", size=(4, 6)).train.images.shape'
-    warned = '"always", category=UserWarning, module="__main__"'
-    done = python(FOUND.format(first=first, warned=warned), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for package, reason in (
-        ("broken-package", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("thief-of-names", "'part-whole/digits' is registered already, by capsule_zoo.experiments"),
-    ):
-        (told,) = [line for line in done.stderr.splitlines() if f"the package {package!r}" in line]
-        assert reason in told and f"repair or uninstall {package!r}" in told
 
 
 def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example, python):
@@ -175,13 +111,13 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path, monkeypatch, code
     if code:
         (tmp_path / f"{name}.py").write_text(code)
     with pytest.raises(ValueError, match=words):
-        plugins.import_by_name(name)
+        registration.import_by_name(name)
 
 
 def test_installed_modules_come_before_those_of_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    plugins.import_by_name("wave")
+    registration.import_by_name("wave")
     assert sys.path[-1] == os.getcwd()
 
 
