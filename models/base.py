@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+from capsule_zoo.models.common.remembering import Remembering, note_changes
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Site:
         return hash(self.name)
 
 
-class NamedModule(PyroModule):
+class NamedModule(Remembering, PyroModule):
     """A `PyroModule` with a name of its own.
 
     Pyro keys its global parameter store by name, so two instances of one class would share their
@@ -109,7 +110,20 @@ class NamedModule(PyroModule):
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         twin.__dict__.update(attributes)
+        note_changes(twin, attributes)
         return twin
+
+    def make_constant(self) -> Self:
+        """Turn the parameters into buffers of the same names, in place, and return the module.
+
+        Pyro turns on the gradient of every parameter that it meets, so that none can be kept fixed.
+        """
+        for part in self.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                delattr(part, name)
+                part.register_buffer(name, parameter.detach())
+        note_changes(self, {"constant": True})
+        return self
 
     @property
     def num_parameters(self) -> int:

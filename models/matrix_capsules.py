@@ -46,6 +46,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.remembering import note_changes
 from capsule_zoo.models.networks.classifier import Classifier, standardized
 from capsule_zoo.models.networks.layers import perceptron
 from capsule_zoo.models.routing.capsule_convolution import (
@@ -173,7 +174,9 @@ class MatrixCapsules(Classifier):
         """Return a model with the same parameters and another routing in every layer."""
         others = {name: each.with_routing(routing) for name, each in self.layers._modules.items()}
         layers, classes = sharing(self.layers, **others), self.classes.with_routing(routing)
-        return sharing(self, layers=layers, classes=classes)
+        twin = sharing(self, layers=layers, classes=classes)
+        note_changes(twin, {"routing": routing})
+        return twin
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:

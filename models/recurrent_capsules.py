@@ -50,6 +50,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
@@ -110,7 +111,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Canvas:
+class Canvas(Settings):
     """The settings of how the canvas is painted, and what it says of pixels.
 
     Args:

@@ -49,6 +49,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
@@ -71,7 +72,7 @@ _BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they a
 
 
 @dataclass(frozen=True)
-class Clutter:
+class Clutter(Settings):
     """The settings of parts that no object explains.
 
     Args:

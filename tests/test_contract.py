@@ -6,6 +6,7 @@ CONTRIBUTING.md; nothing has to be added here.
 
 import copy
 import functools
+import json
 import math
 import pickle
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.check import is_discrete, latent_sites
 from capsule_zoo.models import ImageSpace, Model
+from capsule_zoo.models.specification import build, spec
 from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes, takes_images
 
 NAMES = list_models()
@@ -191,6 +193,23 @@ def test_save_and_load_give_the_same_loss(name, guide, tmp_path):
     images = images_for(entry)
     with torch.no_grad():
         assert torch.equal(loss_at(twin, images), loss_at(entry, images))
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_a_pair_is_rebuilt_from_json(name, guide):
+    """The rebuilt pair has the same specification, tensors of the same names, and an equal loss."""
+    entry = make(name, guide)
+    written = json.dumps([spec(entry.model), spec(entry.guide, model=entry.model)])
+    of_model, of_guide = json.loads(written)
+    twin = copy.copy(entry)
+    twin.objective = copy.deepcopy(entry.objective)  # it counts the updates
+    twin.model = build(of_model)
+    twin.guide = build(of_guide, model=twin.model)
+    assert json.dumps([spec(twin.model), spec(twin.guide, model=twin.model)]) == written
+    for part in ("model", "guide"):
+        getattr(twin, part).load_state_dict(getattr(entry, part).state_dict())
+    images = images_for(entry)
+    assert torch.equal(loss_at(entry, images), loss_at(twin, images))
 
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)

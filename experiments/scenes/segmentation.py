@@ -34,7 +34,6 @@ from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes.pictures import crop
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
-from capsule_zoo.zoo.scenes.entry import make_constant
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
@@ -305,7 +304,7 @@ def colour(
         own = {"ground": drawn, "train_ground": False, **ON_PHOTOGRAPHS, **(sizes or {})}
         entry = begun("scenes", data, options, **own)
         entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
-        make_constant(entry.model.thing)
+        entry.model.thing.make_constant()
         _, found[ground] = learned(entry, data, test, options, length, name=ground)
         figures[ground] = found_objects(entry, test.images)
     return Result(by_quantity(found), figures)

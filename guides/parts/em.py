@@ -27,6 +27,7 @@ from torch import Tensor
 from capsule_zoo.guides.parts.part_reader import Proposal
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import bayesian_parameters
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import (
@@ -39,7 +40,7 @@ from capsule_zoo.models.parts.parent_selection import (
 
 
 @dataclass(frozen=True)
-class EMObjects:
+class EMObjects(Settings):
     """Objects from parts by EM on the model's transformations, described at the top of this file.
 
     It has no parameters of its own.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.networks.layers import ELU, perceptron
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
@@ -59,7 +60,7 @@ class KindProposals(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KindNetwork:
+class KindNetwork(Settings):
     """The settings of a network that proposes an object of every kind from all parts.
 
     The centers are a linear map of the parts, which the posterior would be if all parts were

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.turns import centered, turned
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.networks.layers import ELU, AttentionPooling, elu
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
@@ -55,7 +56,7 @@ def moved(capsules: _Posed, frame: Tensor) -> _Posed:
 
 
 @dataclass(frozen=True)
-class PartReader:
+class PartReader(Settings):
     """The settings of a reader of parts.
 
     Args:

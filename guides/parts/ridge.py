@@ -28,13 +28,14 @@ from torch import Tensor
 
 from capsule_zoo.guides.parts.kind_network import KindProposals
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 
 @dataclass(frozen=True)
-class RidgeKinds:
+class RidgeKinds(Settings):
     """The settings of ridge regressions that fit an object of every kind to the parts.
 
     They have no parameters of their own. A prior with several rotations is used as the identity

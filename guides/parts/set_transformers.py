@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, Proposal
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer, elu
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -31,7 +32,7 @@ FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior ha
 
 
 @dataclass(frozen=True)
-class TransformerSizes:
+class TransformerSizes(Settings):
     """The sizes of set transformers that infer parents from sets of children.
 
     Args:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.parts.em import Evidence, route
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.networks.layers import ELU, BalancedLogits, elu, perceptron
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.parts import poses
@@ -57,7 +58,7 @@ class FeaturedProposal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PerceptronObjects:
+class PerceptronObjects(Settings):
     """The settings of a perceptron that infers objects from all parts together.
 
     Args:
@@ -149,7 +150,7 @@ class TransformedObjects(PyroModule):
 
 
 @dataclass(frozen=True)
-class EMConstellations:
+class EMConstellations(Settings):
     """The settings of EM steps that infer objects from parts by the model's own votes.
 
     Args:

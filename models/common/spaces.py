@@ -21,10 +21,11 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.models.common.missing_pixels import filled
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.trace_density import scored_sites
 
 
-class ObservationSpace(ABC):
+class ObservationSpace(Settings, ABC):
     """The base of all spaces; a subclass names its site and its dims, and writes `check`.
 
     Attributes:

@@ -23,6 +23,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentMixture, log_presence
 
@@ -93,7 +94,7 @@ class ObjectVotes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VoteSizes:
+class VoteSizes(Settings):
     """The sizes of the networks by which objects vote for their parts.
 
     Args:

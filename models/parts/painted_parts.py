@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.plates import bayesian_parameters, per_image
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.parts import templates
@@ -41,7 +42,7 @@ _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that 
 
 
 @dataclass(frozen=True)
-class Painting:
+class Painting(Settings):
     """The settings of how parts paint the image.
 
     Args:
@@ -71,7 +72,7 @@ class Painting:
 
 
 @dataclass(frozen=True)
-class ObjectPose:
+class ObjectPose(Settings):
     """The prior of an object's pose: normal about one of several rotations.
 
     Args:

@@ -22,6 +22,7 @@ from torch.distributions.utils import clamp_probs
 
 from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.common.plates import per_image, refuse_enumeration
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 
 
@@ -105,7 +106,7 @@ class ChildLaw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Belonging:
+class Belonging(Settings):
     """The settings of how children belong to their parents, or to the dummy.
 
     Args:

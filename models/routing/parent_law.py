@@ -17,6 +17,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.common.remembering import Remembering, Settings, note_changes
 from capsule_zoo.models.routing.votes import Votes
 
 VOTE_NOISE = 0.02
@@ -111,7 +112,7 @@ def best_belief(votes: Votes, responsibility: Tensor, law: ParentLaw) -> Belief:
 
 
 @dataclass(frozen=True)
-class Routing:
+class Routing(Settings):
     """The base of the routings.
 
     Attributes:
@@ -215,6 +216,8 @@ class Routed(PyroModule):
         A routing of the same class keeps what was learned for it; one of another class begins anew.
         """
         twin = sharing(self)
+        if isinstance(twin, Remembering):
+            note_changes(twin, {"routing": routing})
         if type(routing) is type(self.routing):
             twin.routing = routing
             return twin

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.guides.scenes.windows import WindowReader
@@ -78,17 +76,6 @@ def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
     """
     model = entry.model.on_canvas(height, width, slots, rate=0.5)
     return replace(entry, model=model, guide=entry.guide_of(WindowReader).on_model(model))
-
-
-def make_constant(module: nn.Module) -> None:
-    """Turn the parameters of a module into buffers of the same names, in place.
-
-    Pyro turns on the gradient of every parameter that it meets, so that none can be kept fixed.
-    """
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            delattr(part, name)
-            part.register_buffer(name, parameter.detach())
 
 
 @register(
@@ -163,9 +150,9 @@ def scenes(
     model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **sizes)
     if not train_thing:
         for program in (inner.model, inner.guide):
-            make_constant(program)
+            program.make_constant()
     if behind and not train_ground:
-        make_constant(behind.model)
+        behind.model.make_constant()
 
     def of(kind: Callable[..., Guide], **how: Any) -> Callable[[Entry], Guide]:
         def made(entry: Entry) -> Guide:

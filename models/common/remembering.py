@@ -1,0 +1,69 @@
+"""Objects that remember the arguments of their constructors, so that they can be rebuilt.
+
+Modules and settings of the zoo derive from `Remembering` or `Settings`. `models.specification`
+writes them as JSON and builds them again.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound=Callable[..., None])
+
+
+class Remembering:
+    """The base of classes whose instances keep the arguments of their constructor.
+
+    Attributes:
+        arguments: every argument by name, defaults included, so that a later change of a default
+            changes no saved object. Variable keywords stand beside the others.
+        changes: attributes in which a copy differs that are no arguments; see `with_changes`.
+    """
+
+    arguments: Mapping[str, Any] = {}
+    changes: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+
+
+class Settings:
+    """The base of frozen dataclasses that are arguments of modules: their fields are arguments."""
+
+
+def note_changes(module: Remembering, attributes: Mapping[str, Any]) -> None:
+    """Write other values of attributes into what a copy of an object remembers, in place.
+
+    An attribute `_name` holds the argument `name` in a tuple of one, where that is a module which
+    is no part of the object.
+    """
+    arguments, changes = dict(module.arguments), dict(module.changes)
+    for name, value in attributes.items():
+        outside = name.removeprefix("_")
+        if name in arguments:
+            arguments[name] = value
+        elif outside in arguments and isinstance(value, tuple) and len(value) == 1:
+            arguments[outside] = value[0]
+        else:
+            changes[name] = value
+    module.__dict__.update(arguments=arguments, changes=changes)
+
+
+def _remembering(init: C) -> C:
+    """Return a constructor that keeps its arguments; that of the object's own class writes last."""
+    signature = inspect.signature(init)
+    keywords = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+
+    @wraps(init)
+    def remember(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)  # first: it raises what Python says of wrong arguments
+        bound = signature.bind(self, *args, **options)
+        bound.apply_defaults()
+        arguments = dict(list(bound.arguments.items())[1:])
+        arguments |= arguments.pop(keywords, {})
+        self.__dict__["arguments"] = arguments
+
+    return remember  # type: ignore[return-value]

@@ -1,0 +1,143 @@
+"""Specifications: any module or setting of the zoo as JSON, and built again from it.
+
+    specification = spec(model)
+    {"class": "PartWholeCapsules", "objects": 16, "painting": {"class": "Painting", ...}, ...}
+    build(specification)  # the same model, untrained
+
+A specification holds every argument of the constructor, defaults included. Of a guide, the model
+and its parts are references, so that a pair is rebuilt as a pair:
+
+    spec(guide, model=model)
+    {"class": "PartWholeGuide", "model": {"part_of": "model", "name": ""}, "pose": "delta", ...}
+
+Only classes that are already defined are built. Nothing is imported by name or unpickled.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsule_zoo.models.checks import check_known, unknown
+from capsule_zoo.models.common.remembering import Remembering, Settings
+
+CLASS, PART, CHANGES = "class", "part_of", "changes"
+
+
+def spec(value: Any, **owners: nn.Module) -> Any:
+    """Return what `build` makes an object from, as JSON holds it.
+
+    Args:
+        value: a module of the zoo, a dataclass of settings, a tensor, or a value of JSON.
+        owners: modules that are given to `build` too; they and their parts become references.
+
+    Raises:
+        ValueError: the object, or an argument that it was made with, cannot be written as JSON.
+    """
+    for owner, module in owners.items():
+        if isinstance(value, nn.Module):
+            for name, part in module.named_modules():
+                if part is value:
+                    return {PART: owner, "name": name}
+    if isinstance(value, Remembering):
+        return _of_module(value, owners)
+    if isinstance(value, Settings):
+        names = [field.name for field in fields(value) if field.init] if is_dataclass(value) else []
+        held = {name: getattr(value, name) for name in names}
+        return {CLASS: type(value).__name__, **_of_all(held, owners)}
+    if isinstance(value, Tensor):
+        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, Mapping):
+        return _of_all(value, owners)
+    if isinstance(value, tuple | list):
+        return [spec(item, **owners) for item in value]
+    if value is None or isinstance(value, bool | str | int | float):
+        return value
+    if isinstance(value, Number) and hasattr(value, "item"):
+        return value.item()  # of NumPy
+    raise ValueError(
+        f"{type(value).__name__} cannot be written as JSON: {value!r:.60}; make it a subclass of "
+        "capsule_zoo.models.Settings, or pass numbers, words and modules of the zoo"
+    )
+
+
+def _of_module(module: Remembering, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return the specification of a module: its arguments, and in what a copy of it differs."""
+    try:
+        written = _of_all(module.arguments, owners)
+        changes = _of_all(module.changes, owners)
+    except ValueError as error:
+        raise ValueError(f"{type(module).__name__} was made with {error}") from error
+    return {CLASS: type(module).__name__, **written} | ({CHANGES: changes} if changes else {})
+
+
+def _of_all(values: Mapping[str, Any], owners: Mapping[str, nn.Module]) -> dict[str, Any]:
+    written = {}
+    for name, value in values.items():
+        try:
+            written[name] = spec(value, **owners)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return written
+
+
+def build(specification: Any, **owners: nn.Module) -> Any:
+    """Make the object of a specification, untrained.
+
+    Args:
+        owners: the modules that references name; see `spec`.
+
+    Raises:
+        ValueError: a class that is not defined, or an argument that its constructor does not take
+            (with the nearest ones); or whatever the constructor refuses.
+    """
+    if isinstance(specification, list):
+        return tuple(build(item, **owners) for item in specification)
+    if not isinstance(specification, Mapping):
+        return specification
+    if PART in specification:
+        check_known("module", specification[PART], owners)
+        return owners[specification[PART]].get_submodule(specification["name"])
+    if "tensor" in specification:
+        return torch.tensor(specification["tensor"], dtype=getattr(torch, specification["dtype"]))
+    held = {name: build(value, **owners) for name, value in specification.items() if name != CLASS}
+    if CLASS not in specification:
+        return held
+    kind, changes = class_of(specification[CLASS]), held.pop(CHANGES, {})
+    check_arguments(kind, held)
+    made, constant = kind(**held), changes.pop("constant", False)
+    made = made.sharing_parameters(**changes) if changes else made
+    return made.make_constant() if constant else made
+
+
+def classes() -> dict[str, type]:
+    """Return every class of modules and settings that is defined, by name."""
+    return {kind.__name__: kind for base in (Remembering, Settings) for kind in _below(base)}
+
+
+def _below(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _below(kind)
+
+
+def class_of(name: str) -> type:
+    """Return the class of a name; raise ValueError, with the nearest ones, if there is none."""
+    defined = classes()
+    if name not in defined:
+        words = unknown("class", name, sorted(defined))
+        raise ValueError(f"{words}; if another module defines {name}, import it first")
+    return defined[name]
+
+
+def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError, with the nearest names, for an argument that a class does not take."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in arguments:
+        check_known(f"argument of {kind.__name__}", name, parameters)

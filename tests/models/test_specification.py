@@ -1,0 +1,120 @@
+"""Specifications: objects that differ by their arguments, copies, parts; and clear refusals."""
+
+import json
+
+import pytest
+import torch
+
+from capsule_zoo.guides import EMObjects, EMRouting, PartReader, PartWholeGuide, Peeling
+from capsule_zoo.guides.vae import ConvolutionalEncoder
+from capsule_zoo.models import (
+    MatrixCapsules,
+    PartWholeCapsules,
+    Scenes,
+    ShapeCodes,
+    VariationalAutoencoder,
+)
+from capsule_zoo.models.base import NamedModule
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models.specification import build, spec
+
+SHAPE = (1, 12, 12)
+
+
+def again(value, **owners):
+    """Return the object that is built from the JSON of another."""
+    return build(json.loads(json.dumps(spec(value, **owners))), **owners)
+
+
+def small(**arguments) -> PartWholeCapsules:
+    return PartWholeCapsules(SHAPE, 2, 3, painting=Painting(template_size=5), **arguments)
+
+
+def test_defaults_are_written_down():
+    assert spec(small())["painting"]["sigma_image"] == Painting().sigma_image
+
+
+def test_a_guide_that_was_put_together_by_hand_is_rebuilt():
+    model = small()
+    reader = PartReader(channels=6)
+    guide = PartWholeGuide(model, reader=reader).with_above(EMObjects(2)).with_poses("normal")
+    twin = again(guide, model=model)
+    assert (twin.above, twin.pose, twin.reader) == (EMObjects(2), "normal", reader)
+    assert twin.model is model
+
+
+@pytest.mark.parametrize(
+    "vary",
+    [
+        lambda model: model.discretized(),
+        lambda model: model.with_selection("enumerate"),
+        lambda model: model.with_missing_pixels(),
+        lambda model: model.with_missing_pixels().discretized(),
+    ],
+)
+def test_a_copy_that_differs_is_rebuilt_as_it_is(vary):
+    model = vary(small())
+    twin = again(model)
+    assert spec(twin) == spec(model)
+    for name in ("presence", "selection", "space", "missing_fill"):
+        assert getattr(twin, name) == getattr(model, name), name
+
+
+@pytest.mark.parametrize("scope", ["parts", "objects"])
+def test_a_scope_is_rebuilt(scope):
+    model = ShapeCodes(SHAPE, 2, 3, 2, painting=Painting(template_size=5)).with_scope(scope)
+    twin = again(model)
+    assert (twin.scope, twin.space) == (scope, model.space)
+
+
+def test_the_routing_of_a_copy_is_rebuilt():
+    model = MatrixCapsules((1, 17, 17), 2, routing=EMRouting(1), features=3, capsules=(2, 2, 2))
+    routed = model.with_routing(EMRouting(3, power=0.5))
+    twin = again(routed)
+    assert twin.classes.routing == twin.layers[0].routing == EMRouting(3, power=0.5)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_scenes_are_rebuilt_with_their_object_model_inside(constant):
+    thing = VariationalAutoencoder((1, 5, 5), 2, channels=3)
+    reader = ConvolutionalEncoder(thing, 5, 1)
+    if constant:
+        thing.make_constant(), reader.make_constant()
+    model = Scenes((1, 12, 10), thing, slots=2, size=6.0)
+    guide = Peeling(model, reader, glimpse=4, hidden=6)
+    twin = again(model)
+    read = build(spec(guide, model=model), model=twin)
+    assert read.reader.model is twin.thing
+    assert len(list(twin.parameters())) == len(list(model.parameters()))
+    assert len(list(read.parameters())) == len(list(guide.parameters()))
+    twin.load_state_dict(model.state_dict())
+    read.load_state_dict(guide.state_dict())
+
+
+def test_tensors_keep_their_values_and_precision():
+    values = torch.tensor([0.1, 1 / 3], dtype=torch.float64)
+    twin = again(values)
+    assert twin.dtype == values.dtype and torch.equal(twin, values)
+
+
+class Odd(NamedModule):
+    def __init__(self, function) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: spec(Odd(print)), "Odd was made with function: builtin.* cannot be written"),
+        (lambda: build({"class": "PartWholeCapsule"}), "did you mean 'PartWholeCapsules'"),
+        (lambda: build({"class": "os.system"}), "if another module defines os.system, import"),
+        (
+            lambda: build({**spec(small()), "objcts": 3}),
+            "unknown argument of PartWholeCapsules 'objcts'; did you mean 'objects'",
+        ),
+        (lambda: build({"part_of": "guide", "name": ""}, model=small()), "unknown module 'guide'"),
+    ],
+)
+def test_what_cannot_be_written_or_built_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
