@@ -29,9 +29,7 @@ def few_views(number: int = 48) -> Views:
 
 
 def compare_small_machines(patch: pytest.MonkeyPatch) -> None:
-    """Let experiments compare small energy models, of which an RBM's updates are the faster."""
-    clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
-    patch.setattr(capsule_rbm, "time_updates", lambda job: clock)
+    """Let experiments compare small energy models."""
     fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}
     patch.setattr(capsule_rbm, "FASHION", fewer)
 

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.common.energy import reconstruction_error
-from capsule_zoo.experiments.common.findings import squared_error
-from capsule_zoo.experiments.part_whole.prior import looks
+from capsule_zoo.experiments.common.findings import looks, squared_error
 from capsule_zoo.experiments.recurrent_capsules.headline import class_error
 from capsule_zoo.experiments.shape_codes.headline import Object, read_objects
 from capsule_zoo.inference import (

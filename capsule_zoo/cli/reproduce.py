@@ -61,9 +61,9 @@ def reproduce(
     \b
     Examples:
       capsule-zoo reproduce
-      capsule-zoo reproduce part-whole/digits
-      capsule-zoo reproduce part-whole/digits --minutes 1 --seed 3 --out elsewhere
-      capsule-zoo reproduce part-whole/digits --out results
+      capsule-zoo reproduce shape-codes/digits
+      capsule-zoo reproduce shape-codes/digits --minutes 1 --seed 3 --out elsewhere
+      capsule-zoo reproduce shape-codes/digits --out results
       capsule-zoo reproduce part-whole/guides --settings
       capsule-zoo reproduce part-whole/guides --set images=500 --set particles=50
     """

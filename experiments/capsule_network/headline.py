@@ -77,16 +77,6 @@ def mnist(
     return Result(metrics, figures, None, entry)
 
 
-@experiment("capsule-network/paper", data="mnist", minutes=8)
-def paper(options: Options) -> Result:
-    """Train the paper's network, 8.2 M parameters, on all of MNIST (8 minutes with --device cuda).
-
-    See `capsule-network/mnist` for the quantities.
-    """
-    sizes = {"preset": "paper"}
-    return mnist(options, lr=1e-3, decoder_lr=1e-3, decay=0.0, batch_size=128, sizes=sizes)
-
-
 ROWS = {
     "one_blind": ("uniform", False),
     "one_drawing": ("uniform", True),

@@ -4,7 +4,6 @@ import fnmatch
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import Comparison, compare, evaluate, summarize
+from capsule_zoo.inference.evaluation.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
-BINS = 10  # of the calibration error
 BOOTSTRAPS = 2000  # resampled sets of images
 TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
 
@@ -32,15 +31,6 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
 def single(value: float, count: int = 1) -> Number:
     """Return a number that has no standard error, with the number of things that it is of."""
     return float(value), None, count
-
-
-def spread(values: list[float]) -> Numbers:
-    """Return the mean over seeds with its error, and the median, lowest and highest value."""
-    ends = {"median": median(values), "lowest": min(values), "highest": max(values)}
-    return {
-        "mean": mean_and_error(values),
-        **{name: single(value, len(values)) for name, value in ends.items()},
-    }
 
 
 def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
@@ -73,18 +63,6 @@ def ratio(part: Tensor, whole: Tensor) -> Number:
     return share.item(), error, count
 
 
-def calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Return the mean over images of |confidence - accuracy| within bins of confidence.
-
-    Args:
-        confidence: probabilities of the predicted classes, (N,).
-        right: True where the prediction is correct, (N,).
-    """
-    index = (confidence * BINS).long().clamp(max=BINS - 1)
-    apart = torch.zeros(BINS).index_add(0, index, confidence.float() - right.float())
-    return (apart.abs().sum() / len(right)).item()
-
-
 def median_and_error(values: Tensor, seed: int) -> Number:
     """Return the median over images (N,), its standard error by the bootstrap, and their number."""
     numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)
@@ -106,6 +84,21 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> N
         "elbo": (found["elbo"], found["elbo_se"], count),
         f"iwae_{particles}": (found["iwae"], found["iwae_se"], count),
         **{name: number for name, number in tightness.items() if np.isfinite(number[0])},
+    }
+
+
+def looks(seen: Reading, real: Reading) -> Numbers:
+    """Return the Frechet distance to real images, the confidence, and the number of used classes.
+
+    The number is the exponential of the classes' entropy: the number of all classes if they are
+    equally frequent.
+    """
+    share = np.bincount(seen.classes) / len(seen.classes)
+    used = share[share > 0]
+    return {
+        "frechet": frechet(seen.features, real.features),
+        "confidence": mean_and_error(seen.confidence),
+        "classes": single(np.exp(-(used * np.log(used)).sum()), len(seen.classes)),
     }
 
 

@@ -41,7 +41,6 @@ from capsule_zoo.experiments.generative_capsnet.requests import (
     KNOWN,
     PROTOCOLS,
     RARE,
-    VARIANTS,
     Decoder,
     Protocol,
     of_class,
@@ -155,25 +154,6 @@ def _register(
     return experiment(f"generative-capsnet/{name}", data="mnist", **shown)(requests)
 
 
-_register("shift", "Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes).")
-_register(
-    "shift-beyond",
-    "Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes).",
-)
-_register(
-    "rotate",
-    """Turn all digits to every angle, 4 and 9 within 45 degrees; infer angles (85 core-minutes).
-
-    The figures `concepts` are the article's: a single unit or kind of a code at every angle.
-    """,
-)
-_register(
-    "one-shot", "Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."
-)
-_register(
-    "rotate-beyond",
-    "Turn all digits within 90 degrees, and request the whole circle (85 core-minutes).",
-)
 _register(
     "at-length",
     "Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes).",
@@ -186,10 +166,10 @@ _register(
     defaults=dict(protocols=("shift",), decoders=SHIFTED_AT_LENGTH),
 )
 _register(
-    "variants",
-    "Turn digits with a code of 128 numbers, and with learned addresses, at length.",
+    "shift-beyond-at-length",
+    "Shift all digits by up to 10 pixels, request up to 20, 20,000 updates (100 core-minutes).",
     Lengths,
-    defaults=dict(protocols=("rotate",), decoders=tuple(VARIANTS)),
+    defaults=dict(protocols=("shift-beyond",), decoders=SHIFTED_AT_LENGTH),
 )
 
 
@@ -427,54 +407,3 @@ def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
         latents[first] = code.expand(len(numbers), -1)
         rows[f"{'kind' if kinds else 'unit'} {i}"] = entry.model.mean_image(latents, numbers)
     return image_rows(rows, "One unit of the code at a time, as requested")
-
-
-@dataclass(frozen=True)
-class Rates(Lengths):
-    """The settings of the comparison of rates: `Lengths`, shorter, and the rates.
-
-    Args:
-        rates: learning rates.
-        images: number of validation images of each rare class.
-    """
-
-    protocols: tuple[str, ...] = ("rotate",)
-    steps: int = 2000
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-
-
-@experiment("generative-capsnet/rates", data="mnist")
-def rates(options: Options, chosen: Rates) -> Result:
-    """Compare three learning rates of every decoder on validation images (25 core-minutes).
-
-    All are trained with a tenth of the updates of the runs at length. Errors are means over
-    validation images of both rare classes, and test images choose nothing: the rate to take is the
-    one with the lowest error inside the range of training.
-    """
-    tasks = {
-        (name, decoder, rate): Task(
-            decoder,
-            PROTOCOLS[name],
-            replace(chosen, fitting={**(chosen.fitting or {}), "lr": rate}),
-            split="validation",
-        )
-        for name in chosen.protocols
-        for decoder in chosen.decoders
-        for rate in chosen.rates
-    }
-    study = Study({"-".join(map(str, key)): task for key, task in tasks.items()}, chosen.seeds)
-    found: dict[str, dict[str, Numbers]] = {name: {} for name in chosen.protocols}
-    for (name, decoder, rate), runs in zip(tasks, study.run(learn, options).values(), strict=True):
-        line, points = next(iter(PROTOCOLS[name].lines.items()))
-        seen = PROTOCOLS[name].inside(points)
-        errors = np.array([run["errors"][line] for run in runs]).mean(1)  # (seeds, points)
-        for where, asked in (("inside", seen), ("outside", ~seen)):
-            quantity = f"{where}_{rate:g}".replace(".", "_")
-            number = mean_and_error(errors[:, asked].mean(1))
-            found[name].setdefault(decoder, {})[quantity] = number
-    return Result(
-        {
-            name: Table(by_quantity(numbers), f"{name}_{{variant}}_{{quantity}}".replace("-", "_"))
-            for name, numbers in found.items()
-        }
-    )

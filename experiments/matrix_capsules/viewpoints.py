@@ -218,15 +218,6 @@ def viewpoints(options: Options, chosen: Trainings) -> Result:
     return compared("toys3d", chosen, options)
 
 
-@experiment("matrix-capsules/viewpoints-smallnorb", data="smallnorb", minutes=240)
-def viewpoints_smallnorb(options: Options, chosen: Trainings) -> Result:
-    """Compare capsules with an equal network on novel viewpoints of smallNORB (4 core-hours).
-
-    The files of smallNORB must be given or downloaded.
-    """
-    return compared("smallnorb", chosen, options)
-
-
 def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
     """Draw novel against familiar error during every training run, with a panel for each factor."""
     figure, (axes,) = panels(len(FAMILIAR), size=(4, 3.5))

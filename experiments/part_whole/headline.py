@@ -6,22 +6,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyro
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment
-from capsule_zoo.experiments.common.findings import (
-    bounds_of_rows,
-    held_out_bounds,
-    numbers_of_columns,
-    pictures,
-    single,
-    spread,
-    squared_error,
-)
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import bounds_of_rows, numbers_of_columns, pictures
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import (
@@ -33,14 +24,12 @@ from capsule_zoo.inference import (
     infer,
     latents,
     linear_probe,
-    reconstruct,
     widen,
 )
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.zoo.part_whole.figures import parses
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
 PARTS = ["part_presence", "part_pose"]
@@ -106,7 +95,6 @@ def free_form(entry: Entry, images: Split, options: Options, steps: int) -> Free
 
 
 JITTER = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
-DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
 SIZES: Mapping[str, Any] = dict(objects=16, parts=12)
 
 
@@ -117,82 +105,6 @@ def learn_digits(
     entry = create(name, image_shape=data.image_shape, **sizes)
     train(entry, data, options, name="digits", inputs=Inputs(JITTER), **limit)
     return entry
-
-
-@experiment("part-whole/digits", data="digits", minutes=3)
-def digits(
-    options: Options,
-    *,
-    steps: int = DIGITS_STEPS,
-    tightening: int = TIGHTENING_STEPS,
-    widening: int = 60,
-    free_form_steps: int = 150,
-    images: int = 48,
-    particles: int = 50,
-) -> Result:
-    """Learn scikit-learn's digits, swap the guide, and compare held-out bounds (5 minutes).
-
-    Args:
-        steps: updates of the pair, unless minutes are given; then all other steps shrink too.
-        tightening: updates of the guide with normal poses.
-        widening: updates of the widened guide of points.
-        free_form_steps: updates of the guide with parameters for every image.
-        images: number of held-out digits on which guides are compared.
-        particles: number of draws of the IWAE bound.
-    """
-    data = load_dataset("digits")
-    entry = learn_digits(data, options, **options.limit(steps))
-
-    limit = options.shortened(tightening)
-    normal = tighten(entry, data, options, steps=limit, inputs=Inputs(JITTER))
-    few = data.test[:images]
-    options.say(f"Comparing guides on {len(few)} held-out digits")
-    wide = widen(entry.model, entry.guide, data.train, steps=options.shortened(widening))
-    free = free_form(normal, few, options, options.shortened(free_form_steps))
-    pairs = {
-        "normal": (entry.model, normal.guide),
-        "delta": (entry.model, entry.guide),
-        "delta, widened": (entry.model, wide),
-        "free-form normal": (entry.model, free),
-    }
-    table = compare(pairs, few, num_particles=particles, seed=options.seed)
-    bounds = held_out_bounds(normal, data.test, particles, options.seed)
-    shown = {**pictures(entry, data.test.images), "guides": table.draw()}
-    return Result({**bounds, **probes(entry, data)}, shown, table, normal)
-
-
-@experiment("part-whole/demo-seeds", data="digits", minutes=30)
-def demo_seeds(
-    options: Options,
-    *,
-    seeds: int = 10,
-    steps: int = DIGITS_STEPS,
-    tightening: int = TIGHTENING_STEPS,
-    particles: int = 50,
-) -> Result:
-    """Measure the bound on held-out digits at ten seeds: median, largest distance (30 minutes).
-
-    Args:
-        seeds: number of seeds.
-        steps: updates of the pair; these and the next shrink with minutes.
-        tightening: updates of the guide with normal poses.
-        particles: number of draws of the IWAE bound.
-    """
-    length, more = options.shortened(steps), options.shortened(tightening)
-    study, untimed = Study({"demo": (length, more)}, seeds), replace(options, minutes=None)
-    bounds = study.run(demo_bound, untimed, particles=particles)["demo"]
-    found = {f"elbo_{name}": number for name, number in spread(bounds).items()}
-    farthest = max(abs(bound - found["elbo_median"][0]) for bound in bounds)
-    return Result({**found, "largest_distance": single(farthest, seeds)})
-
-
-def demo_bound(job: Job[tuple[int, int]], *, particles: int) -> float:
-    """Return the `elbo` of `part-whole/digits` from one seed, after updates of both kinds."""
-    (steps, tightening), options, data = job.variant, job.options, load_dataset("digits")
-    pyro.set_rng_seed(options.seed)
-    entry = learn_digits(data, options, steps=steps)
-    normal = tighten(entry, data, options, steps=tightening, inputs=Inputs(JITTER))
-    return held_out_bounds(normal, data.test, particles, options.seed)["elbo"][0]
 
 
 def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
@@ -229,29 +141,6 @@ def classify(options: Options, *, probed: int = PROBED) -> Result:
     names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
     shown = pictures(entry, data.test.images)
     return Result({"features": Table(numbers, names)}, shown, None, entry)
-
-
-@experiment("part-whole/parts", data="mnist", minutes=30, of_runs=True)
-def parts(options: Options, *, images: int = 1000) -> Result:
-    """Show templates, parses of upright and of turned digits, and prior samples (30 minutes).
-
-    Args:
-        images: number of test images.
-    """
-    data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
-    few = data.test.images[:images]
-    turned = few.rot90(1, (2, 3))
-    shown = pictures(entry, few)
-    shown["turned"] = parses(entry.model, entry.guide, turned)
-    metrics: Metrics = {
-        "squared_error": {
-            name: squared_error(reconstruct(entry.model, entry.guide, seen), seen)
-            for name, seen in (("upright", few), ("turned", turned))
-        },
-        "model_parameters": single(entry.model.num_parameters),
-    }
-    return Result(metrics, shown, None, entry)
 
 
 @experiment("part-whole/guides", data="mnist", minutes=30, of_runs=True)

@@ -2,22 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, trained
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
+from capsule_zoo.experiments.common.findings import by_quantity, single
 from capsule_zoo.figures.curves import curves_on_log_scale
-from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
-from capsule_zoo.inference.posterior.gauss_newton import climbed, path_at, precision
 from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models.common.modes import frozen, in_eval_mode
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 
@@ -137,66 +131,3 @@ def race(
     fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
     options.say(f"{method}, {steps} steps at {rate}: {fresh:.1f} nats in {seconds:.0f} seconds")
     return Race(found.path.detach(), found.start.mean().item(), fresh, seconds, rate)
-
-
-@experiment("part-whole/levenberg-marquardt", data="mnist", minutes=6, of_runs=True)
-def levenberg_marquardt(
-    options: Options,
-    *,
-    images: int = 12,
-    steps: tuple[int, ...] = (0, 15, 60, 240),
-    climbs: tuple[int, ...] = (1, 4, 8),
-) -> Result:
-    """Compare scheduled steps with steps by the Gauss-Newton matrix, by the log joint density.
-
-    Both start at the guide's answers. Their ends are scored by log p(image, latents), in nats, with
-    presences at their likeliest values, which the matrix holds. Seconds are of the turned digits.
-
-    Args:
-        images: number of test images, upright and then turned by a quarter.
-        steps: numbers of scheduled steps.
-        climbs: numbers of Levenberg-Marquardt steps.
-    """
-    data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
-    few = data.test.images[-images:]
-    found: dict[str, Numbers] = {"seconds": {}}
-    for kind, shown in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
-        for name, (joint, seconds) in ends(entry, shown, steps, climbs, options.seed).items():
-            found["seconds"][name] = single(seconds, images)
-            if joint is not None:
-                found.setdefault(f"joint_{kind}", {})[name] = mean_and_error(joint)
-        options.say(f"{kind} digits are done")
-    return Result(dict(found))
-
-
-def ends(
-    entry: Entry, images: Tensor, steps: tuple[int, ...], climbs: tuple[int, ...], seed: int
-) -> dict[str, tuple[Tensor | None, float]]:
-    """Return log p(image, latents), (B,), where each method ends, and its seconds, by name."""
-    model, guide = entry.model, entry.guide
-    found: dict[str, tuple[Tensor | None, float]] = {}
-
-    def refined(number: int) -> tuple[AnnealedPath, State]:
-        points = refine(model, guide, images, steps=number, seed=seed).guide
-        assert isinstance(points, FreeForm)
-        return path_at(model, points, images)
-
-    with in_eval_mode(model, guide), frozen(model, guide):
-        path, start = refined(0)
-        columns = torch.arange(path.columns)
-        for number in steps:
-            (_, state), seconds = timed(partial(refined, number))
-            found[f"scheduled_{number}"] = path.terms(state).at(1.0), seconds
-        for number in climbs:
-            (state, _), seconds = timed(partial(climbed, path, start, [columns], number))
-            found[f"matrix_{number}"] = path.terms(state).at(1.0), seconds
-        found["one_gradient"] = None, timed(partial(path.terms, start, slopes=True))[1]
-        found["one_matrix"] = None, timed(partial(precision, path, start, columns))[1]
-    return found
-
-
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a call returns, and the seconds of the processor that it took."""
-    began = time.process_time()
-    return call(), time.process_time() - began

@@ -33,7 +33,6 @@ LARGE: dict[str, Any] = {
 }
 AT_ONCE = 500  # images that are read or refined together
 DEGREES = tuple(range(0, 181, 15))
-Sizes = Mapping[str, Any]
 Features = Callable[[Any, Tensor], np.ndarray]
 
 

@@ -16,12 +16,11 @@ from scipy import ndimage
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
-from capsule_zoo.data.scenes import CELL, boxes_of, gray_scenes, tetromino_bank
+from capsule_zoo.data.scenes import CELL, boxes_of, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
-from capsule_zoo.experiments.training import photographs as photographs_of
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
@@ -41,8 +40,6 @@ Cells = frozenset[tuple[int, ...]]
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
-BLACK = "multi-mnist:train=60000"
-ON_PHOTOGRAPHS = {"counts": "learned", "sigma_image": 0.18}
 FAINT = 0.03  # share of a pixel; where objects cover less, an object ends
 BRIGHTER = 1.2  # strokes that were shrunk and enlarged are paler
 CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
@@ -257,54 +254,3 @@ def without_crumbs(ink: Tensor) -> Tensor:
         crumbs = 1 + np.flatnonzero(weight < CRUMB * weight.max(initial=0))
         digit[np.isin(pieces, crumbs)] = 0
     return whole
-
-
-def on_photographs(digits: Split, photos: Split, number: int, seed: int) -> Split:
-    """Return scenes of 0 to 2 digits in random colors, each on a photograph of 50x50 pixels."""
-    how: Any = dict(grounds=photos.images, seed=seed)
-    images, known = gray_scenes(digits.images, digits.labels, number, **how)
-    return Split(images, known.counts, "digits on photographs", known)
-
-
-@experiment("scenes/colour", data="cifar10", minutes=36)
-def colour(
-    options: Options,
-    *,
-    digits: float = 6.0,
-    photographs: float = 10.0,
-    length: float = 10.0,
-    scenes: int = 20_000,
-    tested: int = 1000,
-    sizes: Any = None,
-) -> Result:
-    """Find colored digits on photographs, with two models of the ground (36 core-minutes).
-
-    `vae` is a ground that an autoencoder paints, which was trained on photographs alone. `picture`
-    draws 10x10 colors with smooth transitions. The shapes of digits are learned before, on black.
-
-    Args:
-        digits: minutes of training on digits on black, of the processor.
-        photographs: minutes of training of the autoencoder, of the processor.
-        length: minutes of training with each ground, of the processor.
-        scenes: training scenes.
-        tested: test scenes.
-        sizes: sizes of the entries that replace the zoo's own.
-    """
-    photos, gray = photographs_of("cifar10", options), load_dataset("mnist", options.data_root)
-    data = on_photographs(gray.train, photos.train, scenes, 1)
-    test = on_photographs(gray.test, photos.test, tested, 2)
-    busy = Checks(clock="processor")
-    black = load_dataset(BLACK, options.data_root)
-    shapes = begun("scenes", black, options, **(sizes or {}))
-    train(shapes, black, options, digits, name="digits", checks=busy)
-    painter = begun("vae", photos, options, latent=160, sigma_image=0.05)
-    train(painter, photos, options, photographs, name="photographs", checks=busy)
-    found, figures = {}, {}
-    for ground, drawn in (("vae", str(options.within("photographs").runs)), ("picture", "picture")):
-        own = {"ground": drawn, "train_ground": False, **ON_PHOTOGRAPHS, **(sizes or {})}
-        entry = begun("scenes", data, options, **own)
-        entry.model.thing.load_state_dict(shapes.model.thing.state_dict())
-        entry.model.thing.make_constant()
-        _, found[ground] = learned(entry, data, test, options, length, name=ground)
-        figures[ground] = found_objects(entry, test.images)
-    return Result(by_quantity(found), figures)

@@ -3,15 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-import pyro
-import torch
 from torch import nn
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, pictures, spread
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, looks, pictures
 from capsule_zoo.experiments.part_whole.headline import JITTER, learn_digits, tighten
-from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
 from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.inference import Inputs, compare, linear_probe, mean_images, train_classifier
@@ -92,34 +89,3 @@ def sampled(entry: Entry, data: Dataset, number: int, seed: int) -> Numbers:
     real = classifier.read(data.test.images[:number])
     drawn = mean_images(entry.model, len(real.features), seed=seed)
     return looks(classifier.read(drawn), real)
-
-
-@experiment("shape-codes/digits-seeds", data="digits", minutes=45)
-def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Result:
-    """Train on scikit-learn's digits from five seeds, on one thread and on two (45 minutes).
-
-    For each quantity: the mean over seeds, and the median, lowest and highest value.
-
-    Args:
-        seeds: number of seeds.
-        steps: updates of every run in a full run.
-    """
-    study, untimed = Study({"one": 1, "two": 2}, seeds), replace(options, minutes=None)
-    tables: dict[str, Table] = {}
-    for number, runs in study.run(from_seed, untimed, steps=options.shortened(steps)).items():
-        found = {name: spread([each[name] for each in runs]) for name in runs[0]}
-        words = "one thread" if number == "one" else "two threads"
-        tables[words] = Table(by_quantity(found), f"{{variant}}_{{quantity}}_{number}")
-    return Result(tables)
-
-
-def from_seed(job: Job[int], *, steps: int) -> dict[str, float]:
-    """Return what one run finds, on the job's number of threads."""
-    options, data, before = job.options, load_dataset("digits"), torch.get_num_threads()
-    torch.set_num_threads(job.variant)
-    pyro.set_rng_seed(options.seed)
-    entry = learn_digits(data, options, *ENTRY, in_stages=True, steps=steps)
-    found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
-    torch.set_num_threads(before)
-    wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
-    return {name: float(found[name][0]) for name in wanted}

@@ -12,9 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment, trained
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, pictures, ratio
-from capsule_zoo.experiments.part_whole.prior import looks
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, looks, mean_and_error, ratio
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
@@ -131,36 +130,6 @@ def objects(options: Options, chosen: Settings) -> Result:
     metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
     shown = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
     return Result(metrics, shown, None, main)
-
-
-@experiment("shape-codes/mnist", data="mnist", minutes=60, of_runs=True)
-def mnist(
-    options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
-) -> Result:
-    """Learn parts and objects from images on, and measure the objects (90 minutes).
-
-    Args:
-        images: images in the Frechet distance.
-        held_out: images on which the loss of redrawn parts is measured.
-        turned: digits that are turned by any angle.
-    """
-    data = load_dataset("mnist", root=options.data_root)
-    entry = trained("shape-codes", data, options)
-    chosen = Settings(images=images, held_out=held_out, turned=turned)
-    options.say("Parsing all images")
-    sets = parsed(data, options.seed, guide=entry.guide, tested=None)
-    options.say("Measuring")
-    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    read, samples, classes = in_short(entry, sets, chosen, options.seed)
-    seen = looks(classifier.read(samples), classifier.read(data.test.images[:images]))
-    found = in_all_ways(entry, data, sets, read, chosen, options.seed)
-    unsupervised = {**classes, **seen, "share_lost": found.pop("share_lost")}
-    tables = {"objects": unsupervised, "linear probes": found}
-    row = f"{entry.model.kinds} kinds"
-    metrics = {
-        title: Table(by_quantity({row: numbers}), "{quantity}") for title, numbers in tables.items()
-    }
-    return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
 def in_short(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
-    means_of,
     over_seeds,
     pictures,
     single,
@@ -30,13 +28,11 @@ from capsule_zoo.experiments.part_whole.transformations import (
 )
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.training import photographs
-from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import Checks, cluster_accuracy, latents, linear_probe, reconstruct
-from capsule_zoo.inference.objectives.stacked_capsules import SPARSITY, TERMS, drawn_capsules
+from capsule_zoo.inference.objectives.stacked_capsules import drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load, read_recipe
-from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages
 
 ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
 SITES = {
@@ -52,18 +48,6 @@ SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("cifar10", ENTRIES[1]): {"background": "learned"},
 }
 MOVED = transforms.Affine(degrees=20, shear=0.2, scale=(0.8, 1.2), shift=2)  # as in affNIST
-WITHOUT = {f"no_{name}": {name: 0.0} for name in TERMS if name not in ("image", "parts")}
-ABLATIONS: Mapping[str, Mapping[str, Any]] = {
-    "all": {},
-    **WITHOUT,
-    "no_sparsity": dict.fromkeys(SPARSITY, 0.0),
-    "no_noise": {"noise": "none"},
-    "no_stop_inputs": {"stop_inputs": False},
-    "no_stop_targets": {"stop_targets": False},
-    "normalized": {"normalized": True},
-    "start_alone": {name: 0.0 for name in TERMS if name != "image"},
-}
-RANDOM_START = "random_start"  # nothing is left out, but objects do not start at clusters
 
 
 def explained(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
@@ -129,28 +113,6 @@ class Settings:
     seeds: int = 1
 
 
-@experiment("stacked-capsule-autoencoder/mnist", data="mnist", minutes=120)
-def mnist(options: Options, chosen: Settings) -> Result:
-    """Train it and part-whole capsules on MNIST for equal times, and read the class (two hours).
-
-    The two are trained side by side, where there are two cores, and each gets half of the minutes.
-    Probes are linear; clusters are found by k-means and named one to one. `moved_presence_pose`
-    and the curve of rotations are of a probe on objects of upright training images, and test
-    images that are turned, sheared, scaled and shifted a little, or turned alone. Minutes are of
-    the processor; `core_minutes` is the length of a training.
-    """
-    found, curves, entry = trained_both("mnist", options, chosen)
-    data = load_dataset("mnist", root=options.data_root)
-    label = "rotation of the test images (degrees)"
-    drawn = pictures(entry, data.test.images[:12])
-    drawn["rotations"] = accuracy_curves(curves, label, 1 / data.num_classes)
-    metrics: Metrics = {
-        **by_quantity(found),
-        "accuracy at degrees": Table(curves, "rotation_{quantity}_{variant}"),
-    }
-    return Result(metrics, drawn, None, entry)
-
-
 @experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120)
 def affnist(options: Options, chosen: Settings) -> Result:
     """Train both on shifted digits, and read digits under affine maps (two hours).
@@ -161,20 +123,6 @@ def affnist(options: Options, chosen: Settings) -> Result:
     found, _, entry = trained_both("affnist", options, chosen)
     drawn = pictures(entry, read("affnist", options).test.images[:12])
     return Result(by_quantity(found), drawn, None, entry)
-
-
-@experiment("stacked-capsule-autoencoder/cifar10", data="cifar10", minutes=60)
-def cifar10(options: Options, chosen: Settings) -> Result:
-    """Train both on photographs, where the paper's model is bad too, and read the class (an hour).
-
-    If the data root has a folder `cifar10` of images by class, which may be a subset, that folder
-    is used. The paper's pixels are filtered; these are colors. `training_images` is the number of
-    training images. See `mnist`.
-    """
-    found, _, entry = trained_both("cifar10", options, chosen)
-    data = read("cifar10", options)
-    metrics: Metrics = {**by_quantity(found), "training_images": single(len(data.train))}
-    return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)
 
 
 def read(name: str, options: Options) -> Dataset:
@@ -225,61 +173,6 @@ def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, Numbers]
         moved, curve = generalization(entry, data, chosen.probed, chosen.curved)
         numbers |= moved
     return numbers, curve
-
-
-@experiment("stacked-capsule-autoencoder/ablations", data="mnist", minutes=60)
-def ablations(
-    options: Options,
-    *,
-    data: str = "mnist",
-    steps: int = 3000,
-    probed: int = 5000,
-    tested: int = 5000,
-    seeds: int = 1,
-    sizes: Mapping[str, Any] = {},  # read only
-) -> Result:
-    """Train without each term, stop-gradient and noise, for equal numbers of updates (an hour).
-
-    All are trained in stages, as `capsule-zoo train` does, and from one seed the parts are equal
-    until the last stage. `start_alone` leaves the objects at the clusters that they start from,
-    and `random_start` starts them at random. `loss_<term>` is the term on test images at the end,
-    without its weight.
-
-    Args:
-        data: name of the data set.
-        steps: updates of every run, over all stages; they shrink with minutes.
-        probed: number of training images that probes and clusters are fitted on.
-        tested: number of test images.
-        seeds: number of seeds.
-        sizes: further arguments of `create`.
-    """
-    steps = options.shortened(steps)
-    study = Study({**ABLATIONS, RANDOM_START: {}}, seeds)
-    how: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
-    found = study.run(ablate, replace(options, minutes=None), source=data, **how)
-    return Result(by_quantity(means_of(found)))
-
-
-def ablate(
-    job: Job[Mapping[str, Any]],
-    *,
-    source: str,
-    steps: int,
-    probed: int,
-    tested: int,
-    sizes: Mapping[str, Any],
-) -> Numbers:
-    """Train with the job's arguments of the loss; return measures and the terms of the loss."""
-    options = job.options
-    data = load_dataset(source, root=options.data_root)
-    entry = begun(ENTRIES[0], data, options, **{**sizes, "loss": dict(job.variant)})
-    entry = replace(entry, stages=partial(stages, start=job.name != RANDOM_START))
-    train(entry, data, options, in_stages=True, steps=steps)
-    found = measure(entry, data, probed, tested)
-    with torch.no_grad(), seeded(0):
-        few = data.test.images[: min(500, tested)]
-        terms = entry.objective.terms(entry.model, entry.guide, few)
-    return found | {f"loss_{name}": single(term.item(), len(few)) for name, term in terms.items()}
 
 
 WEIGHTS = "stacked-capsule-autoencoder-mnist"

@@ -90,29 +90,6 @@ class Task(Generic[S]):
 Learn = Callable[[Job[Task[S]]], Mapping[str, Any]]
 
 
-@experiment("capsule-network/equal-network", data="mnist", minutes=20)
-def of_vectors(options: Options, chosen: Equal) -> Result:
-    """Compare the capsule network with an equal network without capsules (20 core-minutes).
-
-    See `matrix-capsules/equal-network` for the quantities.
-    """
-    return compared("capsule-network", {"channels": 16}, chosen, options)
-
-
-@experiment(
-    "capsule-network/equal-network-cifar10",
-    data="cifar10",
-    minutes=20,
-    defaults=dict(data=("cifar10",), moved=()),
-)
-def of_vectors_in_color(options: Options, chosen: Equal) -> Result:
-    """Compare the capsule network with an equal network on photographs (20 core-minutes).
-
-    See `matrix-capsules/equal-network` for the quantities.
-    """
-    return compared("capsule-network", {"channels": 16}, chosen, options)
-
-
 @experiment(
     "capsule-network/equal-network-at-length",
     data="mnist",
@@ -137,20 +114,6 @@ def of_matrices(options: Options, chosen: Equal) -> Result:
     test images, `error_fgsm_50` under an attack that changes pixels by .050. `validation_...` are
     the errors of all tries, and `rate` and `decay` what was chosen by them. `weights` are those
     that read the image.
-    """
-    return compared("matrix-capsules", NETWORK, chosen, options)
-
-
-@experiment(
-    "matrix-capsules/equal-network-cifar10",
-    data="cifar10",
-    minutes=40,
-    defaults=dict(data=("cifar10",), moved=()),
-)
-def of_matrices_in_color(options: Options, chosen: Equal) -> Result:
-    """Compare matrix capsules with an equal network on photographs (40 core-minutes).
-
-    See `matrix-capsules/equal-network` for the quantities.
     """
     return compared("matrix-capsules", NETWORK, chosen, options)
 

@@ -140,7 +140,8 @@ def _register(name: str) -> Callable[..., Result]:
     return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
 
 
-guide_experiments = {name: _register(name) for name in SWAPPED}
+COMPARED = "recurrent-capsules", "shape-codes", "stacked-capsule-autoencoder"
+guide_experiments = {name: _register(name) for name in COMPARED}
 
 
 @experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True, apart=True)

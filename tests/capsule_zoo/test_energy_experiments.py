@@ -12,13 +12,10 @@ from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.common import energy
-from capsule_zoo.experiments.study import Job
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
-from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save, small_sizes
 
-TIME_UPDATES = capsule_rbm.time_updates
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 
 
@@ -88,24 +85,6 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
     assert given["inputs"].transform is None  # of standardized pixels
 
 
-@pytest.mark.parametrize("share", [0, 0.5])
-def test_objectives_start_from_pretrained_layers_if_asked_to(share, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(capsule_helmholtz, "pretrain", lambda *_, **how: calls.append(how))
-    objectives, train = [], capsule_helmholtz.train
-
-    def noted(*given, objective, **how):
-        objectives.append(objective)
-        return train(*given, objective=objective, **how)
-
-    monkeypatch.setattr(capsule_helmholtz, "train", noted)
-    settings = dict(particles=3, images=20, share=share)
-    reproduce("capsule-helmholtz/objectives", QUICK, folder=tmp_path, **settings)
-    assert len(calls) == (4 if share else 0)
-    assert all(how["minutes"] == pytest.approx(0.5 * QUICK.minutes / 4 / 2) for how in calls)
-    assert [each.recycle_top for each in objectives[:2]] == [True, False]
-
-
 def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
     options, started = replace(QUICK, runs=tmp_path), []
     for _ in range(2):
@@ -137,51 +116,3 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
     for value, error, count in found.values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5
-
-
-def test_the_faster_machine_goes_on_until_the_slower_ends(tmp_path, monkeypatch):
-    """The RBM takes two thirds of the time, so it makes half as many updates again."""
-    made = []
-    train = capsule_rbm.train
-
-    def noted(entry, *args, **kwargs):
-        made.append((entry.name, kwargs["steps"]))
-        return train(entry, *args, **kwargs)
-
-    monkeypatch.setattr(capsule_rbm, "train", noted)
-    settings = dict(**ANNEALING, updates=4)
-    options = Options(progress=False, processes=1)
-    reproduce("capsule-rbm/beside-rbm", options, folder=tmp_path, **settings)
-    assert made == [("capsule-rbm", 4), ("rbm", 4), ("rbm", 6)]
-    found = read_record("capsule-rbm/beside-rbm", tmp_path)["metrics"]
-    minutes = [found[f"core_minutes_{name}"]["value"] for name in ("capsules", "rbm", "rbm_longer")]
-    assert minutes == pytest.approx([4 * 0.03 / 60, 4 * 0.02 / 60, 4 * 0.03 / 60])
-    assert found["log_likelihood_ais_rbm"]["n"] == 30  # one seed, so that errors are over images
-    assert capsule_rbm.longer({"a": 1.0, "b": 2.0}, 10) == {"a_longer": ("a", 20)}
-
-
-def test_units_are_read_as_they_act(miniature):
-    """A hidden unit's mean is zero where its switch is off, and the RBM's is a plain sigmoid."""
-    images = miniature.test.images
-    machine = create("rbm", image_shape=miniature.image_shape, hidden=5)
-    pixels = machine.model.weight.flatten(1)
-    field = images.flatten(1) @ pixels + machine.model.hidden.bias.flatten()
-    found = capsule_rbm.hidden_means(machine, images)
-    np.testing.assert_allclose(found, field.sigmoid().detach(), atol=1e-6)
-    capsules = create("capsule-rbm", image_shape=miniature.image_shape, capsules=3, units=2)
-    with torch.no_grad():
-        capsules.model.switch_bias.copy_(torch.tensor([0.0, -200.0, 0.0]))
-    found = capsule_rbm.hidden_means(capsules, images)
-    assert found.shape == (30, 6) and (found[:, 2:4] == 0).all() and (found[:, 4:] > 0).all()
-
-
-def test_updates_are_timed_in_turn(monkeypatch):
-    """Every machine is timed once in every round; the mocked clock gives two units per update."""
-    ticks = iter(range(0, 10_000, 2 * capsule_rbm.TIMED))
-    monkeypatch.setattr(capsule_rbm.time, "process_time", lambda: next(ticks))
-    order = []
-    monkeypatch.setattr(capsule_rbm, "train", lambda entry, *args, **how: order.append(entry.name))
-    job = Job("clock", ("capsules", "rbm"), QUICK)
-    rounds = TIME_UPDATES(job)
-    assert rounds == {name: [2.0] * capsule_rbm.ROUNDS for name in ("capsules", "rbm")}
-    assert order == ["capsule-rbm", "rbm"] * capsule_rbm.ROUNDS

@@ -64,44 +64,17 @@ MINIATURES = {
     "capsule-network/overlap": Miniature(
         dict(images=20, sizes=dict(channels=4, hidden=(12, 12))), 0.02, 9
     ),
-    "generative-capsnet/shift-beyond": Miniature(
-        dict(seeds=2, steps=2, images=2, inferred=2, **REQUESTS), None, None, (40, 40)
-    ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
-    "capsule-rbm/mean-field": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
-    "capsule-rbm/spectra": Miniature({}, 0.005, 12),
-    "capsule-rbm/beside-rbm": Miniature(dict(**ANNEALING, updates=20_000, seeds=2), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
-    "capsule-helmholtz/gray": Miniature({}, None, 28, (60, 60)),
-    "capsule-helmholtz/pretraining": Miniature(dict(particles=3, images=20), 0.005, 12),
-    "capsule-helmholtz/objectives": Miniature(dict(particles=3, images=20), 0.005, 12),
     "matrix-capsules/mnist": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/votes": Miniature({}, 0.003, 17, (40, 12)),
-    "matrix-capsules/pose": Miniature({}, 0.003, 17, (40, 12)),
-    "matrix-capsules/iterations": Miniature(
-        dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=MATRIX), 0.003
-    ),
-    "matrix-capsules/article": Miniature(dict(steps=2, seeds=2, network=MATRIX), 0.003),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
-    "matrix-capsules/full": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
-    "matrix-capsules/viewpoints-smallnorb": Miniature(
-        VIEWS, 0.003, like="matrix-capsules/viewpoints"
-    ),
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
-    "recurrent-capsules/steps": Miniature(),
-    "recurrent-capsules/samples": Miniature(),
-    "recurrent-capsules/overlap": Miniature(dict(images=20, sizes=RECURRENT), 0.02),
-    "recurrent-capsules/cifar10": Miniature(dict(particles=5)),
-    "recurrent-capsules/ablations": Miniature(dict(particles=5, sizes=dict(steps=2, units=4))),
-    "recurrent-capsules/equal-updates": Miniature(
-        dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3)
-    ),
     "constellations/papers": Miniature(dict(scenes=3, sigmas=(0.1,))),
-    "part-whole/parts": Miniature(dict(images=3)),
     "stacked-capsule-autoencoder/seeds": Miniature(
         dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
     ),
@@ -109,8 +82,7 @@ MINIATURES = {
         f"{name}/guides": Miniature(
             dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
         )
-        for name in guide_swaps.SWAPPED
-        if name not in ("vae", "draw")  # which are run beside their laws
+        for name in guide_swaps.COMPARED
     },
     "part-whole/augment": Miniature(
         dict(

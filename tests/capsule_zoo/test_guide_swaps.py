@@ -37,20 +37,11 @@ def small(monkeypatch, few_climbs):
 
 def test_guides_of_a_model_are_compared(small, tmp_path):
     settings = dict(images=4, particles=3, fitting=1, training=2)
-    found, figures = names_in_record("vae/guides", OPTIONS, tmp_path, **settings)
-    rows = ("convolutional", "free_form", "corrected", "low_rank", "semi_amortized", "auto_normal")
+    found, figures = names_in_record("recurrent-capsules/guides", OPTIONS, tmp_path, **settings)
+    rows = ("recurrent", "free_form", "corrected", "semi_amortized")
     columns = ("elbo", "iwae_3", "ess", "seconds_per_image", "fit_seconds")
     assert {f"{column}_{row}" for column in columns for row in rows} <= found
     assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}
-
-
-def test_slow_laws_are_compared_only_where_they_are_named(small, tmp_path):
-    settings = dict(images=2, particles=3, fitting=1, training=1)
-    found, _ = names_in_record("draw/guides", OPTIONS, tmp_path, **settings)
-    assert "elbo_free_form" in found and not {"elbo_gauss_newton", "elbo_mixture"} & found
-    settings["guides"] = ("recurrent", "gauss_newton")
-    found, _ = names_in_record("draw/guides", OPTIONS, tmp_path, **settings)
-    assert "elbo_gauss_newton" in found and "elbo_free_form" not in found
 
 
 def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):

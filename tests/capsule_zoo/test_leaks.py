@@ -12,13 +12,12 @@ from watermarks import Leak, splits_of
 from capsule_zoo.data import Binarize, Dataset
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
+from capsule_zoo.experiments.capsule_network import headline as capsule_network
 from capsule_zoo.experiments.common import findings
 from capsule_zoo.experiments.part_whole import headline as part_whole
-from capsule_zoo.experiments.part_whole import prior
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
 from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stacked
 from capsule_zoo.experiments.training import train
-from capsule_zoo.experiments.zoo import time_to_quality
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
 from capsule_zoo.registry import create, small_sizes
 
@@ -63,12 +62,12 @@ MEASURES: dict[str, tuple[str, Callable]] = {  # and an entry that it measures o
     "evaluate": ("vae", lambda entry, split: findings.held_out_bounds(entry, split, 2, 0)),
     "error_rate": (
         "cnn",
-        lambda entry, split: time_to_quality.error_rate(entry.model, entry.guide, split),
+        lambda entry, split: capsule_network.error_rate(entry.model, entry.guide, split),
     ),
     "class_error": ("recurrent-capsules", lambda entry, split: recurrent.class_error(entry, split)),
     "squared_error": (
         "vae",
-        lambda _, split: part_whole.squared_error(split.images + 1, split.images),
+        lambda _, split: findings.squared_error(split.images + 1, split.images),
     ),
     "reconstruction_error": (
         "capsule-helmholtz",
@@ -107,6 +106,6 @@ def test_probes_and_clusters_of_test_features_are_a_leak(data, entry):
 def test_samples_compared_with_training_images_are_a_leak(data):
     classifier = FeatureClassifier(data.image_shape, data.num_classes)
     drawn = classifier.read(torch.rand(10, *data.image_shape))
-    prior.looks(drawn, classifier.read(data.test.images))
+    findings.looks(drawn, classifier.read(data.test.images))
     with pytest.raises(Leak, match="looks read"):
-        prior.looks(drawn, classifier.read(data.train.images))
+        findings.looks(drawn, classifier.read(data.train.images))

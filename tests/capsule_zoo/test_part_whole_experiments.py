@@ -25,22 +25,6 @@ def small_digits(monkeypatch):
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
 
 
-def test_digits_gives_bounds_probes_pictures_and_a_table(small_digits, tmp_path):
-    options = Options(minutes=0.01, progress=False)
-    result, path = reproduce("part-whole/digits", options, folder=tmp_path)
-    record = read_record("part-whole/digits", tmp_path)
-    wanted = {"elbo", "iwae_50", "probe_presence", "probe_presence_pose"}
-    tightness = {"ess", "pareto_k"}
-    assert set(record["metrics"]) == wanted | tightness
-    assert record["metrics"]["elbo"]["value"] < record["metrics"]["iwae_50"]["value"]
-    assert all(record["metrics"][name]["se"] > 0 for name in wanted)
-    pictures = {file.stem for file in path.parent.glob("*.png")}
-    assert pictures == {f"digits_{n}" for n in ("parses", "templates", "samples", "guides")}
-    table = result.table
-    assert math.isnan(table.loc["delta", "elbo"]) and not math.isnan(table.loc["normal", "elbo"])
-    assert not table.loc["delta", "is_bound"] and table.loc["delta, widened", "is_bound"]
-
-
 def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     torch.manual_seed(0)
     entry = create("part-whole", objects=3, parts=4)
@@ -125,21 +109,6 @@ def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
         assert max(arrived) == 1 and max(ends) >= value["goal"] > value["start"] - 2
         seconds = [metrics[f"{name}_{method}_seconds"]["value"] for method in METHODS]
         assert metrics[f"speedup_{name}"]["value"] == pytest.approx(seconds[0] / seconds[1])
-
-
-def test_steps_by_curvature_climb_from_where_scheduled_ones_start(monkeypatch, tmp_path):
-    monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
-    options = Options(minutes=0.01, progress=False)
-    settings = dict(images=2, steps=(0, 4), climbs=(0, 2))
-    reproduce("part-whole/levenberg-marquardt", options, folder=tmp_path, **settings)
-    metrics = read_record("part-whole/levenberg-marquardt", tmp_path)["metrics"]
-    for kind in ("upright", "rotated"):
-        joint = {
-            name: metrics[f"joint_{kind}_{name}"]["value"]
-            for name in ("scheduled_0", "scheduled_4", "matrix_0", "matrix_2")
-        }
-        assert joint["matrix_0"] == joint["scheduled_0"] < joint["matrix_2"]
-    assert metrics["seconds_one_matrix"]["value"] > 0
 
 
 def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():

@@ -9,7 +9,7 @@ from miniature import few_digits
 from torch.distributions import Normal
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.part_whole import headline as part_whole
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import EMObjects, PartWholeGuide
@@ -17,7 +17,6 @@ from capsule_zoo.inference import Checks, Pace, fit
 from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 from capsule_zoo.sizes import sized
 
@@ -80,15 +79,3 @@ def miniature(monkeypatch):
     few = few_digits(16, 8)
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
     return Options(progress=False, processes=1)
-
-
-def test_demo_seeds_tells_the_median_and_how_far_seeds_lie_from_it(miniature, tmp_path):
-    """The two bounds lie about their mean."""
-    settings = dict(seeds=2, steps=2, tightening=2)
-    reproduce("part-whole/demo-seeds", miniature, folder=tmp_path, **settings)
-    record = read_record("part-whole/demo-seeds", tmp_path)
-    found = {name: metric["value"] for name, metric in record["metrics"].items()}
-    assert found["elbo_lowest"] < found["elbo_highest"]
-    middle = (found["elbo_lowest"] + found["elbo_highest"]) / 2
-    assert found["elbo_median"] == pytest.approx(found["elbo_mean"]) == pytest.approx(middle)
-    assert found["largest_distance"] == pytest.approx(found["elbo_highest"] - middle)

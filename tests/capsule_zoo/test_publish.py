@@ -71,7 +71,7 @@ def test_the_command_on_a_card_can_be_given_to_a_shell():
         *("train", "vae", "--data", "folder:/my pictures", "--seed", "0"),
         *("--lr", "0.00123456789", "--steps", "2000001", "--minutes", "3"),
     ]
-    command = command_of("vae/guides", Options(run="my run"), {})
+    command = command_of("shape-codes/guides", Options(run="my run"), {})
     assert shlex.split(command)[-2:] == ["--run", "my run"]
     assert is_of({"command": command}, "another", "my run")
 

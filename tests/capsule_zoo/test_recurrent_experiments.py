@@ -18,7 +18,7 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
-from capsule_zoo.records import flatten, read_record
+from capsule_zoo.records import flatten
 from capsule_zoo.registry import create, load, save, small_sizes
 from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
@@ -32,8 +32,6 @@ def miniature(monkeypatch, unpainted):
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
     monkeypatch.setattr(recurrent_capsules, "binary_mnist", lambda options: binary)
-    monkeypatch.setattr(recurrent_capsules, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
     monkeypatch.setitem(PRESETS, "small", TINY)
     return binary
 
@@ -41,18 +39,6 @@ def miniature(monkeypatch, unpainted):
 def capsules_of(image_shape):
     torch.manual_seed(0)
     return create("recurrent-capsules", image_shape=image_shape)
-
-
-def test_variants_are_compared_after_equal_updates_from_every_seed(tmp_path):
-    settings = dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3)
-    settings |= dict(variants=("capsules", "draw"))
-    options = Options(progress=False, processes=1)
-    reproduce("recurrent-capsules/equal-updates", options, folder=tmp_path, **settings)
-    found = read_record("recurrent-capsules/equal-updates", tmp_path)["metrics"]
-    for name in settings["variants"]:
-        assert found[f"updates_{name}"]["value"] == 3
-        assert found[f"neg_elbo_{name}"]["n"] == 2  # seeds, not images
-        assert found[f"neg_elbo_{name}"]["se"] > 0
 
 
 def test_a_given_run_is_measured_without_training(tmp_path, miniature):
@@ -70,20 +56,11 @@ def test_a_given_run_is_measured_without_training(tmp_path, miniature):
     assert value["neg_iwae_5"] <= value["neg_elbo"] + 1
 
 
-def test_nearest_is_by_brute_force():
-    images, known = torch.rand(5, 1, 3, 4), torch.rand(7, 1, 3, 4)
-    distance, nearest = recurrent_capsules.nearest_to(images, known)
-    for i, image in enumerate(images):
-        apart = [(image - other).square().mean().sqrt().item() for other in known]
-        assert nearest[i] == np.argmin(apart)
-        assert distance[i].item() == pytest.approx(min(apart), abs=1e-6)
-
-
 def test_a_pair_shows_both_and_knows_both_classes(miniature):
     images, labels = miniature.test.images, miniature.test.labels
     pairs = with_previous(images)
     assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
-    pairs = different_pairs(miniature.test, recurrent_capsules.scattered, seed=0)
+    pairs = different_pairs(miniature.test, Shift(2), seed=0)
     differ = labels != labels.roll(1)
     assert pairs.images.shape == pairs.others.shape == images[differ].shape
     assert torch.equal(pairs.labels, labels[differ])

@@ -68,7 +68,7 @@ def train(*words: object) -> list[str]:
 
 RESUME = ["--out", "run", "--resume"]
 OVERWRITE = ["--out", "run", "--overwrite", *SMALL]
-DIGITS = "part-whole/digits"
+DIGITS = "shape-codes/digits"
 FRESH = ["--out", "new", *SMALL]
 COMMANDS = {
     "resume, other data": (train(*RESUME, "--data", "toys3d"), 'data="digits"'),

@@ -27,7 +27,7 @@ from capsule_zoo.inference import Checks, evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
-from capsule_zoo.registry import Entry, create, load, save, small_sizes
+from capsule_zoo.registry import Entry, create, load, small_sizes
 from capsule_zoo.runs import folder as runs
 
 
@@ -179,15 +179,3 @@ def test_the_experiment_measures_every_seed(monkeypatch, tmp_path):
     found, _ = names_in_record("shape-codes/objects", options, tmp_path, **small)
     assert {"probe_all", "rotated_turned", "frechet_2", "probe_worst"} <= found
     assert {"classes_found_over_seeds", "frechet_worst", "share_lost"} <= found
-
-
-def test_the_experiment_from_images_on_measures_what_it_is_given(monkeypatch, tmp_path):
-    """It takes a run as it is, and its record and pictures hold what they should."""
-    few = few_digits(60, 20, size=12)
-    monkeypatch.setattr(experiment, "load_dataset", lambda name, root: few)
-    save(made(), tmp_path / "run", data="digits", seed=0)
-    options = Options(run=str(tmp_path / "run"), progress=False)
-    small = dict(images=20, held_out=4, turned=3)
-    found, drawn = names_in_record("shape-codes/mnist", options, tmp_path, **small)
-    assert {"classes_found", "frechet", "share_lost", "probe_all", "rotated_turned"} <= found
-    assert {"samples", "morphs"} <= drawn

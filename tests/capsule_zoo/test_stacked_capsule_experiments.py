@@ -7,11 +7,9 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.experiments import Options, find_experiment
+from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as experiments
-from capsule_zoo.experiments.study import Job
-from capsule_zoo.inference import Checks, loss_per_image
-from capsule_zoo.inference.objectives.stacked_capsules import TERMS
+from capsule_zoo.inference import Checks
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
@@ -39,83 +37,22 @@ def test_figures_show_images_capsules_and_templates(entry):
     assert len(entry.figures["templates"](entry, images).axes[0].images) == 2 * 3
 
 
-def test_every_term_but_the_likelihoods_is_ablated_by_a_switch_of_the_objective():
-    for name, loss in experiments.ABLATIONS.items():
-        entry = create(NAME, **{**small_sizes(NAME), "loss": dict(loss)})
-        off = {term for term in TERMS if not entry.objective.weights[term]}
-        assert off == {key for key, value in loss.items() if key in TERMS and value == 0}, name
-        assert "image" not in off and ("parts" in off) == (name == "start_alone")
-    switched = {key for loss in experiments.ABLATIONS.values() for key in loss}
-    switches = {"noise", "stop_inputs", "stop_targets", "normalized"}
-    assert switched == (set(TERMS) - {"image"}) | switches
-
-
-def ablation(loss, clustered=True, steps=6):
-    """Return the measures of a variant after a short training."""
-    small = {key: value for key, value in small_sizes(NAME).items() if key != "loss"}
-    del small["image_shape"]
-    how = dict(source="digits", steps=steps, probed=60, tested=30, sizes=small)
-    name = "variant" if clustered else experiments.RANDOM_START
-    found = experiments.ablate(Job(name, loss, Options(progress=False)), **how)
-    assert {f"loss_{term}" for term in TERMS} <= set(found)
-    return found
-
-
-def test_objects_have_no_gradient_where_their_start_stands_alone():
-    loss = dict(experiments.ABLATIONS["start_alone"])
-    entry = create(NAME, **{**small_sizes(NAME), "loss": loss})
-    loss_per_image(entry.objective, entry.model, entry.guide, torch.rand(5, 1, 12, 12)).backward()
-    pairs = [*entry.model.named_parameters(), *entry.guide.named_parameters()]
-    moved = {name for name, p in pairs if p.grad is not None and p.grad.any()}
-    assert moved and not any("relation" in name or "infer_objects" in name for name in moved)
-
-
-def test_an_ablation_is_its_seed_and_its_start():
-    first, again = ablation({}), ablation({})
-    assert first == again
-    assert first["loss_parts"] != ablation({}, clustered=False)["loss_parts"]
-
-
-@pytest.mark.slow
-def test_ablations_record_every_variant():
-    small = {key: value for key, value in small_sizes(NAME).items() if key != "loss"}
-    del small["image_shape"]
-    settings = dict(data="digits", steps=6, probed=60, tested=30, sizes=small)
-    options = Options(progress=False, processes=1)
-    result = find_experiment("stacked-capsule-autoencoder/ablations")(options, **settings)
-    assert set(result.metrics["probe_presence"]) == {*experiments.ABLATIONS, "random_start"}
-    assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
-
-
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
-@pytest.mark.parametrize(
-    "name",
-    [
-        "stacked-capsule-autoencoder/mnist",
-        "stacked-capsule-autoencoder/affnist",
-        "stacked-capsule-autoencoder/cifar10",
-    ],
-)
-def test_both_models_are_trained_for_equal_times_and_measured(name, tmp_path, monkeypatch):
-    data = name.partition("/")[2]
+def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypatch):
+    name = "stacked-capsule-autoencoder/affnist"
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
-    monkeypatch.setattr(experiments, "photographs", lambda *a: few_digits(50, 30, 12))
-    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
     options = Options(progress=False, processes=1, minutes=0.01)
     sizes = {name: small_sizes(name) for name in experiments.ENTRIES}
     for own in sizes.values():
         own.pop("image_shape", None)
-    settings = dict(probed=40, tested=20, curved=10, sizes=sizes, seeds=1 + (data == "affnist"))
+    settings = dict(probed=40, tested=20, sizes=sizes, seeds=2)
     metrics, figures = names_in_record(name, options, tmp_path, **settings)
     steps = read_record(name, tmp_path)["metrics"]["steps_part_whole"]
-    assert (steps["n"], steps["se"] is None) == ((2, False) if data == "affnist" else (1, True))
+    assert steps["n"] == 2 and steps["se"] is not None
     for entry in ("stacked_capsule_autoencoder", "part_whole"):
         for quantity in ("steps", "core_minutes", "probe_presence", "clusters_presence"):
             assert f"{quantity}_{entry}" in metrics
-        assert (f"moved_presence_pose_{entry}" in metrics) == (data == "mnist")
-        assert (f"rotation_{entry}_90" in metrics) == (data == "mnist")
-    assert ("training_images" in metrics) == (data == "cifar10")
-    assert "reconstructions" in figures and ("rotations" in figures) == (data == "mnist")
+    assert "reconstructions" in figures
 
 
 def test_explained_shares_have_no_noise(entry):
@@ -164,7 +101,6 @@ def named(entry):
 
 
 def test_the_generalization_of_a_probe_has_a_curve_of_rotations(entry, monkeypatch):
-    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
     images = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(0))
     split = Split(images, torch.arange(60) % 2)
     data = Dataset("noise", split[:40], split[:0], split[40:], ("a", "b"))

@@ -340,10 +340,10 @@ def test_a_share_that_may_be_none_may_be_zero_too(tmp_path):
 
 def test_a_command_names_the_device_unless_it_is_the_processor():
     commands = [
-        experiments.command_of("matrix-capsules/full", Options(minutes=7.6, device=device), {})
+        experiments.command_of("matrix-capsules/mnist", Options(minutes=7.6, device=device), {})
         for device in ("cpu", "cuda")
     ]
-    assert commands[0] == "capsule-zoo reproduce matrix-capsules/full --minutes 7.6"
+    assert commands[0] == "capsule-zoo reproduce matrix-capsules/mnist --minutes 7.6"
     assert commands[1] == f"{commands[0]} --device cuda"
 
 
