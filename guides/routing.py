@@ -73,7 +73,7 @@ class AnnealedRouting(Routing):
             times in the free energy (deterministic annealing: Ueda & Nakano 1998).
 
     With power=1 each iteration multiplies small differences between parents, and with them the
-    gradients: a hundredfold in the first updates of the network of `matrix-capsules/iterations`.
+    gradients: a hundredfold in the first updates of a small network.
     Four iterations then do not learn. A smaller power keeps the product of all iterations near 1.
 
     Raises:

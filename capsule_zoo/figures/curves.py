@@ -103,58 +103,6 @@ def plain_numbers(*sides: "Axis") -> None:
         side.set_minor_formatter(NullFormatter())
 
 
-def changes(
-    found: Mapping[str, Mapping[str, Mapping[str, tuple]]], motions: Sequence[str]
-) -> "Figure":
-    """Draw what motions of the image change: a column for each motion, a curve for each entry.
-
-    Args:
-        found: by place, "<motion>_<amount>_<unit>", and by entry, the numbers of
-            `zoo/transformations`.
-        motions: the motions.
-    """
-    rows = {
-        "move_code": "move of codes",
-        "move_pose": "move of poses",
-        "move_presence": "move of presences",
-        "changed_class": "classes changed",
-    }
-    names = sorted({name for own in found.values() for name in own})
-    shape = len(motions), len(rows)
-    figure, axes = panels(*shape, size=(2.6, 1.9), margin=(1.8, 0), sharey="row")
-    styles = ("-", "--", ":")
-    for column, motion in enumerate(motions):
-        places = {p: own for p, own in found.items() if p.startswith(f"{motion}_")}
-        amounts = [float(place.split("_")[1]) for place in places]
-        for axis, (quantity, label) in zip(axes[:, column], rows.items(), strict=True):
-            for index, name in enumerate(names):
-                numbers = [own.get(name, {}).get(quantity) for own in places.values()]
-                if all(number is not None for number in numbers):
-                    values = [0.0, *(number[0] for number in numbers if number)]
-                    style = f"C{index % 10}{styles[index // 10]}"
-                    axis.plot([0.0, *amounts], values, style, label=in_words(name))
-            if not column:
-                axis.set_ylabel(label)
-        unit = next(iter(places)).split("_")[2] if places else ""
-        axes[-1, column].set_xlabel(f"{motion} ({unit})")
-    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    shown = [lines[label] for label in sorted(lines)]
-    figure.legend(shown, sorted(lines), loc="outside right upper", fontsize=7)
-    return figure
-
-
-def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
-    """Draw the held-out losses of training runs over their minutes, these on a log scale.
-
-    Args:
-        curves: minutes and losses, in nats per image, by name.
-    """
-    figure = curves_on_log_scale(curves, "minutes", "held-out loss (nats per image)")
-    figure.axes[0].set_xscale("log", base=2)
-    plain_numbers(figure.axes[0].xaxis)
-    return figure
-
-
 def curves_on_log_scale(
     curves: Mapping[str, tuple],
     xlabel: str,

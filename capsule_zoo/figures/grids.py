@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -49,35 +48,6 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     axis.spines[:].set_visible(False)
     figure.suptitle(title or "", fontsize=9)
     return figure
-
-
-def heat_maps(tables: "Mapping[str, pd.DataFrame]", across: str, down: str) -> "Figure":
-    """Draw a panel of colored numbers for each table, with empty cells where one is missing.
-
-    Args:
-        tables: by title, all with the same index and columns.
-        across, down: what the columns and the rows are.
-    """
-    side = 0.52 * max(len(table) for table in tables.values()) + 1.1
-    figure, (axes,) = panels(len(tables), size=(side, side))
-    for axis, (title, table) in zip(axes, tables.items(), strict=True):
-        _heat_map(axis, table)
-        axis.set_xlabel(across, fontsize=8)
-        axis.set_title(title, fontsize=8)
-    axes[0].set_ylabel(down, fontsize=8)
-    return figure
-
-
-def _heat_map(axis: Any, table: "pd.DataFrame") -> None:
-    values = table.to_numpy(float)
-    image = axis.imshow(values, cmap="viridis", aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            light = image.norm(value) > 0.6
-            color, words = ("black" if light else "white"), f"{value:.2g}"
-            axis.text(column, row, words, color=color, ha="center", va="center", fontsize=6)
-    axis.set_xticks(range(len(table.columns)), table.columns, rotation=60, fontsize=7)
-    axis.set_yticks(range(len(table.index)), table.index, fontsize=7)
 
 
 def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:

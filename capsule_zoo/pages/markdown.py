@@ -73,7 +73,8 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
         parts.append(_markdown(["quantity", "value", "n"], rows))
     how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
-    made = f"`{record['command']}` on {', '.join(how)}.{owed}"
+    commit = f" at commit {record['commit']}" if "commit" in record else ""
+    made = f"`{record['command']}`{commit} on {', '.join(how)}.{owed}"
     return "\n".join([*parts, made, ""])
 
 

@@ -101,7 +101,7 @@ SIZES: Mapping[str, Any] = dict(objects=16, parts=12)
 def learn_digits(
     data: Dataset, options: Options, name: str = "part-whole", sizes: Any = SIZES, **limit: Any
 ) -> Entry:
-    """Return an entry trained on jittered digits; by default the pair of `part-whole/digits`."""
+    """Return an entry trained on jittered digits; by default part-whole capsules."""
     entry = create(name, image_shape=data.image_shape, **sizes)
     train(entry, data, options, name="digits", inputs=Inputs(JITTER), **limit)
     return entry

@@ -100,12 +100,3 @@ def test_curves_are_drawn_on_a_log_scale_beside_published_points():
 def test_colors_are_red_above_zero_and_blue_below():
     red, white, blue = grids.signed_colors(torch.tensor([[1.0, 0.0, -1.0]]))[0]
     assert red[0] > red[2] and blue[2] > blue[0] and white.min() > 0.9
-
-
-def test_losses_in_time_have_plain_numbers_at_both_axes():
-    figure = curves.losses_in_time({"random_start": ([1.0, 2.5, 15.0], [140.0, 120.0, 105.0])})
-    (axis,) = figure.axes
-    figure.canvas.draw()
-    shown = [label.get_text() for label in (*axis.get_xticklabels(), *axis.get_yticklabels())]
-    assert {"1.0", "2.0", "8.0", "120"} <= {text for text in shown if text}
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["random start"]

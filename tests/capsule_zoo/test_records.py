@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from capsule_zoo import __version__
+from capsule_zoo.experiments import list_experiments
 from capsule_zoo.records import (
     FIELDS,
     Table,
@@ -22,6 +24,7 @@ from capsule_zoo.records import (
     write_record,
 )
 
+RESULTS = Path(__file__).parents[2] / "results"
 METRICS = {"elbo": {"value": -1.5, "se": 0.1, "n": 100}, "exact": {"value": 2, "se": None, "n": 1}}
 REST = {"command": "make it", "seed": 0, "data": "digits", "seconds": 1.23456}
 
@@ -176,3 +179,11 @@ def test_what_is_no_record_is_said_to_be_none(tmp_path):
     path.write_text("{")
     with pytest.raises(ValueError, match="not a record"):
         read_record("part-whole/digits", tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda p: p.stem)
+def test_a_record_has_an_experiment_here_or_the_commit_that_has_it(path):
+    record = json.loads(path.read_text())
+    at_head = record["command"].startswith("python benchmarks/")
+    at_head |= record["experiment"] in list_experiments()
+    assert at_head != bool(re.fullmatch("[0-9a-f]{8}", record.get("commit", "")))

@@ -51,9 +51,9 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
         assert f"`capsule-zoo reproduce {name}`" in waiting
 
     write_record(
-        "part-whole/digits",
+        "part-whole/classify",
         {"answer": {"value": 0.4242, "se": 0.0101, "n": 7}},
-        command="capsule-zoo reproduce part-whole/digits --seed 5",
+        command="capsule-zoo reproduce part-whole/classify --seed 5",
         seed=5,
         data="digits",
         seconds=60,
@@ -62,8 +62,8 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
     )
     measured, _, waiting = pages.experiments("part-whole", "../").partition("### Not measured yet")
     assert "| answer | 0.424 ± 0.010 | 7 |" in measured
-    assert "![digits parses](../results/part-whole/digits_parses.png)" in measured
-    assert "--seed 5" in measured and "part-whole/digits" not in waiting
+    assert "![classify parses](../results/part-whole/classify_parses.png)" in measured
+    assert "--seed 5" in measured and "part-whole/classify" not in waiting
 
 
 PARTS = ("models", "guides", "inference", "data", "figures")

@@ -46,7 +46,7 @@ def matrix_capsules(
             temperature that rises by 1), "vb", "dynamic", "uniform" (one iteration), the learned
             ones "attention", "self" and "uncertain", or a `Routing`, such as one of your own.
         iterations: of those that iterate; the paper uses three, which learn more slowly here
-            (see the experiment `matrix-capsules/iterations`).
+            (see the page of results).
         power: of the responsibilities of "em", "em-standardized" and "vb", by default 1; with three
             iterations a quarter is better. Other routings have none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
