@@ -24,12 +24,13 @@ from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyro.infer import ELBO
+from pyro.infer import ELBO, Trace_ELBO
 
 from capsule_zoo.data.datasets import NAME as NAME
 from capsule_zoo.data.registration import modules_outside, refuse_taken, runs_again
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -40,6 +41,7 @@ from capsule_zoo.models.checks import check_at_least, unknown
 from capsule_zoo.models.checks import check_known as check_known
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.specification import build, spec
 from capsule_zoo.records import write_json
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import (
@@ -241,25 +243,54 @@ def create(name: str, **sizes: object) -> Entry:
     return entry
 
 
-def save(entry: Entry, folder: str | Path, /, **config: object) -> None:
-    """Write `model.safetensors`, `guide.safetensors` and `config.json` into a run folder.
+def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) -> None:
+    """Write any pair of model and guide into a folder, from which `load` builds it again.
+
+    The files are `model.safetensors`, `guide.safetensors`, and `config.json`, which says what both
+    were made with. The models of objects in scenes, and the guides that a guide starts from, are
+    part of it.
 
     Args:
         config: further settings for `config.json`, such as the data set and the seed.
 
     Raises:
+        ValueError: the guide was made from another model, or an argument of a constructor cannot
+            be written as JSON, such as a function.
+    """
+    if guide.model is not model:
+        raise ValueError(
+            "guide was made from another model, and both could not be rebuilt as a pair; make it "
+            "anew from this model, or copy both at once: copy.deepcopy((model, guide))"
+        )
+    made: dict[str, Any] = {"pair": {"model": spec(model), "guide": spec(guide, model=model)}}
+    if modules := modules_outside(type(model), type(guide)):
+        made["modules"] = modules
+    _write(model, guide, Path(folder), {**made, **config})
+
+
+def save_entry(entry: Entry, folder: str | Path, /, **config: object) -> None:
+    """Write an entry that `create` made into a run folder; any other as `save` does.
+
+    Raises:
         ValueError: the guide was made by another name than the entry's `default_guide`.
     """
-    folder, made = Path(folder), made_by(entry)
-    save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
-    save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
-    write_json(folder / "config.json", {**made, **config})
+    if entry.name:
+        _write(entry.model, entry.guide, Path(folder), {**made_by(entry), **config})
+    else:
+        save(entry.model, entry.guide, folder, **config)
+
+
+def _write(model: Model, guide: Guide, folder: Path, config: Mapping[str, object]) -> None:
+    save_checkpoint(folder / "model.safetensors", model.state_dict())
+    save_checkpoint(folder / "guide.safetensors", guide.state_dict())
+    write_json(folder / "config.json", dict(config))
 
 
 def load(source: str | Path) -> Entry:
     """Load a trained entry, by name from the zoo's weights or from a run folder.
 
-    Only safetensors are read, never a pickle.
+    Of a pair that `save` wrote, the entry has the model and the guide, and no figures. Only
+    safetensors are read, never a pickle.
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
@@ -277,7 +308,8 @@ def load(source: str | Path) -> Entry:
         states = {p: load_checkpoint(place) for p, place in places.items()}
     else:
         states = load_checkpoint(_tensors_of(path))
-    entry = rebuild(Recipe.read(read_recipe(source)))
+    made = read_recipe(source)
+    entry = _built(made) if "pair" in made else rebuild(Recipe.read(made))
     for part, state in states.items():
         module = getattr(entry, part)
         kinds = (state[name].dtype for name, _ in module.named_parameters() if name in state)
@@ -288,6 +320,24 @@ def load(source: str | Path) -> Entry:
             kind = type(module).__name__
             raise CheckpointError(f"{source} does not fit this {kind}: {error}") from error
     return entry
+
+
+def _built(made: Mapping[str, Any]) -> Entry:
+    """Return an untrained entry of the pair that `save` wrote."""
+    import_entries()  # which define the zoo's classes
+    try:
+        model = build(made["pair"]["model"])
+        guide = build(made["pair"]["guide"], model=model)
+    except (ValueError, KeyError) as error:
+        first = "".join(f"; import {module} first" for module in made.get("modules", ()))
+        raise CheckpointError(f"config.json describes no pair: {error}{first}") from error
+    makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
+    return Entry(model, makers, Trace_ELBO(), guide=guide)
+
+
+def copy_of(guide: Guide) -> Guide:
+    """Return a copy of a guide, with its weights, to the same model."""
+    return deepcopy(guide, {id(guide.model): guide.model})
 
 
 def _tensors_of(card: Path) -> Path:
@@ -312,10 +362,12 @@ def read_recipe(source: str | Path) -> dict:
     path = _recipe_path(source)
     try:
         found = json.loads(path.read_text())
+        if isinstance(found, dict) and isinstance(found.get("pair"), dict):
+            return found
         kinds = {"entry": str, "sizes": dict, "guide": str}
         if all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
             return found
-        reason = "it does not say entry, guide (words) and sizes (by name); save what create() made"
+        reason = "it does not say entry, guide (words) and sizes (by name); write it with save()"
     except (ValueError, AttributeError) as error:
         reason = str(error)
     raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")
@@ -350,14 +402,11 @@ def save_weights(entry: Entry, card: Path, content: dict) -> None:
 def made_by(entry: Entry) -> dict:
     """Return the part of a recipe that rebuilds an entry, except its weights.
 
-    `modules` is there if modules outside the zoo have to be imported first. An entry that `create`
-    did not make has no name, and cannot be rebuilt.
+    `modules` is there if modules outside the zoo have to be imported first.
 
     Raises:
         ValueError: the guide was made by another name than the entry's `default_guide`.
     """
-    if not entry.name:
-        return {}
     if (name := entry.guide_name) != entry.default_guide:
         raise ValueError(
             f"entry.guide was made as {name!r}, but default_guide, which load makes, is "

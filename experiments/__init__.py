@@ -49,7 +49,7 @@ from capsule_zoo.records import (
     write_json,
     write_record,
 )
-from capsule_zoo.registry import Entry, save
+from capsule_zoo.registry import Entry, save_entry
 from capsule_zoo.runs.folder import in_use, read_metrics, refuse_unwritable
 from capsule_zoo.sizes import Size, check_sizes, fits, known_sizes
 
@@ -327,7 +327,7 @@ def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, reco
         options.say(f"{chosen.name} has no single entry to keep in {keep}")
         return
     made = {key: record[key] for key in ("command", "versions", "machine", "seconds")}
-    save(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
+    save_entry(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
 
 
 def command_of(name: str, options: Options, settings: Mapping[str, object]) -> str:

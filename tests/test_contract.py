@@ -34,7 +34,15 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.check import is_discrete, latent_sites
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.specification import build, spec
-from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes, takes_images
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    list_models,
+    load,
+    save_entry,
+    small_sizes,
+    takes_images,
+)
 
 NAMES = list_models()
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
@@ -186,7 +194,7 @@ def test_a_small_step_downhill_lowers_the_loss(name, guide):
 def test_save_and_load_give_the_same_loss(name, guide, tmp_path):
     entry = make(name, guide)
     svi_steps(entry)
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     pyro.set_rng_seed(99)
     twin = load(tmp_path)
     assert twin.default_guide == guide

@@ -49,7 +49,7 @@ from capsule_zoo.registry import (
     read_recipe,
     rebuild,
     recipe_path,
-    save,
+    save_entry,
     sizes_of,
     takes_images,
 )
@@ -261,7 +261,7 @@ class RunFolder:
         """Write the trained weights, the history and the metrics."""
         if self.writer is not None:
             self.writer.close()
-        save(self.entry, self.folder, **self.config)
+        save_entry(self.entry, self.folder, **self.config)
         run.save(self.folder)
 
 

@@ -51,7 +51,7 @@ from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs, Requested, infer_transformation
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, load, save
+from capsule_zoo.registry import Entry, load, save_entry
 
 DIGIT = 28
 CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
@@ -264,7 +264,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     how: dict[str, Any] = {**settings.fit(task.decoder), **options.limit(settings.steps)}
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
     if options.runs:
-        save(entry, options.runs, data=data.name, seed=options.seed)
+        save_entry(entry, options.runs, data=data.name, seed=options.seed)
     measured_on = replace(data, test=getattr(data, task.split))
     errors = errors_of_rare(entry, measured_on, protocol, settings.images)
     return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}

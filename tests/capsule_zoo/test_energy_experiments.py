@@ -14,7 +14,7 @@ from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
-from capsule_zoo.registry import create, save, small_sizes
+from capsule_zoo.registry import create, save_entry, small_sizes
 
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
 def test_a_given_run_is_measured_without_training(tmp_path):
     torch.manual_seed(0)
     entry = create("capsule-rbm", image_shape=(1, 12, 12), capsules=3, units=2)
-    save(entry, tmp_path / "run", data="digits", seed=0)
+    save_entry(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(run=str(tmp_path / "run"), progress=False)
     result, _ = reproduce("capsule-rbm/mnist", options, folder=tmp_path, **ANNEALING)
     state = result.entry.model.state_dict()

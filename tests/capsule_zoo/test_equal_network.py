@@ -10,7 +10,7 @@ from capsule_zoo.experiments.zoo import equal_network
 from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
@@ -71,7 +71,7 @@ def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
 
 def test_a_saved_equal_network_is_built_again(tmp_path):
     entry = create("cnn", image_shape=(1, 17, 17), like="matrix-capsules", capsules=NETWORK)
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     again, images = load(tmp_path), torch.rand(2, 1, 17, 17)
     assert torch.equal(again.model.eval().scores(images), entry.model.eval().scores(images))
 

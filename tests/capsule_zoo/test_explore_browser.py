@@ -20,7 +20,7 @@ from PIL import Image
 from terminal import run
 
 from capsule_zoo.explore.explorer import Explorer
-from capsule_zoo.registry import create, save, small_sizes
+from capsule_zoo.registry import create, save_entry, small_sizes
 
 pytest.importorskip("voila")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -99,7 +99,7 @@ def trained(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     entry = create("part-whole", **small_sizes("part-whole"))
     torch.nn.init.constant_(entry.model.template_logits, 3.0)
-    save(entry, tmp_path / "run", data="digits")
+    save_entry(entry, tmp_path / "run", data="digits")
     return tmp_path / "run"
 
 

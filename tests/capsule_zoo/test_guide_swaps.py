@@ -13,7 +13,7 @@ from capsule_zoo.experiments import Options, reproduce, training
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 from capsule_zoo.runs import annealing, measurements
 from capsule_zoo.runs import folder as runs
 
@@ -118,7 +118,8 @@ def test_a_guide_of_points_that_was_corrected_has_no_row(small):
 
 
 def test_a_run_is_annealed_instead(small, tmp_path):
-    save(create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)}), tmp_path / "run")
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    save_entry(entry, tmp_path / "run")
     options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
     few = dict(guides=(), images=2, particles=2)
     found, _ = names_in_record("zoo/gaps", options, tmp_path, **few, **TINY)
@@ -187,7 +188,7 @@ def test_evaluate_scores_the_binarized_images(small):
 def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
-    save(entry, tmp_path / "run", data="digits")
+    save_entry(entry, tmp_path / "run", data="digits")
     few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
     printed = Terminal(capsys).run("anneal", "run", *few, "--json")
     found = json.loads(printed.splitlines()[-1])

@@ -12,7 +12,7 @@ from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
 from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, matched, novel_values
 from capsule_zoo.experiments.zoo.equal_network import Task
-from capsule_zoo.registry import create, save
+from capsule_zoo.registry import create, save_entry
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
 
@@ -35,7 +35,7 @@ def test_networks_at_length_differ_in_iterations_and_power():
 def test_networks_at_length_start_from_a_trained_one(tmp_path):
     trained = create("matrix-capsules", image_shape=(1, 28, 28), **NETWORK)
     trained.model.updates.fill_(1234)
-    save(trained, tmp_path / "trained", data="mnist", seed=0)
+    save_entry(trained, tmp_path / "trained", data="mnist", seed=0)
     options = replace(QUICK, run=str(tmp_path / "trained"))
     settings = dict(network=NETWORK, lr=1e-12)
     result, _ = reproduce("matrix-capsules/at-length", options, folder=tmp_path, **settings)

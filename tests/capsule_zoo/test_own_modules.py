@@ -14,7 +14,7 @@ import pytest
 from capsule_zoo import create, experiments, register, registry
 from capsule_zoo.data import datasets, register_dataset, registration
 from capsule_zoo.data.registration import modules_outside
-from capsule_zoo.registry import load, register_guide, save, small_sizes
+from capsule_zoo.registry import load, register_guide, save_entry, small_sizes
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,9 +143,9 @@ def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
 
     register_guide("vae", "again")(again)
     entry = create("vae", **small_sizes("vae"))
-    save(entry, tmp_path / "own")
+    save_entry(entry, tmp_path / "own")
     assert "modules" not in json.loads((tmp_path / "own" / "config.json").read_text())
-    save(entry.use_guide("again"), tmp_path / "run")
+    save_entry(entry.use_guide("again"), tmp_path / "run")
     assert load(tmp_path / "run").default_guide == "again"
     del registry._registered["vae"].guides["again"]
     with pytest.raises(ValueError, match=rf"unknown guide 'again'.*import {__name__}; or capsule-"):

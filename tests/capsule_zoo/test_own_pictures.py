@@ -14,7 +14,7 @@ from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 from capsule_zoo.runs.folder import resumed
 from capsule_zoo.runs.recipe import make_transform
 
@@ -161,7 +161,7 @@ def test_pictures_that_were_moved_are_asked_for(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_with_pictures_that_were_moved(pictures, tmp_path):
     entry, there = create("vae", **small_sizes("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
-    save(entry, tmp_path / "run", data=f"folder:{pictures}")
+    save_entry(entry, tmp_path / "run", data=f"folder:{pictures}")
     with pytest.raises(ValueError, match="leave data="):
         resumed(tmp_path / "run", "vae", there)
     shutil.move(pictures, tmp_path / "copy")

@@ -13,7 +13,7 @@ from capsule_zoo.experiments.part_whole import headline as part_whole
 from capsule_zoo.experiments.part_whole import refine as part_whole_refine
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, load, save
+from capsule_zoo.registry import create, load, save_entry
 
 METHODS = ("plain", "scheduled")
 
@@ -29,7 +29,7 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     torch.manual_seed(0)
     entry = create("part-whole", objects=3, parts=4)
     run_folder = tmp_path / "run"
-    save(entry, run_folder, data="digits", seed=0)
+    save_entry(entry, run_folder, data="digits", seed=0)
     options = Options(run=str(run_folder), progress=False)
     result, _ = reproduce("part-whole/classify", options, folder=tmp_path)
     state = load(run_folder).model.state_dict()

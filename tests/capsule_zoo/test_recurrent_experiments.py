@@ -19,7 +19,7 @@ from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
@@ -44,7 +44,7 @@ def capsules_of(image_shape):
 def test_a_given_run_is_measured_without_training(tmp_path, miniature):
     """The parts of its negative ELBO add up, apart from different draws."""
     entry = create("recurrent-capsules", image_shape=miniature.image_shape)
-    save(entry, tmp_path / "run", data="digits", seed=0)
+    save_entry(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(minutes=1e-4, run=str(tmp_path / "run"), progress=False)
     result, _ = reproduce("recurrent-capsules/mnist", options, folder=tmp_path, particles=5)
     state = load(tmp_path / "run").model.state_dict()

@@ -1,7 +1,9 @@
 """Entries are made, saved and loaded by name; an error reports the nearest valid name."""
 
+import copy
 import json
 import pickle
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 
 from capsule_zoo import Entry, registry
-from capsule_zoo.guides import ConvolutionalEncoder, EMRouting, PartWholeGuide, Routing
+from capsule_zoo.guides import ConvolutionalEncoder, EMObjects, EMRouting, PartWholeGuide, Routing
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
@@ -22,6 +24,7 @@ from capsule_zoo.registry import (
     read_recipe,
     register,
     save,
+    save_entry,
     save_weights,
     sizes_of,
     small_sizes,
@@ -139,7 +142,7 @@ def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):
     small = dict(channels=6, width=8, heads=2, blocks=1, inducing=3)
     entry = create("of-a-test", sigma_image=0.2, routing=EMRouting(3), guide=small)
     assert entry.model.painting == Painting(template_size=5, sigma_image=0.2)
-    save(entry, tmp_path / "run")
+    save_entry(entry, tmp_path / "run")
     again = load(tmp_path / "run")
     assert again.model.painting == entry.model.painting and again.model.routing == EMRouting(3)
 
@@ -163,12 +166,12 @@ def test_guides_go_by_name(entry):
 def test_a_guide_of_another_name_is_not_saved(entry, tmp_path):
     entry.guide = entry.make_guide("normal")
     with pytest.raises(ValueError, match=r"made as 'normal', .* 'delta'; call entry.use_guide"):
-        save(entry, tmp_path / "run")
+        save_entry(entry, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    save(entry.use_guide("normal"), tmp_path / "run")
+    save_entry(entry.use_guide("normal"), tmp_path / "run")
     assert load(tmp_path / "run").guide.pose == "normal"
     entry.guide = entry.make_guide("normal")
-    save(entry, tmp_path / "run")
+    save_entry(entry, tmp_path / "run")
 
 
 def test_the_guide_that_is_named_is_used_whichever_the_entry_holds(entry):
@@ -184,7 +187,7 @@ def test_an_entry_is_loaded_in_the_precision_in_which_it_was_saved(entry, tmp_pa
     for module in (entry.model.double(), entry.guide.double()):
         for parameter in module.parameters():
             parameter.data += 1e-12
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     twin = load(tmp_path)
     for ours, theirs in ((entry.model, twin.model), (entry.guide, twin.guide)):
         pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
@@ -194,7 +197,7 @@ def test_an_entry_is_loaded_in_the_precision_in_which_it_was_saved(entry, tmp_pa
 def test_sizes_may_be_numbers_of_numpy(tmp_path):
     sizes = {**small_sizes("part-whole"), "objects": np.int64(2), "sigma_image": np.float32(0.5)}
     shape = tuple(np.array([1, 12, 10]))
-    save(create("part-whole", **{**sizes, "image_shape": shape}), tmp_path)
+    save_entry(create("part-whole", **{**sizes, "image_shape": shape}), tmp_path)
     assert load(tmp_path).sizes["objects"] == 2 and load(tmp_path).model.image_shape == (1, 12, 10)
 
 
@@ -213,7 +216,7 @@ def test_weights_load_by_name(entry, tmp_path, monkeypatch):
 
 
 def test_a_run_of_another_size_is_refused(entry, tmp_path):
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     config = tmp_path / "config.json"
     recipe = json.loads(config.read_text())
     recipe["sizes"]["objects"] += 1
@@ -222,9 +225,55 @@ def test_a_run_of_another_size_is_refused(entry, tmp_path):
         load(tmp_path)
 
 
+def test_any_pair_is_saved_and_loaded(entry, tmp_path):
+    """Also one that no entry makes, and one that was loaded."""
+    guide = entry.guide.with_above(EMObjects(2)).with_poses("normal")
+    save(entry.model, guide, tmp_path / "run", data="digits")
+    twin = load(tmp_path / "run")
+    assert twin.guide.above == EMObjects(2) and twin.guide.pose == "normal"
+    assert twin.guide.model is twin.model and read_recipe(tmp_path / "run")["data"] == "digits"
+    for module, other in ((entry.model, twin.model), (guide, twin.guide)):
+        state = other.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    copied = twin.make_guide("saved")
+    assert copied.model is twin.model and copied is not twin.guide
+    save_entry(twin, tmp_path / "again")
+    assert read_recipe(tmp_path / "again")["pair"] == read_recipe(tmp_path / "run")["pair"]
+
+
+def test_scenes_are_saved_with_their_trained_object_inside(tmp_path):
+    small = dict(image_shape=(1, 5, 5), latent=2, channels=3, hidden=5)
+    save_entry(create("vae", **small), tmp_path / "vae")
+    scenes = create("scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), size=6.0)
+    save(scenes.model, scenes.guide, tmp_path / "scenes")
+    shutil.rmtree(tmp_path / "vae")
+    twin = load(tmp_path / "scenes")
+    state = scenes.model.state_dict()
+    assert all(torch.equal(t, state[name]) for name, t in twin.model.state_dict().items())
+
+
+def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
+    with pytest.raises(ValueError, match=r"another model.*deepcopy\(\(model, guide\)\)"):
+        save(copy.deepcopy(entry.model), entry.guide, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"class": "PartHole"}, "did you mean"), ({"parents": 3}, "unknown argument")],
+)
+def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, words):
+    save(entry.model, entry.guide, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["pair"]["model"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=words):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"entry": "part-whole"}'])
 def test_a_damaged_description_is_refused(entry, tmp_path, text):
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match="does not describe an entry"):
         load(tmp_path)
@@ -236,7 +285,7 @@ class Malicious:
 
 
 def test_truncated_missing_and_pickled_weights_are_refused(entry, tmp_path):
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     weights = tmp_path / "model.safetensors"
     for content in (weights.read_bytes()[:-7], pickle.dumps(Malicious())):
         weights.write_bytes(content)

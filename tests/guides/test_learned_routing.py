@@ -24,7 +24,7 @@ from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.routing.parent_law import ParentLaw
 from capsule_zoo.models.routing.votes import Windows
-from capsule_zoo.registry import save, small_sizes
+from capsule_zoo.registry import save_entry, small_sizes
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 SIZES = {name: small_sizes(name) for name in ("capsule-network", "matrix-capsules")}
@@ -180,7 +180,7 @@ class Halves(Routing):
 @pytest.mark.parametrize("name", SIZES)
 def test_a_routing_of_ones_own_is_saved_with_its_settings(name, tmp_path, monkeypatch):
     entry = create(name, routing=Halves(1, share=0.25), **SIZES[name])
-    save(entry, tmp_path)
+    save_entry(entry, tmp_path)
     again = load(tmp_path)
     program = again.model.classes if again.model.supervised else again.guide
     assert program.routing == Halves(1, share=0.25)

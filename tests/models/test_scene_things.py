@@ -11,7 +11,7 @@ from capsule_zoo.inference import SummedPresences, count, fit, log_weights
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 
 
 class Blot(Model):
@@ -103,7 +103,7 @@ def test_an_object_is_read_by_laws_with_a_density(thing):
 
 def test_a_trained_object_is_used_as_it_is(tmp_path):
     small = dict(image_shape=(1, 6, 6), latent=2, channels=3, hidden=5)
-    save(create("vae", **small), tmp_path / "vae")
+    save_entry(create("vae", **small), tmp_path / "vae")
     entry = create(
         "scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), train_thing=False, size=6.0
     )
@@ -148,7 +148,7 @@ def test_sizes_of_a_ground_without_sizes_are_refused():
 
 def test_any_image_model_is_a_ground(tmp_path):
     behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, hidden=5)
-    save(create("vae", **behind), tmp_path / "vae")
+    save_entry(create("vae", **behind), tmp_path / "vae")
     sizes = {**small_sizes("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
     entry = create("scenes", ground=str(tmp_path / "vae"), **sizes)
     model, images = entry.model, torch.rand(2, 3, 12, 10)
@@ -161,7 +161,7 @@ def test_any_image_model_is_a_ground(tmp_path):
     alone = load(tmp_path / "vae").model.mean_image(code)
     enlarged = torch.nn.functional.interpolate(alone, (12, 10), mode="bilinear")
     torch.testing.assert_close(nodes["image"]["fn"].mean, enlarged)
-    save(entry, tmp_path / "scenes")
+    save_entry(entry, tmp_path / "scenes")
     again = load(tmp_path / "scenes").model.state_dict()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
 

@@ -33,7 +33,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.inference import CheckpointError, Checks, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.progress import COLUMNS
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_sizes
 
 ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
@@ -148,7 +148,7 @@ def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
         By kind: `load`, `folder` (pictures), `evaluate` and `command` (the command line).
     """
     entry = create(ENTRY, **small_sizes(ENTRY))
-    save(entry, folder / "run", data="digits", seed=0)
+    save_entry(entry, folder / "run", data="digits", seed=0)
     kinds: dict[str, Callable[[random.Random], object]] = {
         "load": lambda chance: damaged_run(chance, folder),
         "folder": lambda chance: damaged_pictures(chance, folder),
