@@ -21,6 +21,7 @@ from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
+from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
@@ -92,6 +93,8 @@ def refuse_misfit(
 ) -> None:
     """Raise IncompatibleGuide unless the guide fits, using the current parameter store."""
     arguments = call_arguments(images, labels)
+    refuse_non_finite(*(part for part in (model, guide) if isinstance(part, nn.Module)))
+    warn_of_another_model(model, guide, images, labels)
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         model_trace = _trace(model, arguments)
         try:
@@ -216,6 +219,28 @@ def draws_between(site: dict) -> bool:
 
 def _shape(site: dict) -> tuple[int, ...]:
     return tuple(site["fn"].shape())
+
+
+def refuse_non_finite(*modules: nn.Module) -> None:
+    """Raise ValueError that names the first parameter or buffer that is not finite.
+
+    A buffer may be infinite, but not NaN.
+    """
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ValueError(_not_finite(module, name))
+        for name, buffer in module.named_buffers():
+            if bool(buffer.isnan().any()):
+                raise ValueError(_not_finite(module, name))
+
+
+def _not_finite(module: nn.Module, name: str) -> str:
+    return (
+        f"{name_of(module)} is ruined: its {name} holds values that are not finite, as after "
+        "training at too high a learning rate; load an earlier checkpoint, or make it anew and "
+        "train it with a lower lr or Pace(clip=...)"
+    )
 
 
 def one_line(error: Exception, longest: int = 300) -> str:

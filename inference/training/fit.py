@@ -16,6 +16,7 @@ from torch import nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.data.readable import Data
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -33,7 +34,7 @@ from capsule_zoo.inference.training.settings import (
     with_groups,
 )
 from capsule_zoo.inference.training.trainer import Pair, Trainer
-from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
+from capsule_zoo.inference.training.training_data import held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole
 from capsule_zoo.models.common.modes import frozen

@@ -20,7 +20,8 @@ from tqdm.auto import tqdm
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.inference.check import refuse_misfit
-from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
+from capsule_zoo.inference.objectives.base import check_served, loss_per_image
+from capsule_zoo.inference.objectives.default import default_objective
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     check_same_modules,
@@ -75,11 +76,14 @@ class Pair:
         left as it was.
 
         Raises:
+            ValueError: the objective does not serve the pair.
             IncompatibleGuide: the guide does not fit the model.
         """
         example = self.takes(images, labels)
-        refuse_misfit(*self.both, *example)
+        if given is not None:
+            check_served(given, *self.both)
         objective = given or default_objective(self.model, *example)
+        refuse_misfit(*self.both, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
             if not hasattr(objective, "state_dict"):
                 loss_per_image(objective, *self.both, *example)

@@ -138,7 +138,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
     with pytest.raises(ValueError, match=r"labels=True\) is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
     for data in (images, TensorDataset(images), Items(images), DataLoader(images, 40)):
-        with pytest.raises(ValueError, match="labels=True needs data with labels"):
+        with pytest.raises(ValueError, match="data has no labels, which are needed here"):
             fit(model, guide, data, steps=1, progress=False, labels=True)
 
 
@@ -163,7 +163,7 @@ def test_held_out_values_do_not_depend_on_the_kind_of_data(images):
     assert len(run.history["held_out"].dropna()) == 3
 
 
-KINDS = "must be a Dataset, a Split, images .*, a torch Dataset or a torch DataLoader"
+KINDS = "must be a Dataset, a Split, images .*, a list of such batches, a torch Dataset or a torch"
 
 
 @pytest.mark.parametrize(
