@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.tensors import label_tensor, tensor_of
 from capsule_zoo.data.transforms import Binarize
 
 
@@ -131,33 +132,6 @@ def labels_for(images: Sized, labels: Any) -> Tensor:
             f"labels must be ({len(images)},), one per image, not {tuple(labels.shape)}"
         )
     return labels.long()
-
-
-def label_tensor(labels: Any) -> Tensor:
-    """Return labels as a tensor; raise ValueError for what is no array and no list of numbers."""
-    if isinstance(labels, np.ndarray) and labels.dtype.kind in "fiub":
-        return tensor_of(labels, "labels")
-    if isinstance(labels, list | tuple):
-        try:
-            return torch.as_tensor(labels)
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    if isinstance(labels, Tensor):
-        return labels
-    raise ValueError(
-        f"labels must be a tensor of integers, not {type(labels).__name__}; number classes that "
-        "are words"
-    )
-
-
-def tensor_of(array: np.ndarray, name: str) -> Tensor:
-    """Return an array of numbers, in any layout and byte order, as a tensor."""
-    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-        raise ValueError(
-            f"{name} must hold floating point pixels, not {array.dtype}; stack images of one shape"
-        )
-    native = array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
 
 
 def integer_of(index: object) -> int | None:

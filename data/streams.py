@@ -16,7 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from capsule_zoo.data.batches import Batch, BatchSource, ShuffledBatches, Transform
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
-from capsule_zoo.data.splits import labels_for, tensor_of
+from capsule_zoo.data.splits import labels_for
+from capsule_zoo.data.tensors import tensor_of
 
 CheckImages = Callable[[Tensor], None]
 _ITEMS = 1  # separates the stream of reading items from the stream of the transform

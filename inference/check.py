@@ -17,6 +17,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 import capsule_zoo.guides as guides
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -66,6 +67,7 @@ def guides_made_for(model: Callable) -> list[str]:
     )
 
 
+@takes_arrays("images", "labels", like="model")
 def check_pair(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:

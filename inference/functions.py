@@ -12,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.log_weight import call_arguments
@@ -77,6 +78,7 @@ class _OwnParameters(Messenger):
         msg["stop"] = True
 
 
+@takes_arrays("images", "labels")
 def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -> nn.Module:
     """Return a model or a guide as a torch module that owns its parameters.
 

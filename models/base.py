@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from pyro.distributions import is_validation_enabled
 from torch import Tensor, nn
 
-from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.checks import check_tensor, check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
 
@@ -138,6 +139,12 @@ class Program(NamedModule):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Run the program; missing pixels are filled in first and are not scored."""
         batch = arguments[0] if arguments else options.get(self.observes)
+        labels = arguments[1] if len(arguments) > 1 else options.get("labels")
+        if labels is not None:
+            check_tensor("labels", labels, "tensor of integers (B,)")
+        for name, value in options.items():
+            if name != self.observes and isinstance(value, np.ndarray):
+                check_tensor(name, value)
         if batch is None:
             return super().__call__(*arguments, **options)
         if self.space is not None and is_validation_enabled():

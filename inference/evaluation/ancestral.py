@@ -20,6 +20,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo.data.readable import ImageStream
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import (
@@ -201,6 +202,7 @@ def image_log_likelihood(
 
 
 @of_a_model
+@takes_arrays("given", like="model")
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
@@ -225,6 +227,7 @@ def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     return read
 
 
+@takes_arrays("given", "images", like="model")
 def _run(
     model: Model,
     read: Callable[[Trace], Tensor],

@@ -29,7 +29,9 @@ from pyro.infer.util import torch_backward, torch_item
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import tiled
 
@@ -119,6 +121,7 @@ def is_bound(objective: ELBO) -> bool:
     return isinstance(objective, _BOUNDS) and not isinstance(objective, _NO_BOUNDS)
 
 
+@takes_arrays("images", "labels", like="model")
 def loss_per_image(
     objective: ELBO, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> Tensor:
@@ -204,4 +207,7 @@ def is_trained(model: Callable) -> bool:
 
 def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
     """Return `count` copies of a batch, one after the other: (count B, ...) and (count B,)."""
-    return tiled(images, count), None if labels is None else labels.repeat(count)
+    if labels is None:
+        return tiled(images, count), None
+    check_tensor("labels", labels, "tensor of integers (B,)")  # numpy's `repeat` is another
+    return tiled(images, count), labels.repeat(count)
