@@ -7,6 +7,11 @@ value is not a bound on anything, and models are never ranked by it: see `log_pa
 
 >>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
 
+It is the default objective of `fit` for an RBM. A loss from an ELBO lacks log Z and falls for ever,
+so that `fit`, `SVI.step` and the objectives of the zoo refuse it. Pyro's own ELBO in a loop of
+torch, `Trace_ELBO()(model, guide)`, cannot be told from an evaluation: never train an energy model
+with it.
+
 The centered gradient does not depend on the position of zero. Let c' = c - sum_j B(b_j). Then F(x)
 couples x z h, x z, x, z h and z by W, Omega, a, b and c'. The energy can also be written about the
 means mu of x, zeta of z, and lambda of h given z = 1, with other coordinates of the same

@@ -116,6 +116,8 @@ def _refuse_joined_images(idata: "InferenceData") -> None:
 def _refuse_same_draws(idata: "InferenceData") -> None:
     """Raise ValueError where evaluations with one seed were joined, whose draws are the same."""
     sizes, attrs = idata.sample_stats["log_weight"].sizes, idata.attrs
+    if "seed" not in attrs:  # weights of another source
+        return
     particles, chains = (each_value(attrs[name]) for name in ("num_particles", "num_chains"))
     joined = max(len(particles), len(chains))
     if joined == 1:

@@ -166,7 +166,12 @@ def check_objective(objective: ELBO | None) -> None:
     if objective is None or hasattr(objective, "differentiable_loss"):
         return
     if isinstance(objective, RenyiELBO):
-        remedy = "use capsule_zoo.inference.ImportanceWeightedELBO(num_particles=K), its alpha=0"
+        remedy = (
+            "use capsule_zoo.inference.ImportanceWeightedELBO("
+            f"num_particles={objective.num_particles}, alpha={max(objective.alpha, 0):g})"
+        )
+        if objective.alpha < 0:
+            remedy += f"; alpha={objective.alpha:g} gives no lower bound, and is not offered"
     else:
         remedy = "use a subclass of capsule_zoo.inference.Objective, Trace_ELBO or TraceEnum_ELBO"
     name = type(objective).__name__

@@ -1,8 +1,11 @@
 """An energy model is not trained by a bound, which has no floor without its partition function."""
 
+import math
+
 import pyro
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
 
@@ -81,6 +84,24 @@ def test_the_zoos_bounds_refuse_in_pyros_own_training_too(objective):
         svi.step(images)
     with pytest.raises(ValueError, match=WORDS):
         objective(model, guide)
+
+
+@KINDS
+def test_pyros_own_training_refuses_an_elbo(kind):
+    model, guide, images = small(kind)
+    adam = pyro.optim.Adam({"lr": 0.1})
+    before = [p.detach().clone() for p in model.parameters()]
+    for loss in (Trace_ELBO(), TraceEnum_ELBO(max_plate_nesting=2), RenyiELBO(num_particles=2)):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__} is an energy model.*loss=Contras"):
+            SVI(model, guide, adam, loss=loss).step(images)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert math.isfinite(SVI(model, guide, adam, loss=ContrastiveDivergence()).step(images))
+    hidden = poutine.block(model, hide_types=["param"])
+    weights = [p.detach().clone() for p in model.parameters()]
+    free = FreeForm(model, images[:3])
+    assert math.isfinite(SVI(hidden, free, adam, loss=Trace_ELBO()).step(images[:3]))
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert math.isfinite(SVI(model, guide, adam, loss=Trace_ELBO()).evaluate_loss(images))
 
 
 def test_a_guide_to_an_energy_model_that_is_not_trained_has_a_bound():
