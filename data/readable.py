@@ -124,7 +124,13 @@ class ImageStream:
         self.convert = convert
         self.labels = labels
         self._size: int | None = None
-        self.dtype, self.device = self[:1].dtype, self[:1].device
+        first = next(self.split(2), None)
+        if first is None:
+            raise ValueError(
+                f"data is a {type(data).__name__} without a batch; give at least one image"
+            )
+        self._first = first
+        self.dtype, self.device = first.dtype, first.device
 
     def split(self, rows: int) -> Iterator[Tensor]:
         """Yield the images in parts of `rows` images; the last part may hold fewer."""
@@ -152,12 +158,7 @@ class ImageStream:
 
     def __getitem__(self, rows: slice) -> Tensor:
         """Return the first images, `stream[:rows]`."""
-        first = next(self.split(rows.stop), None)
-        if first is None:
-            raise ValueError(
-                f"data is a {type(self.data).__name__} without a batch; give at least one image"
-            )
-        return first
+        return self._first[rows] if rows.stop <= 2 else next(self.split(rows.stop))
 
 
 def in_rows(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
