@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.tensors import as_tensor, takes_arrays
+
 SIDES = ("left", "right", "top", "bottom")
 
 
+@takes_arrays("images", "observed")
 def hide(images: Tensor, observed: Tensor) -> Tensor:
     """Return images (B, C, H, W) with NaN where they are not observed.
 
@@ -21,9 +24,11 @@ def hide(images: Tensor, observed: Tensor) -> Tensor:
 
 def checked_mask(images: Tensor, observed: Tensor) -> Tensor:
     """Return the mask in the shape and on the device of the images; see `hide`."""
-    if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
-        given = observed.dtype if isinstance(observed, Tensor) else type(observed).__name__
-        raise ValueError(f"observed must be a torch.Tensor of bool, not {given}; True is observed")
+    observed = as_tensor("observed", observed)
+    if observed.dtype != torch.bool:
+        raise ValueError(
+            f"observed must be a torch.Tensor of bool, not {observed.dtype}; True is observed"
+        )
     count, channels, height, width = images.shape
     frame = (height, width)
     allowed = (frame, (channels, *frame), (count, 1, *frame), (count, channels, *frame))

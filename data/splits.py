@@ -1,15 +1,17 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.tensors import label_tensor, tensor_of
 from capsule_zoo.data.transforms import Binarize
 
 
@@ -23,9 +25,10 @@ class Split(TorchDataset):
     gives the image alone.
 
     Attributes:
-        images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed; or sets of
-            points of the plane, (N, P, 2), for a model of points.
-        labels: int64 class indices, shape (N,), or None where the images have no labels.
+        images: float32, shape (N, C, H, W), from a tensor or a numpy array, in [0, 1] unless they
+            were transformed; or sets of points of the plane, (N, P, 2), for a model of points.
+        labels: int64 class indices, shape (N,), from a tensor, a numpy array or a list; None where
+            the images have no labels.
         name: the origin of the images, such as `"mnist/test"`.
         objects: what is known of the objects of scenes, `capsule_zoo.data.scenes.Objects`, with one
             row for each image; None for other images.
@@ -37,10 +40,13 @@ class Split(TorchDataset):
     objects: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.images, np.ndarray):
+            object.__setattr__(self, "images", tensor_of(self.images, "images"))
         if not isinstance(self.images, Tensor):
             raise ValueError(
-                f"images must be a torch.Tensor, not {type(self.images).__name__}; convert numpy "
-                "arrays by torch.from_numpy"
+                "images must be a torch.Tensor or a numpy array, not "
+                f"{type(self.images).__name__}; stack a list of images by torch.stack or "
+                "numpy.stack"
             )
         points = self.images.dim() == 3 and self.images.shape[-1] == 2
         if self.images.dim() != 4 and not points:
@@ -97,26 +103,31 @@ class Split(TorchDataset):
 
 def labels_of(split: Split) -> Tensor:
     """Return the labels (N,) of a split; raise ValueError if it has none."""
-    if getattr(split, "labels", None) is None:
-        name = split.name if isinstance(split, Split) else f"a {type(split).__name__}"
+    if not isinstance(split, Split):
         raise ValueError(
-            f"{name} has no labels, which a classifier needs; put the pictures of each class "
+            f"split must be a Split, not a {type(split).__name__}; give Split(images, labels)"
+        )
+    if split.labels is None:
+        raise ValueError(
+            f"{split.name} has no labels, which a classifier needs; put the pictures of each class "
             "into a folder of its own, PATH/CLASS/PICTURE, or give Split(images, labels)"
         )
     return split.labels
 
 
-def labels_for(images: Tensor, labels: Tensor) -> Tensor:
-    """Return labels (N,) as int64; raise ValueError unless they are integers, one per image."""
-    if not isinstance(labels, Tensor):
-        found = f"not {type(labels).__name__}; number classes that are words"
-        raise ValueError(f"labels must be a tensor of integers, {found}")
+def labels_for(images: Sized, labels: Any) -> Tensor:
+    """Return labels (N,) as int64; raise ValueError unless they are integers, one per image.
+
+    Args:
+        labels: a tensor, a numpy array or a list.
+    """
+    labels = label_tensor(labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
             f"labels must be integers, the numbers of classes, not {labels.dtype}; convert class "
             "numbers by labels.long()"
         )
-    if labels.shape != images.shape[:1]:
+    if labels.shape != (len(images),):
         raise ValueError(
             f"labels must be ({len(images)},), one per image, not {tuple(labels.shape)}"
         )

@@ -7,6 +7,7 @@ images alone or (images, labels).
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -16,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from capsule_zoo.data.batches import Batch, BatchSource, ShuffledBatches, Transform
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.splits import labels_for
+from capsule_zoo.data.tensors import tensor_of
 
 CheckImages = Callable[[Tensor], None]
 _ITEMS = 1  # separates the stream of reading items from the stream of the transform
@@ -136,21 +138,57 @@ class LoaderBatches(BatchSource):
         )
 
     def _read(self, epoch: int) -> Iterator[Batch]:
-        """Yield the loader's batches, each read in the random stream of the epoch."""
-        stream = RandomStream(self.seed, epoch)
-        for sampler in (self.loader, self.loader.sampler, self.loader.batch_sampler):
-            if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
-                generator.manual_seed(seeded_generator(self.seed, epoch).initial_seed())
-            if set_epoch := getattr(sampler, "set_epoch", None):
-                set_epoch(epoch)
+        return _read_epoch(self.loader, self.seed, epoch, self.check, self.labels)
+
+
+def read_loader(loader: DataLoader, check: CheckImages, labels: bool) -> Iterator[Batch]:
+    """Yield the batches of a loader, the same at every call, and leave its generators as they were.
+
+    Args:
+        check, labels: see `ItemBatches`.
+    """
+    samplers = (loader, loader.sampler, loader.batch_sampler)
+    owned = [getattr(sampler, "generator", None) for sampler in samplers]
+    states = [(g, g.get_state()) for g in owned if isinstance(g, torch.Generator)]
+    try:
+        yield from _read_epoch(loader, 0, 0, check, labels)
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def read_in_order(
+    dataset: TorchDataset, rows: int, check: CheckImages, labels: bool
+) -> Iterator[Batch]:
+    """Yield the items of a map-style data set in batches of `rows`, the same at every call.
+
+    Args:
+        check, labels: see `ItemBatches`.
+    """
+    for number, chosen in enumerate(torch.arange(items_in(dataset)).split(rows)):
+        with RandomStream(0, 0, number, _ITEMS).active():
+            batch = read_items(dataset, chosen, check, labels)
+        yield batch
+
+
+def _read_epoch(
+    loader: DataLoader, seed: int, epoch: int, check: CheckImages, labels: bool
+) -> Iterator[Batch]:
+    """Yield the loader's batches, each read in the random stream of the epoch."""
+    stream = RandomStream(seed, epoch)
+    for sampler in (loader, loader.sampler, loader.batch_sampler):
+        if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+            generator.manual_seed(seeded_generator(seed, epoch).initial_seed())
+        if set_epoch := getattr(sampler, "set_epoch", None):
+            set_epoch(epoch)
+    with stream.active():
+        batches = iter(loader)
+    while True:
         with stream.active():
-            batches = iter(self.loader)
-        while True:
-            with stream.active():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield images_and_labels(batch, self.check, self.labels)
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield images_and_labels(batch, check, labels)
 
 
 def read_items(dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels: bool) -> Batch:
@@ -169,12 +207,14 @@ def read_items(dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels
     return images_and_labels(batch, check, labels)
 
 
-def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
+def images_and_labels(batch: Any, check: CheckImages, labels: bool, name: str = "data") -> Batch:
     """Return the images and labels of a batch, which is images or (images, labels).
 
     Args:
+        batch: tensors or numpy arrays.
         check: raises ValueError where the images are not what the model takes.
         labels: whether labels are wanted; otherwise they are None.
+        name: name of the argument, for errors.
 
     Raises:
         ValueError: the batch is neither, or it lacks the labels that are wanted.
@@ -185,12 +225,16 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
             f"a batch of data must be images or (images, labels), not {_words(batch)}; give a "
             "DataLoader with a collate_fn that picks them"
         )
-    check(parts[0])
+    images = tensor_of(parts[0], name) if isinstance(parts[0], np.ndarray) else parts[0]
+    check(images)
     if not labels:
-        return parts[0], None
+        return images, None
     if len(parts) < 2:
-        raise ValueError("labels=True needs data with labels: let data yield (image, label)")
-    return parts[0], labels_for(parts[0], parts[1])
+        raise ValueError(
+            f"{name} has no labels, which are needed here: give a Split or a TensorDataset of "
+            "images and labels, or data that yield (image, label)"
+        )
+    return images, labels_for(images, parts[1])
 
 
 def items_in(dataset: TorchDataset) -> int:

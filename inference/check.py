@@ -5,7 +5,8 @@ guide once and refuses the pair with everything that is wrong with it.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -17,10 +18,12 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 import capsule_zoo.guides as guides
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
+from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
@@ -65,6 +68,7 @@ def guides_made_for(model: Callable) -> list[str]:
     )
 
 
+@takes_arrays("images", "labels", like="model")
 def check_pair(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:
@@ -92,8 +96,11 @@ def refuse_misfit(
 ) -> None:
     """Raise IncompatibleGuide unless the guide fits, using the current parameter store."""
     arguments = call_arguments(images, labels)
+    refuse_non_finite(*(part for part in (model, guide) if isinstance(part, nn.Module)))
+    warn_of_another_model(model, guide, images, labels)
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
-        model_trace = _trace(model, arguments)
+        with in_one_line(model):
+            model_trace = _trace(model, arguments)
         try:
             guide_trace = _trace(guide, arguments)
         except Exception as error:
@@ -166,6 +173,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
         )
+    problems += _plate_problems(name, model_site, guide_site)
     kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
     if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
         words = ["discrete" if kind else "continuous" for kind in kinds]
@@ -182,6 +190,29 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
                 f"{max(bare)} in the {where}; draw it within pyro.plate(..., dim={max(bare)})"
             )
     return problems
+
+
+def _plate_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
+    """Return what is wrong with names and dims of a site's plates in the guide."""
+    plates, problems = _plates(model_site), []
+    for plate, dim in _plates(guide_site).items() if plates else ():
+        if plate not in plates:
+            problems.append(
+                f"site {name!r} lies in the plate {plate!r} in the guide, but in "
+                f"{' and '.join(map(repr, plates))} in the model; give the plates of the guide "
+                "the names that they have in the model"
+            )
+        elif plates[plate] != dim:
+            problems.append(
+                f"site {name!r} lies in the plate {plate!r} at dim {plates[plate]} in the model, "
+                f"but at dim {dim} in the guide"
+            )
+    return problems
+
+
+def _plates(site: dict) -> dict[str, int]:
+    """Return the dims of a site's plates by name."""
+    return {frame.name: frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:
@@ -216,6 +247,43 @@ def draws_between(site: dict) -> bool:
 
 def _shape(site: dict) -> tuple[int, ...]:
     return tuple(site["fn"].shape())
+
+
+def refuse_non_finite(*modules: nn.Module) -> None:
+    """Raise ValueError that names the first parameter or buffer that is not finite.
+
+    A buffer may be infinite, but not NaN.
+    """
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ValueError(_not_finite(module, name))
+        for name, buffer in module.named_buffers():
+            if bool(buffer.isnan().any()):
+                raise ValueError(_not_finite(module, name))
+
+
+def _not_finite(module: nn.Module, name: str) -> str:
+    return (
+        f"{name_of(module)} is ruined: its {name} holds values that are not finite, as after "
+        "training at too high a learning rate; load an earlier checkpoint, or make it anew and "
+        "train it with a lower lr or Pace(clip=...)"
+    )
+
+
+@contextmanager
+def in_one_line(model: Callable) -> Iterator[None]:
+    """Raise a ValueError of Pyro that prints a tensor of bad values again, as one line."""
+    try:
+        yield
+    except ValueError as error:
+        if "invalid values" not in str(error):
+            raise
+        raise ValueError(
+            f"{name_of(model)} or its guide computes values that no distribution takes, as after "
+            "training at too high a learning rate; load an earlier checkpoint, or train it anew "
+            f"with a lower lr or Pace(clip=...): {one_line(error)}"
+        ) from None
 
 
 def one_line(error: Exception, longest: int = 300) -> str:

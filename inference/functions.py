@@ -1,6 +1,6 @@
 """Modules that own the parameters of plain functions with `pyro.param`, as models and guides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
@@ -12,8 +12,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.check import name_of
+from capsule_zoo.inference.check import in_one_line, latent_sites, name_of
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import TURN
@@ -77,6 +78,7 @@ class _OwnParameters(Messenger):
         msg["stop"] = True
 
 
+@takes_arrays("images", "labels")
 def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -> nn.Module:
     """Return a model or a guide as a torch module that owns its parameters.
 
@@ -131,15 +133,49 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
     @wraps(verb)
     def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
         try:
-            model = known.bind(*args, **kwargs).arguments["model"]
+            given = known.bind(*args, **kwargs).arguments
+            model = given["model"]
         except TypeError as error:
             raise TypeError(f"{error}; call {form}") from None
-        if not isinstance(model, Model):
+        if isinstance(model, Guide) or not callable(model):
             kind = "a guide" if isinstance(model, Guide) else "no capsule_zoo.models.Model"
             raise ValueError(f"model is a {name_of(model)}, which is {kind}; call {form}")
-        return verb(*args, **kwargs)
+        if not isinstance(model, Model):
+            raise ValueError(
+                f"model is a {name_of(model)}, a plain Pyro program, and {verb.__name__} needs one "
+                f"that declares its sites: subclass capsule_zoo.models.Model, {_declaration(given)}"
+                "; fit, evaluate and compare take the program as it is"
+            )
+        with in_one_line(model):
+            return verb(*args, **kwargs)
 
     return checked
+
+
+def _declaration(given: Mapping[str, Any]) -> str:
+    """Return what a `Model` declares in place of a plain program, as read from a run on images.
+
+    Args:
+        given: arguments of a call by name; without a run the words are general.
+    """
+    sites, space = 'Site("z", plates=("images",), event_dim=1)', "ImageSpace((1, 28, 28))"
+    try:
+        images = given["images"]
+        images = getattr(images, "images", images)[:2]
+        with TURN, torch.random.fork_rng(), torch.no_grad(), poutine.block():
+            drawn = latent_sites(poutine.trace(given["model"]).get_trace(images))
+        read = ", ".join(
+            f'Site("{name}", plates=("images",), event_dim={site["fn"].event_dim})'
+            for name, site in drawn.items()
+        )
+        sites = read or sites
+        space = f"ImageSpace({tuple(images.shape[1:])})"
+    except Exception:  # no images, or not those of the program
+        pass
+    return (
+        f'with sites = ({sites},), space = {space}, the plate "images" outermost, an observed '
+        'site "image", and forward(images=None, labels=None, batch_size=1)'
+    )
 
 
 def check_module(guide: object) -> None:

@@ -11,10 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from pyro.distributions import is_validation_enabled
+from pyro.poutine.block_messenger import BlockMessenger
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
-from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.checks import check_tensor, check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
 from capsule_zoo.models.common.remembering import Remembering, note_changes
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
@@ -152,6 +156,12 @@ class Program(NamedModule):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Run the program; missing pixels are filled in first and are not scored."""
         batch = arguments[0] if arguments else options.get(self.observes)
+        labels = arguments[1] if len(arguments) > 1 else options.get("labels")
+        if labels is not None:
+            check_tensor("labels", labels, "tensor of integers (B,)")
+        for name, value in options.items():
+            if name != self.observes and isinstance(value, np.ndarray):
+                check_tensor(name, value)
         if batch is None:
             return super().__call__(*arguments, **options)
         if self.space is not None and is_validation_enabled():
@@ -192,6 +202,12 @@ class Model(Program):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
         check_whole(1, batch_size=kwargs.get("batch_size", 1))
+        if not self.normalized and not self.supervised and _in_a_step_of_svi():
+            raise ValueError(
+                f"{type(self).__name__} is an energy model, whose density is known up to log Z "
+                "only, so that an ELBO has no floor; give SVI loss=ContrastiveDivergence(), or "
+                'hide the parameters, poutine.block(model, hide_types=["param"])'
+            )
         return super().__call__(*args, **kwargs)
 
     @property
@@ -231,6 +247,12 @@ class Model(Program):
 
     def _scoring(self, observed: Tensor) -> AbstractContextManager:
         return ScoreObserved(self.space.site, observed, self.plate_dims["images"])
+
+
+def _in_a_step_of_svi() -> bool:
+    """Return True in `SVI.step`, which records all parameters, unless they are hidden from it."""
+    recording = [isinstance(each, TraceMessenger) and each.param_only for each in _PYRO_STACK]
+    return any(recording) and not any(isinstance(each, BlockMessenger) for each in _PYRO_STACK)
 
 
 def _images_of(space: ObservationSpace) -> ImageSpace:

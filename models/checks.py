@@ -5,6 +5,7 @@ from collections.abc import Collection
 from operator import index
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 
@@ -83,10 +84,29 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
     return f"unknown {kind} {name!r}; {hint}"
 
 
+def check_tensor(
+    name: str, value: Any, form: str = "torch.Tensor", remedy: str = "give a tensor"
+) -> None:
+    """Raise ValueError unless an argument is a tensor.
+
+    Args:
+        form: description of the tensor.
+        remedy: what to do with a value that is no array and no list.
+    """
+    if isinstance(value, Tensor):
+        return
+    if isinstance(value, np.ndarray):
+        remedy = f"call torch.from_numpy({name})"
+    elif isinstance(value, list | tuple | int | float):
+        remedy = f"call torch.tensor({name})"
+    raise ValueError(f"{name} must be a {form}, not {type(value).__name__}; {remedy}")
+
+
 def check_labels(labels: Tensor | None, classes: int) -> None:
     """Raise ValueError unless labels, if any, are (B,) integers from 0 to `classes` - 1."""
     if labels is None:
         return
+    check_tensor("labels", labels, "tensor of integers (B,)")
     if labels.dim() != 1 or labels.is_floating_point():
         raise ValueError(
             f"labels must be integers of shape (B,), not {labels.dtype} of shape "

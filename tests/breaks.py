@@ -138,14 +138,14 @@ BREAKS = (
     Break(
         "error rate and accuracy exchanged",
         "inference/evaluation/classification.py",
-        "Share.of(found != labels",
-        "Share.of(found == labels",
+        "program.predict(x) != y",
+        "program.predict(x) == y",
         "inference/test_classification.py",
     ),
     Break(
         "predictions in training mode",
         "inference/evaluation/classification.py",
-        """isolated_parameters(model, guide), in_eval_mode(program), torch""",
+        """isolated_parameters(model, guide), in_eval_mode(model, guide), torch""",
         """isolated_parameters(model, guide.train()), torch""",
         "inference/test_evaluation_mode.py",
     ),

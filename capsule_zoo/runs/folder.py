@@ -173,7 +173,7 @@ def fit_entry(
         return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
     except NonFiniteLoss as error:
         kept = files.checkpoint if files is not None and files.begun else None
-        raise NonFiniteLoss(error.step, error.site, kept) from error
+        raise NonFiniteLoss(error.step, error.site, kept, error.restored) from error
 
 
 def _full(size: Any) -> Any:

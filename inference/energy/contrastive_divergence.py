@@ -7,6 +7,11 @@ value is not a bound on anything, and models are never ranked by it: see `log_pa
 
 >>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
 
+It is the default objective of `fit` for an RBM. A loss from an ELBO lacks log Z and falls for ever,
+so that `fit`, `SVI.step` and the objectives of the zoo refuse it. Pyro's own ELBO in a loop of
+torch, `Trace_ELBO()(model, guide)`, cannot be told from an evaluation: never train an energy model
+with it.
+
 The centered gradient does not depend on the position of zero. Let c' = c - sum_j B(b_j). Then F(x)
 couples x z h, x z, x, z h and z by W, Omega, a, b and c'. The energy can also be written about the
 means mu of x, zeta of z, and lambda of h given z = 1, with other coordinates of the same
@@ -28,6 +33,7 @@ References:
     is a square about a target).
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -36,6 +42,7 @@ from torch import Tensor
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives.base import Objective, with_gradient
+from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.units.switched_units import CapsuleLaw, CapsuleState
@@ -62,7 +69,8 @@ class ContrastiveDivergence(Objective):
 
     Raises:
         ValueError: a number out of range, temperatures that do not fall from 1 or without
-            `persistent`; on use, a model or a guide that has no free energy.
+            `persistent`; on use, a model or a guide that has no free energy, or a guide to
+            another model.
     """
 
     def __init__(
@@ -96,6 +104,20 @@ class ContrastiveDivergence(Objective):
         self._state: CapsuleState | None = None
         self._tempered: TemperedChains | None = None
 
+    def check_pair(self, model: Callable, guide: Callable) -> None:
+        """Raise ValueError unless the guide has a free energy, and of this model."""
+        if not isinstance(model, CapsuleRBM):
+            raise ValueError(
+                f"ContrastiveDivergence needs a CapsuleRBM or an RBM as model, not a "
+                f"{type(model).__name__}"
+            )
+        if not hasattr(guide, "free_energy"):
+            raise ValueError(
+                f"ContrastiveDivergence needs a guide with a free energy in closed form, such as "
+                f"ExactSwitches, not a {type(guide).__name__}"
+            )
+        refuse_another_model(model, guide)
+
     def differentiable_loss(
         self,
         model: CapsuleRBM,
@@ -104,7 +126,7 @@ class ContrastiveDivergence(Objective):
         labels: Tensor | None = None,
     ) -> Tensor:
         """Return mean F_q(data) - mean F(negatives), in nats per image."""
-        _check_pair(model, guide)
+        self.check_pair(model, guide)
         model.keep_normalizable()
         negatives = self._negatives(model, images)
         both = torch.cat([images, negatives])  # one product with W instead of two
@@ -159,19 +181,6 @@ class ContrastiveDivergence(Objective):
             self._tempered = TemperedChains(self.tempering, state["images"], state["exchanges"])
         if self.means is not None:
             self.means.load_state_dict(state)
-
-
-def _check_pair(model: object, guide: object) -> None:
-    if not isinstance(model, CapsuleRBM):
-        raise ValueError(
-            f"ContrastiveDivergence needs a CapsuleRBM or an RBM as model, not a "
-            f"{type(model).__name__}"
-        )
-    if not hasattr(guide, "free_energy"):
-        raise ValueError(
-            f"ContrastiveDivergence needs a guide with a free energy in closed form, such as "
-            f"ExactSwitches, not a {type(guide).__name__}"
-        )
 
 
 MOMENTUM = 0.99

@@ -11,6 +11,7 @@ All functions use the discrete model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
 import torch
 from pyro import poutine
@@ -18,9 +19,17 @@ from pyro.distributions import Categorical
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.data.readable import ImageStream
+from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
+from capsule_zoo.inference.evaluation.prepare import (
+    Images,
+    as_wanted,
+    discrete_form,
+    in_parts,
+    is_per_image,
+)
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
@@ -44,15 +53,15 @@ def infer(
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
             draws no site of that name.
     """
-    images = as_wanted(guide, images, check=False)
+    batches = _of_guide(guide, images, batch_size, check=False)
     sites, discrete = sites or getattr(guide, "covers", None), discrete_form(guide)
     if sites is None:
         raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
-    return _collected(discrete, images, sites, lambda site: site["value"], seed, batch_size)
+    return _collected(discrete, batches, sites, lambda site: site["value"], seed, batch_size)
 
 
 def draw_summed(
-    model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
+    model: Model, images: Tensor | ImageStream, given: Sites, seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
     """Return all latents, (N, ...) by site: those that are summed out from their posterior.
 
@@ -63,9 +72,11 @@ def draw_summed(
     discrete = model.discretized()
     found: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
     with torch.no_grad(), seeded(seed), in_eval_mode(discrete):
-        for rows in torch.arange(len(images)).split(batch_size):
-            some = {name: value[rows] for name, value in given.items()}
-            nodes = with_summed_drawn(discrete, some, images[rows]).nodes
+        begin = 0
+        for batch in images.split(batch_size):
+            some = {name: value[begin : begin + len(batch)] for name, value in given.items()}
+            begin += len(batch)
+            nodes = with_summed_drawn(discrete, some, batch).nodes
             for name, values in found.items():
                 values.append(nodes[name]["value"])
     return {name: torch.cat(values) for name, values in found.items()}
@@ -83,20 +94,29 @@ def law_means(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    images = as_wanted(guide, images)
-    return _collected(guide, images, sites, _mean, seed, batch_size)
+    batches = _of_guide(guide, images, batch_size)
+    return _collected(guide, batches, sites, _mean, seed, batch_size)
+
+
+def _of_guide(
+    guide: Callable, images: Images, rows: int, check: bool = True
+) -> Tensor | ImageStream:
+    """Return images as the guide takes them: all in memory if it is `per_image`."""
+    if is_per_image(guide):
+        return as_wanted(guide, images, check=check)
+    check_whole(1, batch_size=rows)
+    return in_parts(guide, images, rows=rows, check=check)
 
 
 def _collected(
     guide: Callable,
-    images: Tensor,
+    images: Tensor | ImageStream,
     sites: Sequence[str],
     read: Callable[[dict], Tensor],
     seed: int,
     batch_size: int,
 ) -> dict[str, Tensor]:
     """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
-    check_whole(1, batch_size=batch_size)
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
@@ -131,7 +151,7 @@ def mean_images(
     given: Sites | None = None,
     seed: int = 0,
     batch_size: int = 500,
-    images: Tensor | None = None,
+    images: Tensor | ImageStream | None = None,
 ) -> Tensor:
     """Return images without pixel noise, E[image | drawn latents], (number, C, H, W).
 
@@ -153,7 +173,7 @@ def draw_images(
     given: Sites | None = None,
     seed: int = 0,
     batch_size: int = 500,
-    images: Tensor | None = None,
+    images: Tensor | ImageStream | None = None,
 ) -> Tensor:
     """Draw images with pixel noise, from p(image | drawn latents), (number, C, H, W).
 
@@ -182,6 +202,7 @@ def image_log_likelihood(
 
 
 @of_a_model
+@takes_arrays("given", like="model")
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
@@ -206,6 +227,7 @@ def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     return read
 
 
+@takes_arrays("given", "images", like="model")
 def _run(
     model: Model,
     read: Callable[[Trace], Tensor],
@@ -213,18 +235,19 @@ def _run(
     given: Sites,
     seed: int,
     batch_size: int,
-    images: Tensor | None = None,
+    images: Tensor | ImageStream | None = None,
 ) -> Tensor:
     """Return the results of `read` on traces of the discrete model, batch by batch."""
     check_whole(1, number=number, batch_size=batch_size)
     model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
-        for begin in range(0, number, batch_size):
+        batches = repeat(None) if images is None else images.split(batch_size)
+        for begin, batch in zip(range(0, number, batch_size), batches, strict=False):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
             traced = poutine.trace(conditioned)
-            if images is None:
+            if batch is None:
                 found.append(read(traced.get_trace(batch_size=end - begin)))
             else:
-                found.append(read(traced.get_trace(images[begin:end])))
+                found.append(read(traced.get_trace(batch)))
     return torch.cat(found)

@@ -5,6 +5,8 @@
 >>> error_rate(model, guide, fgsm(model, split, epsilon=0.05))               # under attack
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -14,9 +16,10 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, batches_of, in_parts, opened
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -52,30 +55,49 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
         ValueError: neither predicts classes, or the model does not take the images.
     """
     check_whole(1, batch_size=batch_size)
-    program: Any = next((part for part in (model, guide) if hasattr(part, "predict")), None)
+    program = _told_by(model, guide)
+    batches = in_parts(model, images, guide, rows=batch_size)
+    with _telling(model, guide, batches[:2]):
+        return torch.cat([program.predict(batch) for batch in batches.split(batch_size)])
+
+
+@of_a_model
+def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int = 100) -> Share:
+    """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
+
+    Args:
+        split: images with labels: a `Split`, a `Dataset`, of which the test split is classified, or
+            a torch `Dataset` or `DataLoader`, which is read batch by batch.
+
+    Raises:
+        ValueError: as for `classify`; or there are no labels, or one that is no class of the model.
+    """
+    check_whole(1, batch_size=batch_size)
+    program = _told_by(model, guide)
+    images, labels = opened(model, split, guide, labels=True, ordered=False)
+    with _telling(model, guide, images[:2]):
+        wrong = [program.predict(x) != y for x, y in batches_of(images, labels, batch_size)]
+    return Share.of(torch.cat(wrong))
+
+
+def _told_by(model: Model, guide: nn.Module) -> Any:
+    """Return the model or the guide, whichever predicts classes."""
+    program = next((part for part in (model, guide) if hasattr(part, "predict")), None)
     if program is None:
         raise ValueError(
             f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
             "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
         )
-    with isolated_parameters(model, guide), in_eval_mode(program), torch.no_grad():
-        batches = as_wanted(model, images).split(batch_size)
-        return torch.cat([program.predict(batch) for batch in batches])
+    return program
 
 
-@of_a_model
-def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
-    """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
-
-    Raises:
-        ValueError: as for `classify`; or the split has no labels, or one that is no class of the
-            model.
-    """
-    labels = labels_of(split)
-    found = classify(model, guide, split)
-    if (check := getattr(model, "check_labels", None)) is not None:
-        check(labels)
-    return Share.of(found != labels.to(found.device))
+@contextmanager
+def _telling(model: Model, guide: nn.Module, few: Tensor) -> Iterator[None]:
+    """Open the context in which classes are predicted, after a check on `few` images."""
+    with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
+        if not hasattr(model, "predict"):
+            warn_of_another_model(model, guide, few)
+        yield
 
 
 @torch.inference_mode(False)

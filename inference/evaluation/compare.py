@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 
-from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluation.evaluate import evaluate
-from capsule_zoo.inference.evaluation.prepare import prepare
+from capsule_zoo.inference.evaluation.prepare import Images, Labels, prepare
 from capsule_zoo.inference.evaluation.summary import per_image_elbo, standard_error, summarize
 from capsule_zoo.models.checks import check_seed
 
@@ -67,9 +65,9 @@ class Comparison(pd.DataFrame):
 
 def compare(
     pairs: Mapping[str, tuple[Callable, Callable]],
-    images: Tensor | Split | np.ndarray,
+    images: Images,
     *,
-    labels: Tensor | np.ndarray | None = None,
+    labels: Labels = None,
     num_particles: int = 50,
     seed: int = 0,
     discrete: bool = True,
@@ -81,7 +79,7 @@ def compare(
 
     Args:
         pairs: (model, guide) by name; the others are compared with the first pair that has a bound.
-        images: (N, C, H, W), or a `Split`.
+        images: (N, C, H, W), or all else that `evaluate` takes; a `DataLoader` is read for each.
         labels, num_particles, seed, discrete, options: see `evaluate`.
 
     Raises:
@@ -101,7 +99,10 @@ def compare(
             )
     _refuse_labels_next_to_images(pairs)
     shared: dict[str, Any] = dict(labels=labels, seed=check_seed(seed), discrete=discrete)
-    presences = {name: prepare(*pair, images, **shared).presence for name, pair in pairs.items()}
+    presences = {
+        name: prepare(*pair, images, **shared, streamed=True).presence
+        for name, pair in pairs.items()
+    }
     _refuse_relaxed_next_to_others(presences)
     rows, reference, measured = {}, None, {}
     for name, pair in pairs.items():

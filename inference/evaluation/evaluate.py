@@ -7,6 +7,7 @@
 """
 
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index
@@ -17,10 +18,16 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
-from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
+from capsule_zoo.inference.evaluation.prepare import (
+    Images,
+    Labels,
+    Prepared,
+    batches_of,
+    is_per_image,
+    prepare,
+)
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
@@ -41,9 +48,9 @@ Pass = tuple[tuple[int, int], Tensor, Tensor | None]
 def evaluate(
     model: Callable,
     guide: Callable,
-    images: Tensor | Split | np.ndarray,
+    images: Images,
     *,
-    labels: Tensor | np.ndarray | None = None,
+    labels: Labels = None,
     num_particles: int = 50,
     chains: int = 1,
     seed: int = 0,
@@ -62,15 +69,19 @@ def evaluate(
             AutoLowRankMultivariateNormal, AutoIAFNormal, AutoLaplaceApproximation, AutoStructured)
             have one for the whole batch, and are fitted and evaluated on one image at a time. None
             of them draws discrete sites: for a model with relaxed presences pass `discrete=False`.
-        images: (N, C, H, W), a tensor, a NumPy array, or a `Split`, whose labels are not used.
-        labels: (N,) whole numbers, given to both unless None. A supervised model needs them.
+        images: (N, C, H, W), or all that `fit` takes: a `Split`, a `Dataset` (its test split), a
+            list of batches, or a torch `Dataset` or `DataLoader`, which is read batch by batch, so
+            that its images need not fit in memory. The result is that of all images at once.
+        labels: (N,) whole numbers, or True for the labels of the data; given to both unless None. A
+            supervised model needs them.
         num_particles: draws for each image, K, in each chain.
         chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
             a chain depend on the seed and on the chain's number only.
         seed: seed of the draws; torch's random state is left as it was.
         discrete: evaluate `discretized()` where model and guide offer it. A relaxed pair has a log
             weight too, but it bounds the relaxed model only, and may exceed log p(image).
-        draws: posterior draws to keep for each image and chain, at most `num_particles`.
+        draws: posterior draws to keep for each image and chain, at most `num_particles`. With 0 the
+            result holds no images either, and is small.
         log_likelihood: keep log p(image | latents) at the kept draws as well.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
             (AutoGuides, guides with `per_image = True`) gets all images in every pass.
@@ -78,9 +89,9 @@ def evaluate(
     Returns:
         An arviz InferenceData with the groups sample_stats (log_weight: chain, draw = K, image),
         posterior (by site, without auxiliary sites), posterior_predictive and, on request,
-        log_likelihood (both absent when the model sums sites out) and observed_data. Images are
-        the variable `pixels` there, because `image` is the dim; other dims have the names of the
-        model's plates.
+        log_likelihood (both absent when the model sums sites out) and, unless draws=0,
+        observed_data. Images are the variable `pixels` there, because `image` is the dim; other
+        dims have the names of the model's plates.
 
         The draws come from the guide, and each image has its own latents. `arviz.loo` of their
         `log_likelihood` is then the harmonic mean estimate of log p(image), which is correct for
@@ -106,17 +117,20 @@ def evaluate(
     check_whole(1, num_particles=num_particles, chains=chains, batch_size=batch_size)
     check_whole(0, draws=draws)
     seed = check_seed(seed)
-    pair = prepare(model, guide, images, labels=labels, seed=seed, discrete=discrete)
-    model, guide, images, labels = pair[:4]
+    pair = prepare(model, guide, images, labels=labels, seed=seed, discrete=discrete, streamed=True)
+    model, guide = pair.model, pair.guide
     space = space_of(model)
     kept: list[Chain] = []
+    observed = Observed(keep=draws > 0)
     began = time.perf_counter()
     with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
             kept.append(Chain(draws, space, log_likelihood))
-            passes = _passes(guide, images, labels, num_particles, batch_size)
+            passes = _passes(pair, num_particles, batch_size)
             with seeded(chain_seed(seed, number)):
                 for particles, part, numbers in passes:
+                    if number == 0 and particles[0] == 0:
+                        observed.add(part[: len(part) // particles[1]])
                     weight, model_trace, guide_trace = log_weights(model, guide, part, numbers)
                     kept[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
@@ -131,8 +145,9 @@ def evaluate(
         "not_a_bound": "; ".join(reasons),
         "point_sites": ", ".join(sorted(points)),
         "seconds": seconds,
+        "checksum": observed.checksum,
     }
-    return inference_data(_groups(kept, images, space), attributes)
+    return inference_data(_groups(kept, observed, space), attributes)
 
 
 def chain_seed(seed: int, chain: int) -> int:
@@ -143,18 +158,40 @@ def chain_seed(seed: int, chain: int) -> int:
     return int(state[0]) >> 1
 
 
-def _passes(
-    guide: Callable, images: Tensor, labels: Tensor | None, particles: int, rows: int
-) -> Iterator[Pass]:
+def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
     """Yield passes of at most `rows` rows: (first particle, number), repeated images, labels."""
-    size = len(images) if is_per_image(guide) else min(len(images), rows)
-    at_once = 1 if is_per_image(guide) else max(1, rows // size)
-    for begin in range(0, len(images), size):
-        part = images[begin : begin + size]
-        part_labels = None if labels is None else labels[begin : begin + size]
+    whole = is_per_image(pair.guide)
+    at_once = 1 if whole else 0
+    for part, labels in batches_of(pair.images, pair.labels, len(pair.images) if whole else rows):
+        at_once = at_once or max(1, rows // len(part))  # of the first, and then of all
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
-            yield (first, count), *repeated(part, part_labels, count)
+            yield (first, count), *repeated(part, labels, count)
+
+
+class Observed:
+    """The images of an evaluation, of which the numbers are kept or a checksum alone.
+
+    Args:
+        keep: whether the images are kept.
+    """
+
+    def __init__(self, keep: bool) -> None:
+        self.keep = keep
+        self.parts: list[np.ndarray] = []
+        self._checksum = 0
+
+    def add(self, images: Tensor) -> None:
+        """Add the next images (B, ...)."""
+        array = images.cpu().numpy()
+        self._checksum = zlib.crc32(array.tobytes(), self._checksum)
+        if self.keep:
+            self.parts.append(array)
+
+    @property
+    def checksum(self) -> str:
+        """The CRC-32 of all images, which tells evaluations of other images apart."""
+        return f"{self._checksum:08x}"
 
 
 class Chain:
@@ -230,15 +267,19 @@ class Chain:
         return np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
 
 
-def _groups(chains: list[Chain], images: Tensor, space: ObservationSpace) -> dict[str, Variables]:
+def _groups(
+    chains: list[Chain], observed: Observed, space: ObservationSpace
+) -> dict[str, Variables]:
     """Return dims and arrays by group and variable."""
     groups: dict[str, Variables] = {}
     for group, names in chains[0].names.items():
         arrays = {name: np.stack([chain.values(group, name) for chain in chains]) for name in names}
         dims = dims_of_group(arrays, names, space)
         groups[group] = {name: (dims[name], array) for name, array in arrays.items()}
-    observed = ["image", *space.dims], images.cpu().numpy()
-    return {**groups, "observed_data": {space.variable: observed}}
+    if not observed.parts:
+        return groups
+    pixels = ["image", *space.dims], np.concatenate(observed.parts)
+    return {**groups, "observed_data": {space.variable: pixels}}
 
 
 def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:

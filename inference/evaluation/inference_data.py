@@ -48,9 +48,9 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
         tree = xarray.DataTree.from_dict(datasets)
         tree.attrs = attributes
         return tree
-    import arviz
+    from capsule_zoo.inference.evaluation.evaluation_data import EvaluationData
 
-    return arviz.InferenceData(attrs=attributes, **datasets)
+    return EvaluationData(attrs=attributes, **datasets)
 
 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
+from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least, check_whole
 from capsule_zoo.models.common.modes import seeded
@@ -97,7 +98,8 @@ def find_objects(
             are painted, and take memory.
 
     Raises:
-        ValueError: a guide of another kind, a temperature below 0, or images that do not fit.
+        ValueError: a guide of another kind or to another model, a temperature below 0, or images
+            that do not fit.
     """
     check_whole(1, draws=draws, batch_size=batch_size)
     if not isinstance(guide, SceneGuide):
@@ -113,6 +115,7 @@ def find_objects(
                 f"for a {type(guide).__name__}"
             )
         guide = guide.sharing_parameters(temperature=temperature)
+    refuse_another_model(model, guide)
     images = as_wanted(model, images, guide)
     guide.model.space.check(images)
     keep_memory()

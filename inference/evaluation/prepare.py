@@ -4,8 +4,9 @@ A relaxed pair has a log weight too, but it is a bound on the relaxed model only
 p(image) of the model with presences of 0 or 1. Evaluations report which kind they used.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyro
@@ -16,7 +17,9 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo._version import __version__
-from capsule_zoo.data import Split
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data.batches import Batch
+from capsule_zoo.data.readable import Data, ImageStream, is_shuffled, join_batches, readable
 from capsule_zoo.data.splits import labels_for
 from capsule_zoo.inference.check import (
     IncompatibleGuide,
@@ -24,16 +27,18 @@ from capsule_zoo.inference.check import (
     draws_between,
     latent_sites,
     name_of,
+    refuse_non_finite,
 )
 from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.inference.training.training_data import tensor_of
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of
 
 P = TypeVar("P", bound=Callable)
-Images = Tensor | Split | np.ndarray
+Images = Data | ImageStream
+Labels = Tensor | np.ndarray | Sequence[int] | bool | None
+_READ_AT_ONCE = 1000  # images, where all are read
 
 
 class Prepared(NamedTuple):
@@ -41,14 +46,15 @@ class Prepared(NamedTuple):
 
     Attributes:
         model, guide: the pair, in its discrete form if requested.
-        images, labels: the data on the device of the parameters; images have their precision.
+        images, labels: the data on the device of the parameters; images have their precision. A
+            stream has its labels itself.
         presence: see `evaluate`.
         name: name of the data.
     """
 
     model: Callable
     guide: Callable
-    images: Tensor
+    images: Any  # a Tensor or an ImageStream
     labels: Tensor | None
     presence: str
     name: str
@@ -78,36 +84,40 @@ class Prepared(NamedTuple):
 def prepare(
     model: Callable,
     guide: Callable,
-    images: Tensor | Split | np.ndarray,
+    images: Images,
     *,
-    labels: Tensor | np.ndarray | None,
+    labels: Labels,
     seed: int,
     discrete: bool,
     prior: bool = False,
+    streamed: bool = False,
 ) -> Prepared:
     """Check everything about a pair, its images and its labels; see `evaluate`.
 
-    Where the guide is the `prior`, the model itself, there is no pair to check.
+    Where the guide is the `prior`, the model itself, there is no pair to check. Images that are not
+    in memory become a stream if it may be `streamed`, and else are read.
 
     Raises:
         ValueError, IncompatibleGuide: see `evaluate`.
     """
+    images = images.test if isinstance(images, Dataset) else images
     name = str(images.name) if isinstance(images, Split) else "images"
-    pixels = as_wanted(model, images, guide)
+    whole = is_per_image(guide)
+    pixels, classes = opened(model, images, guide, labels=labels is True, ordered=whole)
+    if whole or not streamed:
+        pixels, classes = in_memory(pixels, classes)
     if pixels.dtype.itemsize < 4:
         raise ValueError("log weights round in 16 bits; call float() of model and guide first")
-    classes = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
-    if classes is not None:
-        classes = labels_for(pixels, classes).to(pixels.device)
-    if (check := getattr(poutine.unwrap(model), "check_labels", None)) is not None:
-        check(classes)
-    if classes is None and getattr(model, "supervised", False):
+    if not isinstance(labels, bool | None):
+        classes = labels_for(pixels, labels).to(pixels.device)
+        getattr(poutine.unwrap(model), "check_labels", _accept)(classes)
+    elif not labels and getattr(model, "supervised", False):
         raise ValueError(
-            f"{name_of(model)} explains labels, without which there is no bound; pass labels= for "
-            "log p(label | image), or measure capsule_zoo.inference.error_rate(model, guide, split)"
+            f"{name_of(model)} explains labels, without which there is no bound; pass labels=, or "
+            "labels=True for those of the data, for log p(label | image), or measure "
+            "capsule_zoo.inference.error_rate(model, guide, split)"
         )
-    few = slice(None) if is_per_image(guide) else slice(2)
-    shown = pixels[few], None if classes is None else classes[few]
+    shown = next(batches_of(pixels, classes, len(pixels) if whole else 2))
     mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
         if discrete:
@@ -118,7 +128,8 @@ def prepare(
                 check_pair(model, guide, *shown)
             except Exception as error:
                 number = str(len(pixels))
-                if number in str(error) and _fits(model, guide, pixels, classes):
+                named = isinstance(pixels, Tensor) and number in str(error)
+                if named and _fits(model, guide, cast(Tensor, pixels), classes):
                     error.add_note(
                         "The pair is checked on two images. If model or guide holds values for "
                         f"each of {number} images, set guide.per_image = True: then all "
@@ -192,18 +203,94 @@ def is_per_image(guide: Callable) -> bool:
 
 
 def as_wanted(
-    model: Callable, images: Images, *programs: Callable | None, check: bool = True
+    model: Callable, data: Images, *programs: Callable | None, check: bool = True
 ) -> Tensor:
     """Check images, and return them on the device and in the precision of the parameters.
 
     Args:
         model: says what it takes; its parameters count, and those of the further programs.
+        data: anything that `fit` takes; all its images are read.
         check: whether images that the model does not take are refused.
     """
-    images = images.images if isinstance(images, Split) else images
-    images = tensor_of(images, "images") if isinstance(images, np.ndarray) else images
-    if check:
-        space_of(model).check(images)
+    return in_memory(*opened(model, data, *programs, check=check))[0]
+
+
+def in_parts(
+    model: Callable, data: Images, *programs: Callable | None, rows: int, check: bool = True
+) -> Tensor | ImageStream:
+    """Return images as `as_wanted` does, but as a stream where there are more than `rows`.
+
+    Images that are in memory already stay a tensor.
+    """
+    images, _ = opened(model, data, *programs, check=check)
+    if isinstance(images, Tensor):
+        return images
+    few = images[: rows + 1]
+    return few if len(few) <= rows else images
+
+
+def opened(
+    model: Callable,
+    data: Images,
+    *programs: Callable | None,
+    check: bool = True,
+    labels: bool = False,
+    ordered: bool = True,
+) -> tuple[Tensor | ImageStream, Tensor | None]:
+    """Return checked images, and labels (N,) of data in memory; a stream has its labels itself.
+
+    Args:
+        model, data, programs, check: see `as_wanted`.
+        labels: whether the labels of the data are wanted.
+        ordered: whether a `DataLoader` that draws its order is refused, because the rows of the
+            result are to be those of the images.
+    """
+    if isinstance(data, ImageStream):
+        return data, None
+    if ordered and is_shuffled(data):
+        raise ValueError(
+            "images is a DataLoader that shuffles, so that rows of the result would not be those "
+            "of its data set; give DataLoader(..., shuffle=False)"
+        )
+    accept = space_of(model).check if check else _accept
+    source = readable(data.test if isinstance(data, Dataset) else data, "images", accept, labels)
     modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
-    parameter = next((p for module in modules for p in module.parameters()), images)
-    return images.detach().to(parameter.device, parameter.dtype)
+    refuse_non_finite(*modules)
+    parameter = next((p for module in modules for p in module.parameters()), None)
+    check_labels = getattr(poutine.unwrap(model), "check_labels", _accept)
+
+    def convert(batch: Batch) -> Batch:
+        images, numbers = batch
+        at = images if parameter is None else parameter
+        images = images.detach().to(at.device, at.dtype)
+        check_labels(numbers)
+        return images, None if numbers is None else numbers.to(images.device)
+
+    if isinstance(source, Split):
+        return convert((source.images, source.labels if labels else None))
+    return ImageStream(source, accept, convert, labels), None
+
+
+def in_memory(images: Tensor | ImageStream, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return images and labels as tensors, for which a stream is read."""
+    if isinstance(images, Tensor):
+        return images, labels
+    return join_batches(list(images.batches(_READ_AT_ONCE)))
+
+
+def batches_of(
+    images: Tensor | ImageStream, labels: Tensor | None, rows: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield images and labels in parts of `rows`; labels of a stream are its own, unless given."""
+    if isinstance(images, Tensor):
+        numbers = repeat(None) if labels is None else labels.split(rows)
+        yield from zip(images.split(rows), numbers, strict=False)
+        return
+    begin = 0
+    for part, own in images.batches(rows):
+        yield part, own if labels is None else labels[begin : begin + len(part)]
+        begin += len(part)
+
+
+def _accept(values: Any) -> None:
+    """Accept everything."""

@@ -61,7 +61,8 @@ def latents(
         ValueError: the guide draws no site of that name.
     """
     found = law_means(guide, images, sites, seed, batch_size)
-    return torch.cat([found[name].reshape(len(images), -1) for name in sites], dim=1).cpu().numpy()
+    rows = [found[name].reshape(len(found[name]), -1) for name in sites]
+    return torch.cat(rows, dim=1).cpu().numpy()
 
 
 def linear_probe(

@@ -25,7 +25,8 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
         seconds_per_image, for all K draws; is_bound; num_particles, K, over all chains; num_images.
 
     Raises:
-        ValueError: evaluations were joined that measure different things.
+        ValueError: evaluations were joined that measure different things, or different images, or
+            have the same seed.
     """
     refuse_mixture(idata)
     log_weight = pooled_log_weight(idata)
@@ -82,14 +83,51 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def refuse_mixture(idata: "InferenceData") -> None:
-    """Raise ValueError if evaluations of different quantities or images were joined."""
-    for name in ("presence", "bound_on", "data", "num_images"):
-        values = sorted({str(value) for value in each_value(idata.attrs[name])})
+    """Raise ValueError if evaluations of several quantities, or of several images, were joined."""
+    for name in ("presence", "bound_on", "data", "num_images", "checksum"):
+        values = sorted({str(value) for value in each_value(idata.attrs.get(name, ""))})
         if len(values) > 1:
+            remedy = WHOLE if name in ("data", "num_images", "checksum") else ""
             raise ValueError(
                 f"idata joins evaluations whose {name!r} differs ({', '.join(values)}); "
-                "summarize each one separately"
+                f"summarize each one separately{remedy}"
             )
+    _refuse_joined_images(idata)
+    _refuse_same_draws(idata)
+
+
+WHOLE = (
+    ", or evaluate all images at once: evaluate(model, guide, DataLoader(images, batch_size=500), "
+    "draws=0) reads them batch by batch"
+)
+
+
+def _refuse_joined_images(idata: "InferenceData") -> None:
+    """Raise ValueError where the images of several evaluations were put one after the other."""
+    log_weight = idata.sample_stats["log_weight"]
+    numbers, known = log_weight["image"].values, int(each_value(idata.attrs["num_images"])[0])
+    if len(np.unique(numbers)) < len(numbers) or len(numbers) > known:
+        raise ValueError(
+            f"idata holds {len(numbers)} images, but is described as an evaluation of {known}; "
+            f"summarize each one separately{WHOLE}"
+        )
+
+
+def _refuse_same_draws(idata: "InferenceData") -> None:
+    """Raise ValueError where evaluations with one seed were joined, whose draws are the same."""
+    sizes, attrs = idata.sample_stats["log_weight"].sizes, idata.attrs
+    if "seed" not in attrs:  # weights of another source
+        return
+    particles, chains = (each_value(attrs[name]) for name in ("num_particles", "num_chains"))
+    joined = max(len(particles), len(chains))
+    if joined == 1:
+        joined = sizes["chain"] * sizes["draw"] // (particles[0] * chains[0])
+    seeds = each_value(attrs["seed"])
+    if len(set(seeds)) < joined:
+        raise ValueError(
+            f"idata joins {joined} evaluations with the seed {', '.join(map(str, set(seeds)))}, "
+            "whose draws are the same and would be counted twice; give each a seed of its own"
+        )
 
 
 def each_value(attribute: Any) -> list[Any]:

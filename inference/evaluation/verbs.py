@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from capsule_zoo.data.readable import ImageStream
+from capsule_zoo.inference.check import refuse_non_finite
 from capsule_zoo.inference.evaluation.ancestral import (
     draw_images,
     draw_summed,
@@ -29,11 +31,13 @@ from capsule_zoo.inference.evaluation.prepare import (
     Images,
     as_wanted,
     discrete_form,
+    in_parts,
     is_per_image,
     refuse_relaxed_draws,
 )
 from capsule_zoo.inference.functions import check_module, of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.spaces import tiled
@@ -44,7 +48,7 @@ _REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
 class _Pass(NamedTuple):
     """The images of one pass, (draws x N, ...), the batch size, and seeds of guide and model."""
 
-    images: Tensor
+    images: Tensor | ImageStream
     draws: int
     rows: int
     guide_seed: int
@@ -70,7 +74,9 @@ def encode(
 
     Args:
         model, guide: the pair.
-        images: (N, C, H, W), a tensor or a NumPy array, or a `Split`.
+        images: (N, C, H, W), or all that `fit` takes: a `Split`, a `Dataset` (its test split), a
+            list of batches, or a torch `Dataset` or `DataLoader` without shuffling, which is read
+            batch by batch, so that its images need not fit in memory.
         num_samples: draws of the guide for each image.
         seed: seed of the draws.
         batch_size: images in one pass.
@@ -167,6 +173,7 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
     """
     check_seed(seed)
     _check_paints(model)
+    refuse_non_finite(model)
     with isolated_parameters(model):
         return draw_images(model, number, seed=seed, batch_size=batch_size)
 
@@ -190,30 +197,38 @@ def _ready(
     check_whole(1, num_samples=num_samples, batch_size=batch_size)
     check_seed(seed)
     check_module(guide)
-    wanted = as_wanted(model, images)
+    wanted: Tensor | ImageStream
+    if is_per_image(guide):
+        wanted = few = as_wanted(model, images, guide)
+    else:
+        wanted = in_parts(model, images, guide, rows=batch_size)
+        few = wanted[:2]
     with isolated_parameters(model, guide):
-        few = wanted if is_per_image(guide) else wanted[:2]
+        warn_of_another_model(model, guide, few)
         refuse_relaxed_draws(model, guide, few, remedy=_REMEDY)
         yield _passes(guide, wanted, num_samples, seed, batch_size)
 
 
 def _passes(
-    guide: nn.Module, images: Tensor, num_samples: int, seed: int, batch_size: int
+    guide: nn.Module, images: Tensor | ImageStream, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[_Pass]:
     """Yield passes over all draws, with as many draws at once as `batch_size` images allow.
 
     The parameters of a guide that is `per_image` belong to these images in this order, so all
-    images are processed at once. The guide's first seed is `seed`; all other seeds follow from it.
+    images are processed at once. Images that are read from a stream are read for each draw. The
+    guide's first seed is `seed`; all other seeds follow from it.
     """
     alone = is_per_image(guide)
-    at_once = 1 if alone else max(1, batch_size // len(images))
+    several = isinstance(images, Tensor) and not alone
+    at_once = max(1, batch_size // len(images)) if several else 1
     rows = len(images) if alone else batch_size
     generator = torch.Generator().manual_seed(seed)
     for first in range(0, num_samples, at_once):
         further, model_seed = torch.randint(2**62, (2,), generator=generator).tolist()
         draws = min(at_once, num_samples - first)
         guide_seed = seed if first == 0 else further
-        yield _Pass(tiled(images, draws), draws, rows, guide_seed, model_seed)
+        copies = tiled(images, draws) if isinstance(images, Tensor) else images
+        yield _Pass(copies, draws, rows, guide_seed, model_seed)
 
 
 def _check_paints(model: Model) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import (
     ELBO,
     RenyiELBO,
@@ -28,9 +27,11 @@ from pyro.infer import (
 from pyro.infer.enum import get_importance_trace
 from pyro.infer.util import torch_backward, torch_item
 from pyro.poutine import Trace
-from torch import Tensor
+from torch import Tensor, nn
 
-from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites, plate_nesting
+from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import tiled
 
@@ -51,6 +52,19 @@ class Objective(ELBO):
     units = "nats per image"
     is_bound = False
 
+    def check_pair(self, model: Callable, guide: Callable) -> None:
+        """Raise ValueError if the objective does not serve the pair; `fit` calls it before step 1.
+
+        An objective that `is_bound` refuses to train an energy model, see `refuse_energy_model`.
+        """
+        if self.is_bound:
+            refuse_energy_model(self, model)
+
+    def __call__(self, model: nn.Module, guide: nn.Module) -> nn.Module:
+        """Return a module that computes the loss of the pair, after a check of the pair."""
+        self.check_pair(model, guide)
+        return super().__call__(model, guide)
+
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -63,6 +77,7 @@ class Objective(ELBO):
 
     def loss_and_grads(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
         """Return the loss, in nats per image, and add its gradients to the parameters."""
+        self.check_pair(model, guide)
         loss = self.differentiable_loss(model, guide, *args, **kwargs)
         torch_backward(loss, self.retain_graph)
         return torch_item(loss)
@@ -106,6 +121,7 @@ def is_bound(objective: ELBO) -> bool:
     return isinstance(objective, _BOUNDS) and not isinstance(objective, _NO_BOUNDS)
 
 
+@takes_arrays("images", "labels", like="model")
 def loss_per_image(
     objective: ELBO, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> Tensor:
@@ -118,9 +134,12 @@ def loss_per_image(
         labels: (B,), passed to model and guide unless None.
 
     Raises:
-        ValueError: the objective offers no `differentiable_loss` (`pyro.infer.RenyiELBO`).
+        ValueError: the objective offers no `differentiable_loss` (`pyro.infer.RenyiELBO`), or, with
+            gradients, does not serve the pair (`check_served`).
     """
     check_objective(objective)
+    if torch.is_grad_enabled():
+        check_served(objective, model, guide)
     own = isinstance(objective, Objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
     evaluate = objective.differentiable_loss if own or torch.is_grad_enabled() else objective.loss
@@ -147,24 +166,53 @@ def check_objective(objective: ELBO | None) -> None:
     if objective is None or hasattr(objective, "differentiable_loss"):
         return
     if isinstance(objective, RenyiELBO):
-        remedy = "use capsule_zoo.inference.ImportanceWeightedELBO(num_particles=K), its alpha=0"
+        remedy = (
+            "use capsule_zoo.inference.ImportanceWeightedELBO("
+            f"num_particles={objective.num_particles}, alpha={max(objective.alpha, 0):g})"
+        )
+        if objective.alpha < 0:
+            remedy += f"; alpha={objective.alpha:g} gives no lower bound, and is not offered"
     else:
         remedy = "use a subclass of capsule_zoo.inference.Objective, Trace_ELBO or TraceEnum_ELBO"
     name = type(objective).__name__
     raise ValueError(f"objective {name} offers no differentiable_loss; {remedy}")
 
 
+def check_served(objective: ELBO, model: Callable, guide: Callable) -> None:
+    """Raise ValueError, with a remedy, if an objective does not serve a pair."""
+    if isinstance(objective, Objective):
+        objective.check_pair(model, guide)
+    elif isinstance(objective, (*_BOUNDS, RenyiELBO)):
+        refuse_energy_model(objective, model)
+
+
+def refuse_energy_model(objective: ELBO, model: Callable) -> None:
+    """Raise ValueError if a bound is to train a model whose density is known up to log Z only.
+
+    Without log Z its loss falls for ever. A model that is not trained (its parameters have no
+    gradient, as under `fit(freeze="model")`) has a constant log Z, so that guides can be trained.
+    """
+    if is_energy_model(model) and is_trained(model):
+        raise ValueError(
+            f"{type(model).__name__} is an energy model, whose density is known up to log Z only, "
+            f"so that {type(objective).__name__} has no floor; pass "
+            'objective=ContrastiveDivergence(), or train the guide alone, freeze="model"'
+        )
+
+
+def is_energy_model(model: Callable) -> bool:
+    """Return True for a model of images that is not `normalized`."""
+    return not getattr(model, "normalized", True) and not getattr(model, "supervised", False)
+
+
+def is_trained(model: Callable) -> bool:
+    """Return True unless the model is a module none of whose parameters has a gradient."""
+    return not isinstance(model, nn.Module) or any(p.requires_grad for p in model.parameters())
+
+
 def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
     """Return `count` copies of a batch, one after the other: (count B, ...) and (count B,)."""
-    return tiled(images, count), None if labels is None else labels.repeat(count)
-
-
-def default_objective(
-    model: Callable, images: Tensor, labels: Tensor | None = None
-) -> TraceEnum_ELBO | Trace_ELBO:
-    """Return `TraceEnum_ELBO` if the model enumerates a site in parallel, else `Trace_ELBO`."""
-    with poutine.block(), torch.random.fork_rng(), torch.no_grad():
-        trace = poutine.trace(model).get_trace(*call_arguments(images, labels))
-    if not enumerated_sites(trace):
-        return Trace_ELBO()
-    return TraceEnum_ELBO(max_plate_nesting=plate_nesting(trace))
+    if labels is None:
+        return tiled(images, count), None
+    check_tensor("labels", labels, "tensor of integers (B,)")  # numpy's `repeat` is another
+    return tiled(images, count), labels.repeat(count)

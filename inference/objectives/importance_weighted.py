@@ -4,12 +4,17 @@ K particles z_k ~ q(z | x) are drawn for each image, with weights w_k = p(x, z_k
 
     L_K = E log (1/K) sum_k w_k,        ELBO = L_1 <= L_2 <= ... <= log p(x)
 
-The mean is taken image by image. (Pyro's `RenyiELBO` agrees where every site lies in the plate of
-images; otherwise it takes one mean over the whole batch.)
+Renyi's bound of order alpha takes a power mean of the weights in place of their mean:
+
+    L_K(alpha) = E 1/(1-alpha) log (1/K) sum_k w_k^(1-alpha),    L_K(0) = L_K,    L_K(1) = ELBO
+
+It falls as alpha rises, so that every order from 0 on is a lower bound. The mean is taken image by
+image. (Pyro's `RenyiELBO` agrees where every site lies in the plate of images; otherwise it takes
+one mean over the whole batch.)
 
 Draws that can be reparametrized are differentiated through. For all other draws, such as presences,
 
-    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same sum, w_k replaced by the
+    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same log, w_k replaced by the
                                                          geometric mean of the other weights
 
 is added for each particle, with the first factor held constant. The baseline b_k does not depend on
@@ -17,6 +22,7 @@ z_k, so the gradient stays unbiased.
 
 References:
     Burda, Grosse & Salakhutdinov 2016, "Importance Weighted Autoencoders" (ICLR), equation 8.
+    Li & Turner 2016, "Renyi Divergence Variational Inference" (NeurIPS), equation 5 and theorem 1.
     Mnih & Rezende 2016, "Variational Inference for Monte Carlo Objectives" (ICML): the baseline
     b_k, which is zero for one particle.
 """
@@ -30,7 +36,7 @@ from torch import Tensor
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density, log_weights, only
 from capsule_zoo.inference.objectives.base import Objective, repeated
-from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.checks import check_at_least, check_whole
 
 
 class ImportanceWeightedELBO(Objective):
@@ -45,16 +51,22 @@ class ImportanceWeightedELBO(Objective):
         vectorize_particles: True draws all particles in one call, in which the batch contains
             every image K times. False calls the pair K times, which guides with parameters for
             each image need (`FreeForm`, Pyro's AutoGuides).
+        alpha: the order of Renyi's bound, 0 or more: 0 is the importance-weighted bound, 1 the
+            ELBO, and what lies between weighs the best draws less.
 
     Raises:
-        ValueError: fewer than one particle.
+        ValueError: fewer than one particle, or a negative order, which is not a lower bound.
     """
 
     is_bound = True
 
-    def __init__(self, num_particles: int = 5, vectorize_particles: bool = True) -> None:
+    def __init__(
+        self, num_particles: int = 5, vectorize_particles: bool = True, alpha: float = 0.0
+    ) -> None:
         super().__init__()
         check_whole(1, num_particles=num_particles)
+        check_at_least(0, alpha=alpha)
+        self.alpha = alpha
         self.num_particles = num_particles
         self.vectorize_particles = vectorize_particles
 
@@ -69,10 +81,10 @@ class ImportanceWeightedELBO(Objective):
             draws = [_draw(model, guide, images, labels) for _ in range(count)]
             log_weight, score = (torch.cat(part) for part in zip(*draws, strict=True))
         log_weight, score = log_weight.view(count, -1), score.view(count, -1)  # (K, B)
-        bound = log_mean_exp(log_weight).mean()
+        bound = log_power_mean(log_weight, self.alpha).mean()
         if not score.requires_grad:  # everything was reparametrized
             return -bound
-        credit = (score_credit(log_weight) * score).sum(0).mean()
+        credit = (score_credit(log_weight, self.alpha) * score).sum(0).mean()
         return -(bound + credit - credit.detach())
 
 
@@ -81,25 +93,33 @@ def log_mean_exp(log_weight: Tensor) -> Tensor:
     return log_weight.logsumexp(0) - math.log(len(log_weight))
 
 
-def score_credit(log_weight: Tensor) -> Tensor:
+def log_power_mean(log_weight: Tensor, alpha: float = 0.0) -> Tensor:
+    """Return the log of the power mean of order 1 - alpha over the first dim; see the top."""
+    if alpha == 1:
+        return log_weight.mean(0)
+    return log_mean_exp((1 - alpha) * log_weight) / (1 - alpha)
+
+
+def score_credit(log_weight: Tensor, alpha: float = 0.0) -> Tensor:
     """Return the constant factor of each particle's log q in the gradient, (K, B).
 
-    The factor is the difference of the two log means plus 1/K. The term 1/K compensates, on
+    The factor is the difference of the two logs plus 1/K. The term 1/K compensates, on
     average, for the gradient of the weight itself. With one particle the factor is the log weight
     alone, as in Pyro's `Trace_ELBO`.
 
     Args:
         log_weight: (K, B).
+        alpha: the order of the bound.
     """
     log_weight = log_weight.detach()
     count = len(log_weight)
-    bound = log_mean_exp(log_weight)
+    bound = log_power_mean(log_weight, alpha)
     if count == 1:
         return bound[None] + 1.0
     others = (log_weight.sum(0) - log_weight) / (count - 1)  # log of their geometric mean
     own = torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None]
     replaced = torch.where(own, others[:, None], log_weight)  # (left out, K, B)
-    return bound - log_mean_exp(replaced.transpose(0, 1)) + 1.0 / count
+    return bound - log_power_mean(replaced.transpose(0, 1), alpha) + 1.0 / count
 
 
 def _draw(

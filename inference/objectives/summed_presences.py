@@ -7,6 +7,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.scenes.proposals import SceneGuide, SubsetLaw
 from capsule_zoo.inference.objectives.base import Objective
+from capsule_zoo.inference.other_model import refuse_another_model
 
 
 class SummedPresences(Objective):
@@ -36,19 +37,24 @@ class SummedPresences(Objective):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done = int(state["done"])
 
+    def check_pair(self, model: Any, guide: Any) -> None:
+        """Raise ValueError unless the guide proposes objects, and those of this model."""
+        if not isinstance(guide, SceneGuide):
+            raise ValueError(
+                f"guide must propose objects of Scenes for SummedPresences, not "
+                f"{type(guide).__name__}; for other models use Trace_ELBO"
+            )
+        refuse_another_model(model, guide)
+
     def differentiable_loss(
         self, model: Any, guide: SceneGuide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
         """Return the mean loss of images (B, C, H, W), in nats per image.
 
         Raises:
-            ValueError: a guide that proposes no objects.
+            ValueError: a guide that proposes no objects, or to another model.
         """
-        if not isinstance(guide, SceneGuide):
-            raise ValueError(
-                f"guide must propose objects of Scenes for SummedPresences, not "
-                f"{type(guide).__name__}; for other models use Trace_ELBO"
-            )
+        self.check_pair(model, guide)
         found = guide.found(images)
         law = guide.presence_law(images, found)
         if law.baseline is not None:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from pyro import poutine
 from pyro.distributions import Distribution
@@ -32,9 +31,8 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from capsule_zoo.data import Split
 from capsule_zoo.inference.check import latent_sites, name_of
-from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
+from capsule_zoo.inference.evaluation.prepare import Images, is_per_image, prepare
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import with_summed_drawn
@@ -69,7 +67,7 @@ class Counterfactual:
 def intervene(
     model: Model,
     guide: nn.Module,
-    images: Tensor | Split | np.ndarray,
+    images: Images,
     do: Mapping[str, Action],
     *,
     num_samples: int = 1,

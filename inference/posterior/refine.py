@@ -41,6 +41,7 @@ from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_one_of, check_positive, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
@@ -138,6 +139,8 @@ def refine(
     usual = (0.03 if scheduled else 0.003) * (1 if isinstance(model, PartWholeCapsules) else 3)
     rate = usual if lr is None else lr
     check_positive(lr=rate)
+    if guide is not None:
+        warn_of_another_model(model, guide, images)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
         judge = partial(_judged, model, images, torch.randint(2**31, (draws,)).tolist())

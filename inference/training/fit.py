@@ -16,6 +16,7 @@ from torch import nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.data.readable import Data
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -33,7 +34,7 @@ from capsule_zoo.inference.training.settings import (
     with_groups,
 )
 from capsule_zoo.inference.training.trainer import Pair, Trainer
-from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
+from capsule_zoo.inference.training.training_data import held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole
 from capsule_zoo.models.common.modes import frozen
@@ -74,14 +75,16 @@ def fit(
         model, guide: torch modules called as `model(images)`, or functions with `pyro.param`, whose
             parameters stay in Pyro's store; `check_pair` must find that they fit.
         data: a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`; or images
-            (N, C, H, W), a tensor or a numpy array, in the model's range of pixels; or a map-style
+            (N, C, H, W), a tensor or a numpy array, in the model's range of pixels, or a list of
+            batches of them, with or without labels; or a map-style
             torch `Dataset` of images or of (image, label), such as torchvision's, whose images are
             read when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
             which decides on batches and their order, see `LoaderBatches`; a resumed run reads
             again, and skips, what it has seen of its epoch. Batches are shuffled unless one batch
             holds all the images, which then keep their order, as guides with parameters per image
             need.
-        objective: default `TraceEnum_ELBO` where the model enumerates a site, else `Trace_ELBO`.
+        objective: default `ContrastiveDivergence` for an RBM, `TraceEnum_ELBO` where the model
+            enumerates a site, else `Trace_ELBO`. An energy model is not trained by a bound.
         optimizer: a class such as `torch.optim.SGD`, any function that makes a torch optimizer from
             parameter groups, or one of Pyro's such as `pyro.optim.Adam({"lr": 1e-3})`, whose own
             rate replaces `lr`; default fused `torch.optim.Adam`.

@@ -14,18 +14,24 @@ from capsule_zoo.inference.log_weight import call_arguments
 
 @dataclass(eq=False)
 class NonFiniteLoss(RuntimeError):
-    """The error raised when the loss or its gradient is not finite; parameters stay unchanged.
+    """The error raised when the loss or its gradient is not finite.
+
+    Model and guide have the parameters of the last check, or of the start of the run, at which the
+    loss was finite.
 
     Attributes:
         step: the step that was not taken.
         site: the first site, guide before model, whose value or log density is not finite, or None
             if all are finite (the gradient overflowed).
         checkpoint: the last good one, if any.
+        restored: the step whose parameters model and guide have again; None if there is no such
+            step, and they were left as they are.
     """
 
     step: int
     site: str | None
     checkpoint: str | os.PathLike | None
+    restored: int | None = None
 
     def __str__(self) -> str:
         if self.site is None:
@@ -33,6 +39,8 @@ class NonFiniteLoss(RuntimeError):
         else:
             where = f"the first site with a value or log density that is not is {self.site!r}"
         kept = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
+        if self.restored is not None:
+            kept = f"; model and guide are as they were after step {self.restored}{kept}"
         return (
             f"the loss or its gradient is not finite at step {self.step}: {where}. "
             f"Lower lr, or set clip of fit in Python{kept}"

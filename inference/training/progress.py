@@ -57,6 +57,11 @@ class Run:
     seconds: float
     stopped: str
 
+    def __repr__(self) -> str:
+        """Return one line, with which a cell of a notebook ends; the table is `history`."""
+        best = f"best loss {self.best_loss:.2f} nats per image at step {self.best_step}"
+        return f"Run({self.steps} steps, {self.seconds:.1f} s, {best}; {self.stopped})"
+
     @property
     def metrics(self) -> dict[str, float | int | str]:
         """Return everything except the history."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from capsule_zoo.data.readable import Data
 from capsule_zoo.inference.training.progress import Before
-from capsule_zoo.inference.training.training_data import Data
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,7 +20,8 @@ from tqdm.auto import tqdm
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.inference.check import refuse_misfit
-from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
+from capsule_zoo.inference.objectives.base import check_served, loss_per_image
+from capsule_zoo.inference.objectives.default import default_objective
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     check_same_modules,
@@ -75,11 +76,14 @@ class Pair:
         left as it was.
 
         Raises:
+            ValueError: the objective does not serve the pair.
             IncompatibleGuide: the guide does not fit the model.
         """
         example = self.takes(images, labels)
-        refuse_misfit(*self.both, *example)
+        if given is not None:
+            check_served(given, *self.both)
         objective = given or default_objective(self.model, *example)
+        refuse_misfit(*self.both, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
             if not hasattr(objective, "state_dict"):
                 loss_per_image(objective, *self.both, *example)
@@ -129,6 +133,9 @@ class Trainer:
         self.optimizer = updates.make_optimizer(groups)
         self.progress = Progress(len(batches), checks.before, checks.clock)
         self.best: dict[str, dict[str, Tensor]] = {}
+        self.good: dict[str, dict[str, Tensor]] = {}  # the last known state with a finite loss
+        self.good_step = 0
+        self._unproven = self._states()  # becomes good at the next step, if its loss is finite
         self.seed = batches.seed
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
         self.saved_at = time.monotonic()
@@ -185,6 +192,8 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.updates.pace.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
+        if self._unproven:
+            self.good, self.good_step, self._unproven = self._unproven, self.progress.step, {}
         share = self.updates.factor(self.progress.step, fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * share
@@ -202,22 +211,25 @@ class Trainer:
     def _explain(
         self, images: Tensor, labels: Tensor | None, before: dict, certain: bool = True
     ) -> None:
-        """Raise NonFiniteLoss with the first bad site, found by repeating the step's draws."""
+        """Raise NonFiniteLoss with the first bad site, found by repeating the step's draws.
+
+        Both modules get their last good state back.
+        """
         if len(images):  # which a transform may have spoiled
             space_of(self.pair.model).check(images)
         set_random_state(before, self.workers.device)
         site = first_bad_site(*self.pair.both, images, labels)
         if site or certain:
-            raise NonFiniteLoss(self.progress.step + 1, site, self.saved)
+            self._restore(self.good)
+            restored = self.good_step if self.good else None
+            raise NonFiniteLoss(self.progress.step + 1, site, self.saved, restored) from None
 
     def _check(self) -> str | None:
         """Update held-out value, best state and checkpoint; return a reason to stop, or None."""
         improved = self.progress.check(self._held_out())
         if improved and self.checks.patience is not None:
-            self.best = {
-                role: {name: value.to("cpu", copy=True) for name, value in m.state_dict().items()}
-                for role, m in self.modules.items()
-            }
+            self.best = self._states()
+        self._unproven = self._states()
         self._save()
         stopping = self._call_back()
         if self.checks.patience is None or self.progress.checks_since_best < self.checks.patience:
@@ -262,9 +274,20 @@ class Trainer:
             self.progress.stop()
             self._save()
             self._call_back()
-        if self.best and stopped != "interrupted":
-            for role, module in self.modules.items():
-                module.load_state_dict(self.best[role])
+        if stopped != "interrupted":
+            self._restore(self.best)
+
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of the states of both modules, on the CPU."""
+        return {
+            role: {name: value.to("cpu", copy=True) for name, value in module.state_dict().items()}
+            for role, module in self.modules.items()
+        }
+
+    def _restore(self, states: dict[str, dict[str, Tensor]]) -> None:
+        """Load the states of both modules, if there are any."""
+        for role, state in states.items():
+            self.modules[role].load_state_dict(state)
 
     def _stream(self) -> Iterator[Batch]:
         """Yield the batches from the present step on."""

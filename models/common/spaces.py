@@ -20,9 +20,12 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
+from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.trace_density import scored_sites
+
+_ONE_BATCH = "of a Dataset of the zoo give a split, such as data.test, of a DataLoader one batch"
 
 
 class ObservationSpace(Settings, ABC):
@@ -139,10 +142,7 @@ def tiled(batch: Tensor, count: int) -> Tensor:
 def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     """Raise ValueError unless images are a non-empty floating point batch of this shape."""
     if not isinstance(images, Tensor):
-        raise ValueError(
-            f"images must be a torch.Tensor of shape (B, C, H, W), not {type(images).__name__}; of "
-            "a Dataset of the zoo give a split, such as data.test, of a DataLoader one batch"
-        )
+        check_tensor("images", images, "torch.Tensor of shape (B, C, H, W)", _ONE_BATCH)
     if images.dim() != 4:
         raise ValueError(
             f"images must have shape (B, C, H, W), not {tuple(images.shape)}; "

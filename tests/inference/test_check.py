@@ -17,7 +17,7 @@ from toys import (
 )
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import IncompatibleGuide, check_pair
+from capsule_zoo.inference import IncompatibleGuide, check_pair, evaluate, fit
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -190,8 +190,37 @@ def test_event_rank():
 
     model = TwoLevels()
     error = refused(model, Flat(model), conjugate_images(5, torch.float32))
-    (problem,) = error.problems
-    assert "'pose' has event rank 1 in the model but 0 in the guide" in problem
+    assert "'pose' has event rank 1 in the model but 0 in the guide" in error.problems[0]
+
+
+OF_OTHER_PLATES = {
+    "imgs": (lambda n: pyro.plate("imgs", n, dim=-1), "the plate 'imgs' in the guide, but in"),
+    "dim": (
+        lambda n: pyro.plate("images", n, dim=-2),
+        "the plate 'images' at dim -1 in the model, but at dim -2 in the guide",
+    ),
+    "extra": (
+        lambda n: pyro.plate_stack("extra", (1, n), rightmost_dim=-1),
+        "the plate 'extra_0' in the guide, but in 'images' in the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_OTHER_PLATES)
+def test_plates_that_the_model_has_not_are_refused(kind):
+    plate, words = OF_OTHER_PLATES[kind]
+    model = Conjugate().double()
+
+    class Other(Guide):
+        def forward(self, images, labels=None):
+            with plate(len(images)):
+                pyro.sample("code", dist.Normal(images.new_zeros(()), 1.0))
+
+    guide = Other(model)
+    assert words in str(refused(model, guide, conjugate_images(1)))
+    for call in (evaluate, lambda *pair: fit(*pair, steps=1)):
+        with pytest.raises(IncompatibleGuide):
+            call(model, guide, conjugate_images(3))
 
 
 def test_covering_an_enumerated_site_is_refused():

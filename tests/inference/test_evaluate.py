@@ -23,7 +23,7 @@ from toys import (
     pair,
 )
 
-from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     IncompatibleGuide,
@@ -267,7 +267,7 @@ def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
     images = conjugate_images(4)
     none, some = (evaluate(model, guide, images, draws=d, batch_size=8) for d in (0, 5))
     assert torch.equal(weights(none), weights(some))
-    assert not hasattr(none, "posterior") and hasattr(none, "observed_data")
+    assert not hasattr(none, "posterior") and not hasattr(none, "observed_data")
 
 
 class Switched(Conjugate):
@@ -326,7 +326,8 @@ def test_bad_input():
         ({"labels": torch.zeros(2, dtype=torch.int64)}, r"labels must be \(3,\), .*not \(2,\)"),
         ({"labels": torch.zeros(3)}, "labels must be integers.*float32"),
         ({"labels": torch.zeros(3, dtype=torch.bool)}, "labels must be integers.*bool"),
-        ({"labels": [0, 1, 2]}, "labels must be a tensor.*not list"),
+        ({"labels": ["a", "b", "c"]}, "labels must be a tensor.*not list; number classes"),
+        ({"labels": 3}, "labels must be a tensor.*not int"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -343,8 +344,8 @@ def test_numpy_images_and_labels_are_those_of_tensors():
     assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
     with pytest.raises(ValueError, match="divide bytes by 255"):
         evaluate(model, guide, np.zeros((2, 1, 2, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"not Dataset; .* such as data\.test"):
-        evaluate(model, guide, load_dataset("digits"))
+    seen = evaluate(model, guide, images, labels=labels.tolist(), num_particles=3)
+    assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
 
 
 def test_draws_under_autocast_are_kept():

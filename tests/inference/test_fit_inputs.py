@@ -138,7 +138,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
     with pytest.raises(ValueError, match=r"labels=True\) is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
     for data in (images, TensorDataset(images), Items(images), DataLoader(images, 40)):
-        with pytest.raises(ValueError, match="labels=True needs data with labels"):
+        with pytest.raises(ValueError, match="data has no labels, which are needed here"):
             fit(model, guide, data, steps=1, progress=False, labels=True)
 
 
@@ -163,7 +163,7 @@ def test_held_out_values_do_not_depend_on_the_kind_of_data(images):
     assert len(run.history["held_out"].dropna()) == 3
 
 
-KINDS = "must be a Dataset, a Split, images .*, a torch Dataset or a torch DataLoader"
+KINDS = "must be a Dataset, a Split, images .*, a list of such batches, .* or a torch DataLoader"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,12 @@ DECAYING = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.1}, "gamma": 0.
         ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
         ({"optimizer": lambda groups: groups}, r"must return a torch\.optim\.Optimizer, not a li"),
         ({"objective": Trace_ELBO}, r"write Trace_ELBO\(\) with brackets"),
-        ({"objective": RenyiELBO()}, r"ImportanceWeightedELBO\(num_particles=K\)"),
+        ({"objective": RenyiELBO()}, r"ImportanceWeightedELBO\(num_particles=2, alpha=0\)"),
+        (
+            {"objective": RenyiELBO(0.5, num_particles=7)},
+            r"ImportanceWeightedELBO\(num_particles=7, alpha=0\.5\)$",
+        ),
+        ({"objective": RenyiELBO(-1.0)}, "alpha=-1 gives no lower bound, and is not offered"),
         ({"objective": "elbo"}, "objective str offers no differentiable_loss"),
         ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
         ({"steps": True}, "steps must be a whole number, not True"),

@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from toys import (
@@ -52,7 +52,14 @@ def mixture():
     return model, KindGuide(model).double()
 
 
-def quadrature_bound(model, guide, images, particles, nodes=60):
+def power_mean(log_weight, alpha, dim):
+    """Compute 1/(1-alpha) log of the mean of w^(1-alpha), or its limit at 1."""
+    if alpha == 1:
+        return log_weight.mean(dim)
+    return ((1 - alpha) * log_weight).exp().mean(dim).log() / (1 - alpha)
+
+
+def quadrature_bound(model, guide, images, particles, nodes=60, alpha=0.0):
     """Compute the bound of one or two particles by Gauss-Hermite quadrature over the guide."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     points = torch.from_numpy(points)
@@ -64,11 +71,12 @@ def quadrature_bound(model, guide, images, particles, nodes=60):
     log_weight = pixels + prior - dist.Normal(means[:, None], guide.scale).log_prob(code)
     if particles == 1:
         return (log_weight @ weights).mean()
-    both = torch.logaddexp(log_weight[:, :, None], log_weight[:, None, :]) - math.log(2)
+    pairs = torch.broadcast_tensors(log_weight[:, :, None], log_weight[:, None, :])
+    both = power_mean(torch.stack(pairs), alpha, 0)
     return torch.einsum("bij,i,j->b", both, weights, weights).mean()
 
 
-def enumerated_bound(model, guide, images, particles):
+def enumerated_bound(model, guide, images, particles, alpha=0.0):
     """Compute the mixture's bound as a sum over every combination of kinds of the particles."""
     log_q = guide.logits(images).log_softmax(1)  # (B, 3)
     pixels = dist.Bernoulli(logits=model.pixel_logits).log_prob(images[:, None]).sum((2, 3, 4))
@@ -76,7 +84,7 @@ def enumerated_bound(model, guide, images, particles):
     total = 0
     for kinds in itertools.product(range(3), repeat=particles):
         chosen = list(kinds)
-        value = log_weight[:, chosen].logsumexp(1) - math.log(particles)
+        value = power_mean(log_weight[:, chosen], alpha, 1)
         total = total + log_q[:, chosen].sum(1).exp() * value
     return total.mean()
 
@@ -94,20 +102,58 @@ def assert_unbiased(model, guide, images, objective, exact, copies=800, chunks=1
     assert error[0] < 0.01 * wanted[0].abs()  # so that the test can fail
 
 
-@pytest.mark.parametrize("particles", [1, 2])
-def test_reparametrized_value_and_gradient_are_those_of_the_bound(particles):
+@pytest.mark.parametrize(("particles", "alpha"), [(1, 0), (2, 0), (2, 0.5), (2, 1), (2, 3)])
+def test_reparametrized_value_and_gradient_are_those_of_the_bound(particles, alpha):
     model, guide = pair()
     images = conjugate_images(3)
-    exact = quadrature_bound(model, guide, images, particles)
-    assert_unbiased(model, guide, images, ImportanceWeightedELBO(particles), exact)
+    exact = quadrature_bound(model, guide, images, particles, alpha=alpha)
+    objective = ImportanceWeightedELBO(particles, alpha=alpha)
+    assert_unbiased(model, guide, images, objective, exact)
 
 
-@pytest.mark.parametrize("particles", [1, 2, 4])
-def test_value_and_gradient_by_the_score_function_are_those_of_the_bound(particles):
+@pytest.mark.parametrize(
+    ("particles", "alpha"), [(1, 0), (2, 0), (4, 0), (1, 0.5), (3, 0.5), (3, 1), (3, 2.5)]
+)
+def test_value_and_gradient_by_the_score_function_are_those_of_the_bound(particles, alpha):
     model, guide = mixture()
     images = binary_images(3)
-    exact = enumerated_bound(model, guide, images, particles)
-    assert_unbiased(model, guide, images, ImportanceWeightedELBO(particles), exact)
+    exact = enumerated_bound(model, guide, images, particles, alpha)
+    objective = ImportanceWeightedELBO(particles, alpha=alpha)
+    assert_unbiased(model, guide, images, objective, exact)
+
+
+def test_the_order_leads_from_the_importance_weighted_bound_to_the_elbo_and_below():
+    model, guide = pair()
+    images = conjugate_images(5)
+
+    def bound(alpha):
+        pyro.set_rng_seed(3)
+        objective = ImportanceWeightedELBO(6, alpha=alpha)
+        assert is_bound(objective)
+        return -loss_per_image(objective, model, guide, images).item()
+
+    pyro.set_rng_seed(3)
+    weight = log_weights(model, guide, *repeated(images, None, 6))[0].view(6, 5).detach()
+    assert bound(0) == pytest.approx(weight.exp().mean(0).log().mean().item())
+    assert bound(1) == pytest.approx(weight.mean().item())
+    assert bound(1e-6) == pytest.approx(bound(0), abs=1e-4)
+    assert bound(1 - 1e-6) == pytest.approx(bound(1), abs=1e-4) == bound(1 + 1e-6)
+    falling = [bound(alpha) for alpha in (0, 0.2, 0.5, 0.9, 1, 1.1, 2, 10)]
+    assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1] + 0.5
+    with pytest.raises(ValueError, match="alpha must be at least 0, not -1"):
+        ImportanceWeightedELBO(alpha=-1)
+
+
+def test_pyros_renyi_bound_is_the_same_of_one_image():
+    model, guide = pair()
+    images = conjugate_images(1)
+    for alpha in (0.0, 0.5):
+        with torch.no_grad():
+            theirs = [RenyiELBO(alpha, 20).loss(model, guide, images) for _ in range(60)]
+            objective = ImportanceWeightedELBO(20, alpha=alpha)
+            ours = loss_per_image(objective, model, guide, images.repeat(4000, 1, 1, 1)).item()
+        error = np.std(theirs) / math.sqrt(60)
+        assert ours == pytest.approx(np.mean(theirs), abs=4 * error) and error < 0.2
 
 
 @pytest.mark.parametrize("make", [pair, mixture], ids=["reparametrized", "score function"])

@@ -7,7 +7,7 @@ from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanFiel
 from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, pair
 
 from capsule_zoo.inference import Objective, is_bound, loss_per_image
-from capsule_zoo.inference.objectives.base import default_objective
+from capsule_zoo.inference.objectives.default import default_objective
 
 
 class MeanELBO(Objective):

@@ -379,3 +379,12 @@ def test_the_progress_bar_shows_the_loss_and_the_held_out_value(capsys):
     fit(model, guide, dataset(), steps=6, every=2, **QUIET | {"progress": True})
     shown = capsys.readouterr().err
     assert "6/6" in shown and "loss=" in shown and "held-out=" in shown
+
+
+def test_the_record_of_a_run_is_shown_in_one_line():
+    """A cell of a notebook may end with `fit(...)`."""
+    run = fit(*pair(), dataset(), steps=5, **QUIET)
+    shown = repr(run)
+    assert shown == str(run) and "\n" not in shown and len(shown) < 160
+    assert shown.startswith("Run(5 steps, ") and f"{run.best_loss:.2f} nats per image" in shown
+    assert run.stopped in shown

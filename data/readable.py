@@ -1,0 +1,184 @@
+"""The kinds of data that training and evaluation take: in memory as a split, or read in batches."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data import Dataset as TorchDataset
+
+from capsule_zoo.data.batches import Batch
+from capsule_zoo.data.splits import Dataset, Split, labels_of
+from capsule_zoo.data.streams import (
+    CheckImages,
+    images_and_labels,
+    items_in,
+    read_in_order,
+    read_loader,
+)
+
+Data = Dataset | Split | Tensor | np.ndarray | TorchDataset | DataLoader | Sequence
+_SHUFFLING = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+
+def readable(
+    data: Data, name: str, check: CheckImages, labels: bool
+) -> Split | TorchDataset | DataLoader:
+    """Return data as one of three kinds; data in memory becomes a split.
+
+    Args:
+        data: all but a `Dataset` of the zoo, of which the caller takes a split.
+        name: name of the argument, for errors.
+        check: raises ValueError where the images are not what the model takes.
+        labels: whether labels are wanted.
+
+    Raises:
+        ValueError: data of another kind, images that fail the check, or no labels.
+    """
+    if isinstance(data, list | tuple) and (batches := _batches_in(data)):
+        parts = [images_and_labels(batch, check, labels) for batch in batches]
+        images, numbers = zip(*parts, strict=True)
+        return Split(torch.cat(images), torch.cat(numbers) if labels else None)
+    if isinstance(data, Tensor | np.ndarray):
+        return Split(*images_and_labels((data,), check, labels, name))
+    if isinstance(data, TensorDataset):
+        return Split(*images_and_labels(data.tensors, check, labels, name))
+    if isinstance(data, Split):
+        check(data.images)
+        if labels:
+            labels_of(data)
+        return data
+    if isinstance(data, DataLoader | TorchDataset):
+        return data
+    kind = "None" if data is None else f"a {type(data).__name__}"
+    raise ValueError(
+        f"{name} must be a Dataset, a Split, images (N, C, H, W) as a torch.Tensor or a numpy "
+        "array, a list of such batches, a torch Dataset or a torch DataLoader, not "
+        f"{kind}; see load_dataset(name), Split(images, labels), and numpy.stack for a list of "
+        "images of one shape"
+    )
+
+
+def _batches_in(data: Sequence) -> Sequence:
+    """Return the batches of a list, images (B, ...) or (images, labels), or [] if it holds others.
+
+    The list itself may be one batch of images and labels, as a DataLoader yields it.
+    """
+    first = data[0] if data else None
+    pair = len(data) == 2 and _rank(first) > 2 and _rank(data[1]) == 1
+    batches = [data] if pair else data
+    whole = (batch[0] if isinstance(batch, list | tuple) and batch else batch for batch in batches)
+    ranks = {_rank(images) for images in whole}
+    return batches if ranks == {4} or (pair and len(ranks) == 1) else []
+
+
+def _rank(value: Any) -> int:
+    return value.ndim if isinstance(value, Tensor | np.ndarray) else 0
+
+
+def is_shuffled(data: Any) -> bool:
+    """Return True for a `DataLoader` that draws the order of its images."""
+    if not isinstance(data, DataLoader):
+        return False
+    samplers = data.sampler, getattr(data.batch_sampler, "sampler", None)
+    return any(isinstance(sampler, _SHUFFLING) for sampler in samplers)
+
+
+class ImageStream:
+    """The images of a torch `DataLoader` or `Dataset`, read again each time they are split.
+
+    It takes the place of a tensor (N, C, H, W) in code that splits its images and does nothing
+    else with them, so that they need not fit in memory. Every reading gives the same images in the
+    same order: what the data draw from the global streams of torch, numpy and `random` is a
+    function of the number of the batch alone. The global streams are left as they were.
+
+    Args:
+        data: a loader or a map-style data set.
+        check: raises ValueError where a batch of images is not what the model takes.
+        convert: returns a batch of images and labels on the device and in the precision wanted.
+        labels: whether labels are read; otherwise they are None.
+
+    Raises:
+        ValueError: no images.
+    """
+
+    def __init__(
+        self,
+        data: TorchDataset | DataLoader,
+        check: CheckImages,
+        convert: Callable[[Batch], Batch],
+        labels: bool = False,
+    ) -> None:
+        if not isinstance(data, DataLoader):
+            items_in(data)
+        self.data = data
+        self.check = check
+        self.convert = convert
+        self.labels = labels
+        self._size: int | None = None
+        first = next(self.split(2), None)
+        if first is None:
+            raise ValueError(
+                f"data is a {type(data).__name__} without a batch; give at least one image"
+            )
+        self._first = first
+        self.dtype, self.device = first.dtype, first.device
+
+    def split(self, rows: int) -> Iterator[Tensor]:
+        """Yield the images in parts of `rows` images; the last part may hold fewer."""
+        return (images for images, _ in self.batches(rows))
+
+    def batches(self, rows: int) -> Iterator[Batch]:
+        """Yield images and labels in parts of `rows` images; the last part may hold fewer."""
+        size = 0
+        if isinstance(self.data, DataLoader):
+            read = read_loader(self.data, self.check, self.labels)
+        else:
+            read = read_in_order(self.data, rows, self.check, self.labels)
+        for batch in in_rows(read, rows):
+            size += len(batch[0])
+            yield self.convert(batch)
+        self._size = size
+
+    def __len__(self) -> int:
+        """Return the number of images, for which they are read unless they were before."""
+        if self._size is None:
+            for _ in self.batches(1000):
+                pass
+        assert self._size is not None
+        return self._size
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Return the first images, `stream[:rows]`."""
+        return self._first[rows] if rows.stop <= 2 else next(self.split(rows.stop))
+
+
+def in_rows(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
+    """Yield batches of `rows` images each, whatever the sizes of the given ones."""
+    held: list[Batch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(len(images) for images, _ in held) >= rows:
+            images, labels = join_batches(held)
+            whole = len(images) // rows * rows
+            for begin in range(0, whole, rows):
+                part = slice(begin, begin + rows)
+                yield images[part], None if labels is None else labels[part]
+            rest = images[whole:], None if labels is None else labels[whole:]
+            held = [rest] if len(rest[0]) else []
+    if held:
+        yield join_batches(held)
+
+
+def join_batches(batches: list[Batch]) -> Batch:
+    """Return batches as one; labels are None where the first batch has none."""
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images), None if labels[0] is None else torch.cat(labels)

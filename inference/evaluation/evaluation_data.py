@@ -1,0 +1,24 @@
+"""arviz's InferenceData (up to arviz 0.23), which refuses to lose another evaluation."""
+
+from typing import Any
+
+from arviz import InferenceData
+
+from capsule_zoo.inference.evaluation.summary import WHOLE
+
+
+class EvaluationData(InferenceData):
+    """The InferenceData that an evaluation returns."""
+
+    def extend(self, other: InferenceData, *arguments: Any, **options: Any) -> None:
+        """Add the groups that this one lacks, see arviz.
+
+        Raises:
+            ValueError: `other` is an evaluation too, of which arviz would keep one part only.
+        """
+        if "sample_stats" in other.groups() and "log_weight" in other.sample_stats:
+            raise ValueError(
+                "extend keeps one of two evaluations and drops the other; of the same images with "
+                'other seeds, join them by arviz.concat(first, second, dim="chain")' + WHOLE
+            )
+        super().extend(other, *arguments, **options)

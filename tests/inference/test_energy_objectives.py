@@ -1,0 +1,149 @@
+"""An energy model is not trained by a bound, which has no floor without its partition function."""
+
+import math
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
+
+from capsule_zoo.guides import ExactSwitches, FreeForm
+from capsule_zoo.inference import (
+    Checks,
+    ContrastiveDivergence,
+    ImportanceWeightedELBO,
+    Objective,
+    ReweightedWakeSleep,
+    ScoreFunctionELBO,
+    ThermodynamicObjective,
+    WakeSleep,
+    fit,
+    log_partition,
+    loss_per_image,
+)
+from capsule_zoo.models import RBM, CapsuleRBM
+from capsule_zoo.registry import create, small_sizes
+
+BOUNDS = [
+    Trace_ELBO(),
+    TraceEnum_ELBO(),
+    TraceMeanField_ELBO(),
+    ImportanceWeightedELBO(2),
+    ScoreFunctionELBO(2),
+    ThermodynamicObjective(2),
+    WakeSleep(recycle_top=False),
+    ReweightedWakeSleep(2),
+]
+WORDS = "is an energy model, whose density is known up to log Z only, so that .* has no floor; pass"
+QUIET = dict(checks=Checks(progress=False))
+KINDS = pytest.mark.parametrize("kind", [RBM, CapsuleRBM])
+
+
+def small(kind=RBM):
+    pyro.set_rng_seed(0)
+    model = RBM(4, hidden=3) if kind is RBM else CapsuleRBM(4, 2, 2)
+    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0], [1, 1, 1, 0]]).view(3, 1, 2, 2)
+    return model, ExactSwitches(model), images.repeat(20, 1, 1, 1)
+
+
+@KINDS
+def test_without_an_objective_an_rbm_learns_by_contrastive_divergence(kind):
+    model, guide, images = small(kind)
+
+    def likelihood():
+        return -model.free_energy(images).mean().item() - log_partition(model).value
+
+    before = likelihood()
+    run = fit(model, guide, images, steps=150, lr=0.03, **QUIET)
+    assert likelihood() > before + 0.4
+    model, guide, _ = small(kind)
+    same = fit(model, guide, images, steps=150, lr=0.03, objective=ContrastiveDivergence(), **QUIET)
+    assert list(run.history["loss"]) == list(same.history["loss"])
+
+
+@pytest.mark.parametrize("objective", BOUNDS, ids=lambda each: type(each).__name__)
+def test_a_bound_is_refused_before_the_first_step(objective):
+    model, guide, images = small()
+    before = [p.detach().clone() for p in model.parameters()]
+    remedy = r"objective=ContrastiveDivergence\(\)"
+    with pytest.raises(ValueError, match=rf"^RBM {WORDS} {remedy}") as caught:
+        fit(model, guide, images, steps=3, objective=objective, **QUIET)
+    assert type(objective).__name__ in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=WORDS):
+        loss_per_image(objective, model, guide, images)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("objective", BOUNDS[3:], ids=lambda each: type(each).__name__)
+def test_the_zoos_bounds_refuse_in_pyros_own_training_too(objective):
+    model, guide, images = small()
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), loss=objective)
+    with pytest.raises(ValueError, match=WORDS):
+        svi.step(images)
+    with pytest.raises(ValueError, match=WORDS):
+        objective(model, guide)
+
+
+@KINDS
+def test_pyros_own_training_refuses_an_elbo(kind):
+    model, guide, images = small(kind)
+    adam = pyro.optim.Adam({"lr": 0.1})
+    before = [p.detach().clone() for p in model.parameters()]
+    for loss in (Trace_ELBO(), TraceEnum_ELBO(max_plate_nesting=2), RenyiELBO(num_particles=2)):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__} is an energy model.*loss=Contras"):
+            SVI(model, guide, adam, loss=loss).step(images)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert math.isfinite(SVI(model, guide, adam, loss=ContrastiveDivergence()).step(images))
+    hidden = poutine.block(model, hide_types=["param"])
+    weights = [p.detach().clone() for p in model.parameters()]
+    free = FreeForm(model, images[:3])
+    assert math.isfinite(SVI(hidden, free, adam, loss=Trace_ELBO()).step(images[:3]))
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert math.isfinite(SVI(model, guide, adam, loss=Trace_ELBO()).evaluate_loss(images))
+
+
+def test_a_guide_to_an_energy_model_that_is_not_trained_has_a_bound():
+    """With a constant log Z, the ELBO orders guides, and is highest at the exact posterior."""
+    model, _, images = small(CapsuleRBM)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    bound = (model.free_energy(images[:3]) + model.log_base_partition()).mean().item()
+    guide = FreeForm(model, images[:3])
+    options = dict(lr=0.1, freeze="model", objective=ScoreFunctionELBO(20), **QUIET)
+    losses = fit(model, guide, images[:3], steps=100, **options).history["loss"]
+    assert losses[-20:].mean() < losses[:5].mean() - 0.5
+    assert losses[-20:].mean() > bound - 0.05
+
+
+def test_without_a_default_an_objective_is_asked_for():
+    class Energy(Conjugate):
+        normalized = False
+
+    class Own(Objective):
+        def differentiable_loss(self, model, guide, images, labels=None):
+            return model.mean.square()
+
+    model, images = Energy(), conjugate_images(4, torch.float32)
+    guide = LinearGuide(model)
+    with pytest.raises(ValueError, match=r"^Energy is an energy model.*pass objective=, a subclas"):
+        fit(model, guide, images, steps=1, **QUIET)
+    assert fit(model, guide, images, steps=1, objective=Own(), **QUIET).steps == 1
+    assert fit(model, guide, images, steps=1, freeze="model", **QUIET).steps == 1
+
+
+def test_other_models_train_as_before():
+    """A loss of labels is not normalized either, and has a floor."""
+    model, images = Conjugate().double(), conjugate_images(4)
+    assert torch.isfinite(loss_per_image(Trace_ELBO(), model, ExactGuide(model), images))
+    entry = create("matrix-capsules", **small_sizes("matrix-capsules"))
+    assert not entry.model.normalized
+    batch = torch.rand(4, *entry.model.image_shape), torch.arange(4) % 2
+    assert torch.isfinite(loss_per_image(Trace_ELBO(), entry.model, entry.guide, *batch))
+
+
+def test_renyis_bound_is_refused_with_its_own_words():
+    model, guide, images = small()
+    with pytest.raises(ValueError, match="RenyiELBO"):
+        fit(model, guide, images, steps=1, objective=RenyiELBO(), **QUIET)

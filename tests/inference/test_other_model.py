@@ -1,0 +1,203 @@
+"""A guide that goes on reading the model that it was made from is named, with a remedy."""
+
+import copy
+import io
+import warnings
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoNormal
+from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
+
+from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
+from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.inference import (
+    Checks,
+    ContrastiveDivergence,
+    SummedPresences,
+    check_pair,
+    compare,
+    encode,
+    evaluate,
+    find_objects,
+    fit,
+    refine,
+    summarize,
+)
+from capsule_zoo.inference.check import latent_sites
+from capsule_zoo.inference.other_model import foreign_parameters
+from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.registry import Entry, create, list_models, small_sizes
+
+PAIRS = [
+    (name, guide) for name in list_models() for guide in create(name, **small_sizes(name)).guides
+]
+WORDS = r"was made from another .* make the guide anew .* copy\.deepcopy\(\(model, guide\)\)"
+QUIET = dict(checks=Checks(progress=False))
+
+
+def make(name: str, guide: str = "", seed: int = 0) -> Entry:
+    pyro.set_rng_seed(seed)
+    entry = create(name, **small_sizes(name))
+    return entry.use_guide(guide or entry.default_guide)
+
+
+def images_for(entry: Entry, number: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return entry.model.space.example(number, torch.float32, generator)
+
+
+def loaded(*parts):
+    """Return what was saved in one file."""
+    file = io.BytesIO()
+    torch.save(parts if len(parts) > 1 else parts[0], file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def words_of(call) -> list[str]:
+    """Return the warnings of a call about another model."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in caught if "another" in str(each.message)]
+
+
+def draws(guide, images: torch.Tensor) -> torch.Tensor:
+    """Return what the guide draws under one seed, log densities and logits, as one vector."""
+    torch.manual_seed(3)
+    with torch.no_grad(), in_eval_mode(guide, guide.model):
+        trace = poutine.trace(guide).get_trace(images)
+    trace.compute_log_prob()
+    sites = latent_sites(trace).values()
+    numbers = [x for site in sites for x in (site["value"], site["log_prob"])]
+    numbers += [getattr(base_distribution(site["fn"]), "logits", torch.zeros(1)) for site in sites]
+    return torch.cat([torch.zeros(1).double(), *(x.double().flatten() for x in numbers)])
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_a_guide_is_named_if_its_draws_depend_on_another_model(name, guide):
+    entry = make(name, guide)
+    images = images_for(entry)
+    together = copy.deepcopy((entry.model, entry.guide))
+    apart = copy.deepcopy(entry.model), copy.deepcopy(entry.guide)
+    assert not words_of(lambda: check_pair(entry.model, entry.guide, images))
+    assert not words_of(lambda: check_pair(*together, images))
+    found = words_of(lambda: check_pair(*apart, images))
+    before = draws(apart[1], images)
+    torch.manual_seed(4)
+    for parameter in apart[1].model.parameters():
+        parameter.data.add_(3 * torch.randn_like(parameter))
+    if (name, guide) == ("scenes", "recurrent"):  # it weighs its draws by the model, see its loss
+        assert found
+        return
+    try:
+        reads = not torch.equal(before, draws(apart[1], images))
+    except ValueError:  # such values are not allowed, so they were read
+        reads = True
+    assert len(found) == reads, found
+
+
+def test_the_words_name_the_guide_the_model_and_a_parameter():
+    entry = make("part-whole", "routing")
+    model, images = copy.deepcopy(entry.model), images_for(entry)
+    with pytest.warns(UserWarning, match=rf"^{type(entry.guide).__name__} {WORDS}") as caught:
+        check_pair(model, entry.guide, images)
+    (said,) = caught
+    assert "PartWholeCapsules" in str(said.message) and "presence_logits" in str(said.message)
+    assert "\n" not in str(said.message)
+
+
+def test_files_of_each_half_are_no_pair_and_one_file_of_both_is():
+    entry = make("capsule-rbm")
+    images = images_for(entry)
+    model, guide = loaded(entry.model, entry.guide)
+    assert not words_of(lambda: check_pair(model, guide, images))
+    model, guide = loaded(entry.model), loaded(entry.guide)
+    assert all(map(torch.equal, model.parameters(), guide.model.parameters()))
+    assert words_of(lambda: check_pair(model, guide, images))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_function_that_takes_a_pair_says_so_once(seed):
+    """Also of a guide to a model of another seed."""
+    entry, other = make("part-whole", "routing"), make("part-whole", "routing", seed=seed)
+    model, guide, images = entry.model, other.guide, images_for(entry)
+    for call in (
+        lambda: check_pair(model, guide, images),
+        lambda: evaluate(model, guide, images, num_particles=2, chains=2),
+        lambda: encode(model, guide, images, num_samples=2),
+        lambda: refine(model, guide, images, steps=2),
+        lambda: fit(model, guide, images, steps=2, **QUIET),
+    ):
+        assert len(words_of(call)) == 1
+    assert words_of(lambda: compare({"routing": (model, guide)}, images, num_particles=2))
+
+
+def test_a_bound_of_a_guide_to_another_model_is_a_bound():
+    model, other = Conjugate().double(), Conjugate().double()
+    other.mean.data.fill_(2.0)
+    images = conjugate_images(40)
+    with pytest.warns(UserWarning, match=WORDS):
+        found = summarize(evaluate(model, ExactGuide(other), images, num_particles=200))
+    (mean, scale), (wrong, _) = (each.posterior(images) for each in (model, other))
+    divergence = ((mean - wrong) / scale).square().mean() / 2  # of normals of one scale
+    expected = (model.log_evidence(images).mean() - divergence).item()
+    assert divergence > 0.1 and found["elbo"] == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [ExactSwitches, MeanFieldSwitches])
+def test_contrastive_divergence_refuses_the_free_energy_of_another_model(kind):
+    entry = make("capsule-rbm")
+    model, guide, images = entry.model, kind(entry.model), images_for(entry, 6).round()
+    apart = copy.deepcopy(model)
+    weights = [p.detach().clone() for p in apart.parameters()]
+    with pytest.raises(ValueError, match=f"^{kind.__name__} {WORDS}"):
+        fit(apart, guide, images, steps=2, objective=ContrastiveDivergence(), **QUIET)
+    with pytest.raises(ValueError, match=WORDS):
+        ContrastiveDivergence().loss_and_grads(apart, guide, images)
+    with pytest.raises(ValueError, match=WORDS):
+        ContrastiveDivergence()(apart, guide)
+    assert all(map(torch.equal, weights, apart.parameters()))
+    together = copy.deepcopy((model, guide))
+    losses = []
+    for pair in ((model, guide), together):
+        run = fit(*pair, images, steps=5, objective=ContrastiveDivergence(), **QUIET)
+        losses.append(list(run.history["loss"]))
+    assert losses[0] == losses[1]
+
+
+def test_objects_of_another_model_are_refused():
+    """The subsets of objects are weighed by the densities of the guide's own model."""
+    entry = make("scenes")
+    images, model = images_for(entry), copy.deepcopy(entry.model)
+    with pytest.raises(ValueError, match=WORDS):
+        find_objects(model, entry.guide, images)
+    with pytest.raises(ValueError, match=WORDS):
+        fit(model, entry.guide, images, steps=1, objective=SummedPresences(), **QUIET)
+    find_objects(*copy.deepcopy((entry.model, entry.guide)), images)
+
+
+def test_models_that_share_their_parameters_are_one():
+    model = Conjugate()
+    guide = ExactGuide(model)
+    twin = model.sharing_parameters()
+    assert foreign_parameters(twin, guide) == {} and foreign_parameters(model, guide) == {}
+    assert foreign_parameters(model.with_missing_pixels(), guide) == {}
+    assert foreign_parameters(poutine.scale(model, scale=2.0), guide) == {}
+    assert set(foreign_parameters(Conjugate(), guide)) == {"mean"}
+
+
+def test_guides_without_a_model_of_their_own_pass():
+    model, images = Conjugate(), conjugate_images(3, torch.float32)
+
+    def function(images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", pyro.distributions.Normal(0.0, 1.0))
+
+    auto = AutoNormal(poutine.block(model, hide=["image"]))
+    check_pair(model, auto, images)
+    for guide in (function, auto, copy.deepcopy(auto), LinearGuide(copy.deepcopy(model))):
+        assert not words_of(lambda guide=guide: check_pair(model, guide, images))

@@ -1,0 +1,117 @@
+"""Pairs of plain Pyro: what the verbs that need declared sites say, and that it is enough."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule
+from torch import nn
+from torch.utils.data import DataLoader
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference import (
+    Checks,
+    encode,
+    evaluate,
+    fit,
+    infer,
+    posterior_predictive,
+    reconstruct,
+    refine,
+    sample,
+)
+from capsule_zoo.models import ImageSpace, Model, Site
+
+
+class Decoder(PyroModule):
+    """A plain Pyro model."""
+
+    def __init__(self):
+        super().__init__()
+        self.paint = nn.Linear(3, 4)
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            mean = self.paint(z).sigmoid().view(-1, 1, 2, 2)
+            pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
+
+
+class Encoder(PyroModule):
+    """A plain Pyro guide."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = nn.Linear(4, 3)
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("z", dist.Normal(self.read(images.flatten(1)), 0.5).to_event(1))
+
+
+def images_of(number=5):
+    return torch.rand(number, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+VERBS = [encode, reconstruct, posterior_predictive, refine]
+DECLARED = (
+    r"subclass capsule_zoo.models.Model, "
+    r'with sites = \(Site\("z", plates=\("images",\), event_dim=1\)'
+    r",\), space = ImageSpace\(\(1, 2, 2\)\), .* forward\(images=None, labels=None, batch_size=1\)"
+)
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.numpy(), Split])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_plain_pair_is_told_what_to_declare(verb, kind):
+    with pytest.raises(ValueError, match=rf"^model is a Decoder, a plain Pyro.*{DECLARED}") as e:
+        verb(Decoder(), Encoder(), kind(images_of()))
+    assert "\n" not in str(e.value) and verb.__name__ in str(e.value)
+    assert "fit, evaluate and compare take the program as it is" in str(e.value)
+
+
+def test_without_images_the_words_are_general():
+    for call in (
+        lambda: sample(Decoder(), 3),
+        lambda: encode(Decoder(), Encoder(), DataLoader(images_of(), 2)),
+        lambda: encode(lambda images: None, Encoder(), "digits"),
+    ):
+        with pytest.raises(
+            ValueError, match=r'with sites = \(Site\("z", .*ImageSpace\(\(1, 28, 28\)'
+        ):
+            call()
+    with pytest.raises(ValueError, match=r"model is a str, which is no capsule_zoo.models.Model"):
+        sample("vae", 3)
+
+
+def test_fit_evaluate_and_infer_take_the_plain_pair():
+    model, guide, images = Decoder(), Encoder(), images_of()
+    fit(model, guide, images, steps=2, checks=Checks(progress=False))
+    whole = evaluate(model, guide, images, num_particles=2)
+    parts = evaluate(model, guide, DataLoader(images, 2), num_particles=2)
+    np.testing.assert_array_equal(whole.sample_stats.log_weight, parts.sample_stats.log_weight)
+    assert infer(guide, images, ["z"])["z"].shape == (5, 3)
+
+
+def test_what_is_said_is_enough_for_every_verb():
+    class Declared(Model):
+        sites = (Site("z", plates=("images",), event_dim=1),)
+        space = ImageSpace((1, 2, 2))
+
+        def __init__(self):
+            super().__init__()
+            self.paint = nn.Linear(3, 4)
+
+        def forward(self, images=None, labels=None, batch_size=1):
+            with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+                z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+                mean = self.paint(z).sigmoid().view(-1, 1, 2, 2)
+                return pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
+
+    model, guide, images = Declared(), Encoder(), images_of()
+    assert encode(model, guide, images)["z"].shape == (5, 3)
+    assert reconstruct(model, guide, images).shape == images.shape
+    assert posterior_predictive(model, guide, images, 2).shape == (2, 5, 1, 2, 2)
+    assert (refine(model, guide, images, steps=2).end >= -100).all()
+    assert sample(model, 3).shape == (3, 1, 2, 2)
