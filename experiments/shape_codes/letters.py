@@ -19,7 +19,7 @@ from capsule_zoo.experiments.part_whole.prior import count_used_classes
 from capsule_zoo.experiments.shape_codes.digits import found_in
 from capsule_zoo.inference import Checks, linear_probe, mean_images, train_classifier
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
-from capsule_zoo.records import Numbers, Table
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import load
 
 DATA = "font-letters"
@@ -56,7 +56,7 @@ def letters(
         *((s.images.flatten(1).numpy(), s.labels) for s in (data.train, data.test)), strict=True
     )
     pixels = linear_probe(images[0], labels[0], images[1], labels[1])
-    metrics = {"letters": Table(by_quantity(rows)), "probe_pixels": pixels}
+    metrics: Metrics = {"letters": Table(by_quantity(rows)), "probe_pixels": pixels}
     return Result(metrics, pictures(longest, data.test.images), entry=longest)
 
 
