@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import from_home
+from capsule_zoo.data.letters import font_letters
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.points import constellations, constellations_of
 from capsule_zoo.data.registration import refuse_taken
@@ -217,6 +218,7 @@ def _by_chunks(
 
 _READERS: dict[str, Reader] = {
     "digits": lambda root, size: digits(size),
+    "font-letters": lambda root, size: font_letters(size),
     "binarized-mnist": binarized_mnist,
     "mnist": lambda root, size: torchvision_images("MNIST", root, size),
     "fashion-mnist": lambda root, size: torchvision_images("FashionMNIST", root, size),

@@ -99,10 +99,11 @@ def train(
     """Train an entry on a data set and write a run folder.
 
     Training ends at the first of --epochs, --steps and --minutes; without any of them at the
-    entry's own limit, or after 10 epochs. Ctrl-C or SIGTERM ends it cleanly with status 130.
-    --resume continues with the settings of the run; only the limits and --lr may change. Nothing is
-    written before the first checkpoint, and --overwrite keeps the old run until then. Every
-    checkpoint adds the new steps to history.csv.
+    entry's own limit, or after 10 epochs. An entry that is trained in stages then has at least the
+    steps that its stages need; if a limit gives them fewer, a warning says so at the end. Ctrl-C or
+    SIGTERM ends training cleanly with status 130. --resume continues with the settings of the run;
+    only the limits and --lr may change. Nothing is written before the first checkpoint, and
+    --overwrite keeps the old run until then. Every checkpoint adds the new steps to history.csv.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
 """Tables in Markdown files, filled in from the records: `python -m capsule_zoo.pages.markdown`.
 
-The pages are the README, those of the benchmarks and of serving, and the results of each model.
+The pages are the README, those of the benchmarks, of serving and of one's own pictures, and the
+results of each model.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
 the tables of that record's metrics, so that no number is typed by hand. Shell patterns after the
@@ -25,7 +26,10 @@ _BLOCK = re.compile(
     flags=re.DOTALL,
 )
 _VALUE = re.compile(r"(<!-- value: (?P<name>\S+) (?P<metric>\S+) -->).*?(?P<end><!-- end -->)")
-_PAGES = ("README.md", "benchmarks/README.md", "docs/serving.md", "results/*/README.md")
+_PAGES = (
+    *("README.md", "benchmarks/README.md", "docs/serving.md", "docs/your_own_pictures.md"),
+    "results/*/README.md",
+)
 
 
 def fill(text: str, folder: str | Path = FOLDER) -> str:

@@ -15,6 +15,7 @@ training has ended. Nothing is written earlier, so a refused command leaves a fo
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,7 +36,7 @@ from capsule_zoo.inference.evaluation.classification import predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
-from capsule_zoo.inference.training.stages import fit_stages
+from capsule_zoo.inference.training.stages import fit_stages, needed_steps
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_one_of, check_seed
 from capsule_zoo.records import plain, save_figure, write_json
@@ -132,6 +133,8 @@ def train(
     check_seed(recipe.seed)
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training, device)
+    if not recipe.limits:
+        arguments = with_needed_steps(arguments, entry, data)
     recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
@@ -151,6 +154,15 @@ def train(
         for figure in entry.figures:
             draw(entry, figure, data.test.images, folder)
     return entry, run
+
+
+def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) -> dict[str, Any]:
+    """Return arguments of `fit` whose epochs have at least the steps that the stages need."""
+    needed = needed_steps(entry.stages(entry)) if entry.stages is not None else 0
+    per_epoch = math.ceil(len(data.train) / arguments["batch_size"])
+    if arguments.get("epochs", math.inf) * per_epoch >= needed:
+        return arguments
+    return {**arguments, "epochs": None, "steps": needed}
 
 
 def fit_entry(

@@ -40,6 +40,9 @@ def segment_run(
 ) -> dict[str, Any]:
     """Write what is found in a split into a folder, and return a summary.
 
+    The summary's `all_slots_filled` is the number of images with an object in every slot: there may
+    be more objects in them.
+
     The folder gets `objects.csv`, one row for each object; `counts.csv`, one row for each image;
     `masks/<image>.png`, whose pixels are numbers of objects, 0 for the ground; and
     `pictures/<image>.png`, the image with each object in its color and box. Those of an earlier
@@ -79,6 +82,7 @@ def segment_run(
         "images": len(split),
         "objects": len(objects),
         "mean_count": float(counts["count"].mean()),
+        "all_slots_filled": int(found.is_full.sum()),
         "unexplained": float(counts["unexplained"].mean()),
     }
 

@@ -88,18 +88,19 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> N
 
 
 def looks(seen: Reading, real: Reading) -> Numbers:
-    """Return the Frechet distance to real images, the confidence, and the number of used classes.
-
-    The number is the exponential of the classes' entropy: the number of all classes if they are
-    equally frequent.
-    """
-    share = np.bincount(seen.classes) / len(seen.classes)
-    used = share[share > 0]
+    """Return the Frechet distance to real images, the confidence and the number of used classes."""
     return {
         "frechet": frechet(seen.features, real.features),
         "confidence": mean_and_error(seen.confidence),
-        "classes": single(np.exp(-(used * np.log(used)).sum()), len(seen.classes)),
+        "classes": count_used_classes(seen.classes),
     }
+
+
+def count_used_classes(classes: np.ndarray) -> Number:
+    """Return the exponential of the entropy of classes (N,): their number if equally frequent."""
+    fractions = np.bincount(classes) / len(classes)
+    used = fractions[fractions > 0]
+    return single(np.exp(-(used * np.log(used)).sum()), len(classes))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Several draws of the guide are combined by their weights. The number of objects 
 and the most likely draw among those of the most likely number is the one that is shown.
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import Pictures
+
+FEW_FULL = 3  # images with an object in every slot, of which nothing is said
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,11 @@ class FoundObjects:
     def counts(self) -> Tensor:
         """The most likely number of objects, (B,)."""
         return self.count_probabilities.argmax(-1)
+
+    @property
+    def is_full(self) -> Tensor:
+        """Whether every slot holds an object, so that there may be more than slots, bool (B,)."""
+        return self.counts == self.presence.shape[1]
 
     @property
     def masks(self) -> Tensor:
@@ -97,6 +105,9 @@ def find_objects(
         batch_size: images times draws that are read at once. Few are faster: subsets of many slots
             are painted, and take memory.
 
+    Warns:
+        UserWarning: objects fill every slot of many images, so that further ones are not counted.
+
     Raises:
         ValueError: a guide of another kind or to another model, a temperature below 0, or images
             that do not fit.
@@ -122,7 +133,21 @@ def find_objects(
     rows = max(1, batch_size // draws)
     with seeded(seed):
         parts = [_found(model, guide, batch, draws) for batch in images.split(rows)]
-    return FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
+    objects = FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
+    _warn_of_full_images(objects)
+    return objects
+
+
+def _warn_of_full_images(objects: FoundObjects) -> None:
+    """Warn where objects fill every slot of more than a third of the images."""
+    number, (images, slots) = int(objects.is_full.sum()), objects.presence.shape
+    if number > max(FEW_FULL, images / 3):
+        warnings.warn(
+            f"objects fill all slots={slots} in {number} of {images} images, and no image is "
+            f"counted above {slots}; if there may be more objects, read them by --slots N, or "
+            "train scenes with --set slots=N (slots=N in Python)",
+            stacklevel=3,
+        )
 
 
 def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tuple[Tensor, ...]:

@@ -17,6 +17,8 @@ from capsule_zoo.models.checks import check_one_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from capsule_zoo.inference.training.schedule import Budget
+
 COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 CLOCKS = {"wall": "monotonic", "processor": "process_time"}
 _COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # of a checkpoint
@@ -27,7 +29,7 @@ def history_of(progress: dict) -> "pd.DataFrame":
     """Return the history up to a checkpoint, from its progress; earlier stages come first."""
     import pandas as pd  # a fifth of a second, which `list` and `show` need not wait for
 
-    _, earlier, seconds = progress["before"]
+    _, earlier, seconds, *_ = progress["before"]
     own: Tensor = progress["history"].clone()
     own[:, COLUMNS.index("step")] += len(earlier)
     own[:, COLUMNS.index("seconds")] += seconds
@@ -84,11 +86,15 @@ class Before(NamedTuple):
         stage: number of the present stage.
         rows: their history (steps, columns).
         seconds: their time.
+        short: number and steps of each stage that had fewer steps than it needs.
+        whole: the length of the whole run, of which messages speak; None without stages.
     """
 
     stage: int = 0
     rows: Tensor = torch.zeros(0, len(COLUMNS), dtype=torch.float64)
     seconds: float = 0.0
+    short: tuple[tuple[int, int], ...] = ()
+    whole: "Budget | None" = None
 
 
 class Progress:
@@ -189,7 +195,7 @@ class Progress:
         rows = torch.tensor(self._rows, dtype=torch.float64).reshape(-1, len(COLUMNS))
         counts = {name: getattr(self, name) for name in _COUNTS}
         times = {"checked": self._checked, "seconds": self.seconds}
-        return {**counts, **times, "history": rows, "before": self.before}
+        return {**counts, **times, "history": rows, "before": self.before[:4]}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the run of `state_dict`; its clock continues from there."""
@@ -197,5 +203,5 @@ class Progress:
             setattr(self, name, state[name])
         self._checked = state["checked"]
         self._rows = state["history"].tolist()
-        self.before = Before(*state.get("before", ()))
+        self.before = Before(*state.get("before", ()))._replace(whole=self.before.whole)
         self._began = self._now() - state["seconds"]

@@ -1,14 +1,17 @@
 """Training in stages: one level after the other, and then all of them together.
 
->>> stages = [Stage("parts", 0.7, part_model, part_guide), Stage("all", 0.3, model, guide)]
+>>> stages = [Stage("parts", 2000, part_model, part_guide), Stage("all", 1000, model, guide)]
 >>> run = fit_stages(stages, load_dataset("mnist"), minutes=60, checks=Checks(progress=False))
 
-Every stage is a call of `fit` with a share of the whole length. Its model and guide hold the
-parameters of the whole pair, of which a stage may train a part, so that each checkpoint holds
-everything. A resumed run continues in the stage in which it was stopped.
+Every stage is a call of `fit` with a fraction of the whole length, in proportion to the steps that
+it needs. Its model and guide hold the parameters of the whole pair, of which a stage may train a
+part, so that each checkpoint holds everything. A resumed run continues in the stage in which it was
+stopped.
 """
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -27,9 +30,9 @@ from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.progress import Before, Run
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.settings import Checks, Inputs, combined, with_groups
-from capsule_zoo.inference.training.workers import usable_device
+from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.checks import check_at_least, check_whole
 
 _BATCH_SIZE = 128
 
@@ -40,7 +43,8 @@ class Stage:
 
     Attributes:
         name: what is learned, for the progress messages.
-        share: share of the length of the whole run.
+        steps: steps that the stage needs. The length of a run is divided among its stages in
+            proportion to these; a warning names stages that took fewer.
         model, guide: what is trained; they share all parameters with those of the other stages.
         prepare: a function of the data and the seed that returns what the stage is trained on, and
             may set parameters to a start. None for a stage on the images themselves. It is called
@@ -54,7 +58,7 @@ class Stage:
     """
 
     name: str
-    share: float
+    steps: int
     model: Model
     guide: Any
     prepare: Callable[[Dataset, int], Dataset | Split] | None = None
@@ -64,7 +68,7 @@ class Stage:
     check: Callable[[Dataset], None] | None = None
 
     def __post_init__(self) -> None:
-        check_positive(share=self.share)
+        check_whole(1, steps=self.steps)
         check_at_least(1, batches=self.batches)
         if self.most is not None:
             check_at_least(1, most=self.most)
@@ -90,12 +94,15 @@ def fit_stages(
     Args:
         stages: at least one.
         data: the data set, which every stage prepares for itself.
-        epochs, steps, minutes: length of the whole run, of which each stage gets its share.
+        epochs, steps, minutes: length of the whole run, which is divided among the stages.
         batch_size, seed: see `fit`.
         inputs: see `fit`. A stage that prepares its data gets all images transformed once.
         checks: see `fit`; a checkpoint is resumed in the stage in which it was written.
         say: a function that is called with a line when a stage begins, if progress is shown.
         settings: further arguments of `fit` for all stages, which replace those of a stage.
+
+    Warns:
+        UserWarning: once, at the end, where stages had fewer steps than they need.
 
     Returns:
         The record of the whole run, whose history has the steps of all stages. `best_loss` and
@@ -108,13 +115,13 @@ def fit_stages(
     if not stages:
         raise ValueError("stages is empty; give at least one Stage")
     budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
-    before = _resumed(stages, checks.resume)
+    before = _resumed(stages, checks.resume)._replace(whole=budget)
     checks = replace(checks, before=before)
     for stage in stages:
         if stage.check is not None:
             stage.check(data)
     for number in range(before.stage, len(stages)):
-        stage = stages[number]
+        stage, before = stages[number], checks.before
         if checks.progress:
             say(f"stage {number + 1} of {len(stages)}: {stage.name}")
         for module in (stage.model, stage.guide):
@@ -124,8 +131,8 @@ def fit_stages(
         if stage.prepare is not None:
             given = replace(inputs, transform=None)
             prepared = stage.prepare(_transformed(data, inputs.transform, batch_size, seed), seed)
-        left = budget.after(len(checks.before.rows), checks.before.seconds)
-        limits = left.shared(stage.share / sum(later.share for later in stages[number:]))
+        left = budget.after(len(before.rows), before.seconds)
+        limits = left.shared(stage.steps / needed_steps(stages[number:]))
         if stage.most is not None:
             limits["steps"] = min(limits.get("steps", stage.most), stage.most)
         run = fit(
@@ -139,8 +146,39 @@ def fit_stages(
         if run.stopped == "interrupted":
             return run
         rows = torch.from_numpy(run.history.to_numpy(dtype=float))
-        checks = replace(checks, resume=None, before=Before(number + 1, rows, run.seconds))
+        taken, spent = len(rows) - len(before.rows), run.stopped.startswith("reached")
+        short = ((number, taken),) if spent and taken < stage.steps else ()
+        before = Before(number + 1, rows, run.seconds, (*before.short, *short), budget)
+        checks = replace(checks, resume=None, before=before)
+    _warn_of_short_stages(stages, checks.before, budget)
     return replace(run, stopped=budget.reason())
+
+
+def needed_steps(stages: Sequence[Stage]) -> int:
+    """Return the number of steps of a run in which every stage has the steps that it needs."""
+    return sum(stage.steps for stage in stages)
+
+
+def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budget) -> None:
+    """Warn of stages that had fewer steps than they need, and say what they need."""
+    if not before.short or not is_first_process():
+        return
+    numbers = ", ".join(str(number + 1) for number, _ in before.short)
+    counts = "; ".join(f"{taken:,} of {stages[number].steps:,}" for number, taken in before.short)
+    more: dict[str, int] = {}
+    if math.isfinite(budget.seconds):
+        factor = max(stages[number].steps / taken for number, taken in before.short)
+        more["minutes"] = math.ceil(factor * budget.seconds / 60)
+    if math.isfinite(budget.steps):
+        more["steps"] = needed_steps(stages)
+    options = " ".join(f"--{name} {limit}" for name, limit in more.items())
+    arguments = ", ".join(f"{name}={limit}" for name, limit in more.items())
+    were = "stage {} of {} was" if len(before.short) == 1 else "stages {} of {} were"
+    warnings.warn(
+        f"{were.format(numbers, len(stages))} cut short ({counts} steps), so that results may be "
+        f"poor, such as blurred draws; train again with {options} (in Python {arguments})",
+        stacklevel=3,
+    )
 
 
 def _transformed(

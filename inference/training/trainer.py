@@ -153,7 +153,7 @@ class Trainer:
 
     def run(self, budget: Budget, bar: tqdm) -> str:
         """Take steps until something ends the run, and return the reason."""
-        stream, first = self._stream(), self.progress.step
+        stream, first, before = self._stream(), self.progress.step, self.progress.before
         stopped = None
         with _interrupts_deferred() as interrupted:
             try:
@@ -166,8 +166,9 @@ class Trainer:
                     else:
                         self._step(next(stream), fraction)
                         budget.advance(bar, self.progress)
-                        if self.progress.step == first + 2 and self.workers.is_first:
-                            _say(budget.warning(self.progress))
+                        is_third = self.progress.step == first + 2 and before.stage == 0
+                        if is_third and self.workers.is_first:
+                            _say((before.whole or budget).warning(self.progress))
                         if self.progress.step % (self.checks.every or 1) == 0:
                             stopped = self._check()
                         elif self.workers.agree(float(self._save_is_due())):

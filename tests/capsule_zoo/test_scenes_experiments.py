@@ -87,11 +87,13 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
         main(["segment", "run", "--draws", "1", "--temperature", "0.1", "--json"])
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert found["images"] == 3
+    assert found["images"] == 3 and 0 <= found["all_slots_filled"] <= 3
     folder = tmp_path / "run" / "objects"
     assert (
         len(list((folder / "masks").iterdir())) == 3 == len(list((folder / "pictures").iterdir()))
     )
+    full = pd.read_csv(folder / "counts.csv")["count"] == load("run").model.slots
+    assert full.sum() == found["all_slots_filled"]
     assert len((folder / "objects.csv").read_text().splitlines()) == 1 + found["objects"]
     larger = ["--data", "multi-sprites:train=20,test=2", "--slots", "3", "--out", "larger"]
     with pytest.raises(SystemExit) as ended:

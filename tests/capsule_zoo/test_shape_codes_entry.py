@@ -11,9 +11,10 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_sample
 
-from capsule_zoo.data import Split
+from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.shape_codes import headline as experiment
+from capsule_zoo.experiments.shape_codes import letters
 from capsule_zoo.experiments.shape_codes.headline import (
     classes_found,
     lost,
@@ -179,3 +180,41 @@ def test_the_experiment_measures_every_seed(monkeypatch, tmp_path):
     found, _ = names_in_record("shape-codes/objects", options, tmp_path, **small)
     assert {"probe_all", "rotated_turned", "frechet_2", "probe_worst"} <= found
     assert {"classes_found_over_seeds", "frechet_worst", "share_lost"} <= found
+
+
+def test_the_experiment_on_letters_measures_every_number_of_steps(monkeypatch, tmp_path):
+    few = load_dataset("font-letters", size=12, validation=300)
+    monkeypatch.setattr(letters, "load_dataset", lambda name: few)
+    monkeypatch.setattr(letters, "begun", lambda *_: made())
+    monkeypatch.setattr(letters, "EPOCHS", 1)
+    small = dict(steps=(4, 6), seeds=2, samples=20)
+    options = Options(progress=False, processes=1)
+    found, drawn = names_in_record("shape-codes/letters", options, tmp_path, **small)
+    assert {"clear_6_steps", "probe_4_steps", "confidence_real_letters", "probe_pixels"} <= found
+    assert "samples" in drawn
+
+
+def test_letters_are_clear_and_a_blur_of_all_is_not(monkeypatch):
+    monkeypatch.setattr(letters, "EPOCHS", 20)
+    data = load_dataset("font-letters")
+    judge = letters.train_judge(data)
+    real = letters.judge_letters(judge, data.test.images)
+    blurred = letters.judge_letters(judge, data.train.images.mean(0, keepdim=True))
+    assert real["confidence"][0] > 0.7 and real["clear"][0] > blurred["clear"][0] == 0
+    assert real["classes"][0] > 9 and blurred["classes"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "per_epoch", "length"),
+    [
+        ("shape-codes", 38, {"epochs": None, "steps": 4000}),
+        ("shape-codes", 500, {"epochs": 10}),
+        ("vae", 38, {"epochs": 10}),
+    ],
+)
+def test_without_a_limit_every_stage_has_the_steps_that_it_needs(name, per_epoch, length):
+    entry = create(name, **small_sizes(name))
+    split = Split(torch.zeros(per_epoch * 32, 1, 1, 1))
+    data = Dataset("some", split, split, split, ())
+    arguments = {"epochs": 10, "batch_size": 32}
+    assert runs.with_needed_steps(arguments, entry, data) == {**arguments, **length}

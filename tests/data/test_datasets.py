@@ -53,6 +53,44 @@ def test_size_ten_is_the_original_with_a_border():
     assert len(data.validation) == 0
 
 
+# --- letters --------------------------------------------------------------------------------------
+
+
+def test_letters_of_other_fonts_are_for_testing_and_all_are_inside_their_frame():
+    data = load_dataset("font-letters")
+    assert (len(data.train), len(data.validation), len(data.test)) == (324, 36, 80)
+    assert data.class_names == tuple("ABEHKLORST") and data.image_shape == (1, 28, 28)
+    together = torch.cat([data.train.images, data.validation.images])
+    assert not rows(together) & rows(data.test.images) and len(rows(together)) == 360
+    assert torch.equal(data.test.labels.bincount(), torch.full((10,), 8))
+    images = torch.cat([together, data.test.images])
+    assert images.min() == 0 and images.amax((1, 2, 3)).min() > 0.5
+    edge = torch.ones(28, 28, dtype=torch.bool)
+    edge[1:-1, 1:-1] = False
+    assert images[:, 0, edge].max() < 0.5
+    again = load_dataset("font-letters", size=(20, 30))
+    assert torch.equal(load_dataset("font-letters").train.images, data.train.images)
+    assert again.image_shape == (1, 20, 30) and torch.equal(again.train.labels, data.train.labels)
+
+
+def test_labels_of_letters_are_those_that_are_drawn(monkeypatch):
+    """An L has ink in its lower left corner, a T none there; upright, in one font."""
+    monkeypatch.setattr("capsule_zoo.data.letters.DEGREES", 0.0)
+    monkeypatch.setattr("capsule_zoo.data.letters.TEST_FONTS", ("DejaVuSans",))
+    test = load_dataset("font-letters").test
+    upright = {"LT"[label == 9]: test.images[test.labels == label][0, 0] for label in (5, 9)}
+    ink = {letter: image[20:24, 6:12].max() for letter, image in upright.items()}
+    assert ink["L"] > 0.9 and ink["T"] == 0
+    columns = upright["T"].sum(0) / upright["T"].sum()
+    assert (columns * torch.arange(28)).sum().item() == pytest.approx(13.5, abs=0.25)
+
+
+def test_a_font_that_matplotlib_lacks_is_named(monkeypatch):
+    monkeypatch.setattr("capsule_zoo.data.letters.TRAINING_FONTS", ("NoSuchFont",))
+    with pytest.raises(MissingData, match=r"NoSuchFont\.ttf cannot be read.*pip install"):
+        load_dataset("font-letters")
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -83,6 +121,7 @@ def test_bad_arguments_are_named(arguments, match):
 def test_all_names_are_listed():
     expected = {
         "digits",
+        "font-letters",
         "mnist",
         "fashion-mnist",
         "cifar10",

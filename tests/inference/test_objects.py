@@ -89,3 +89,17 @@ def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
     found = find_objects(model, guide, torch.cat([blank, full]))
     assert found.unexplained[1] > 0.1 > found.unexplained[0]
     assert segment(model, guide, blank).shape == (1, 1, 10, 12)
+
+
+def test_many_images_with_an_object_in_every_slot_are_told_once():
+    """Of 12 images, 4 with an object in the only slot are too few to say so, and 5 are not."""
+    model, guide, _ = pair(slots=1)
+    blank, full = torch.zeros(1, 1, 10, 12).double(), torch.ones(1, 1, 10, 12).double()
+    few = torch.cat([full.expand(4, -1, -1, -1), blank.expand(8, -1, -1, -1)])
+    found = find_objects(model, guide, few)
+    assert found.is_full.tolist() == 4 * [True] + 8 * [False] == (found.counts == 1).tolist()
+    many = torch.cat([few[:1], few[:-1]])
+    with pytest.warns(UserWarning, match="fill all slots=1 in 5 of 12 images.*--slots N") as told:
+        assert segment(model, guide, many).shape == (12, 1, 10, 12)
+    assert len(told) == 1
+    find_objects(model, guide, full.expand(3, -1, -1, -1))

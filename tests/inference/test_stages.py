@@ -1,5 +1,7 @@
 """Training in stages: as one run, resumed wherever it was stopped, and through the command line."""
 
+import re
+import warnings
 from dataclasses import replace
 
 import pyro
@@ -65,8 +67,8 @@ def test_each_stage_trains_its_own_level():
 def test_a_run_has_the_steps_of_all_its_stages():
     entry = made()
     run = fit_stages(entry.stages(entry), some_data(), **LIMITS)
-    shares = [stage.share for stage in entry.stages(entry)]
-    expected = sum(max(1, round(40 * share / sum(shares))) for share in shares)
+    needs = [stage.steps for stage in entry.stages(entry)]
+    expected = sum(max(1, round(40 * steps / sum(needs))) for steps in needs)
     assert run.steps == len(run.history) == expected
     assert run.history["step"].tolist() == list(range(1, expected + 1))
     assert run.history["seconds"].is_monotonic_increasing
@@ -76,9 +78,9 @@ def test_a_run_has_the_steps_of_all_its_stages():
 def test_later_stages_get_the_steps_that_a_stage_leaves():
     entry = made()
     parts, objects, together, _ = entry.stages(entry)
-    few = [parts, replace(objects, share=parts.share, most=3), together]
-    shares = [stage.share for stage in few]
-    first = round(40 * shares[0] / sum(shares))
+    few = [parts, replace(objects, steps=parts.steps, most=3), together]
+    needs = [stage.steps for stage in few]
+    first = round(40 * needs[0] / sum(needs))
     run = fit_stages(few, some_data(), **LIMITS)
     assert run.steps == 40
     epochs = run.history["epoch"].diff()  # a stage begins at epoch 0, of which each has two steps
@@ -124,9 +126,73 @@ def test_wrong_calls_are_refused(tmp_path):
         fit_stages([], some_data(), steps=3)
     with pytest.raises(ValueError, match="give epochs, steps or minutes"):
         fit_stages(stages, some_data())
-    with pytest.raises(ValueError, match="share"):
-        Stage("none", 0.0, entry.model, entry.guide)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        Stage("none", 0, entry.model, entry.guide)
     path = tmp_path / "run.safetensors"
     fit_stages(stages, some_data(), checkpoint=path, **LIMITS)
     with pytest.raises(CheckpointError, match="with these 2 stages"):
         fit_stages(stages[:2], some_data(), resume=path, **LIMITS)
+
+
+def stages_of(entry: Entry, *needs: int) -> list[Stage]:
+    """Return as many stages as `needs`, in which a whole pair is trained."""
+    return [Stage(f"stage {n}", n, entry.model, entry.guide) for n in needs]
+
+
+def test_a_run_with_the_steps_that_its_stages_need_is_divided_exactly_and_says_nothing():
+    entry = made()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = fit_stages(stages_of(entry, 9, 3, 5), some_data(), **LIMITS | {"steps": 17})
+    epochs = run.history["epoch"].diff()
+    assert epochs.index[epochs < 0].tolist() == [9, 12]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"steps": 8}, "3 were cut short (4 of 9; 1 of 2; 3 of 5 steps), so that results may be"),
+        ({"epochs": 4}, "train again with --steps 16 (in Python steps=16)"),
+        ({"steps": 8, "minutes": 9}, "--minutes 21 --steps 16 (in Python minutes=21, steps=16)"),
+    ],
+)
+def test_stages_that_were_cut_short_are_named_once_with_what_they_need(limits, words):
+    entry = made()
+    with pytest.warns(UserWarning, match=re.escape(words)) as caught:
+        fit_stages(stages_of(entry, 9, 2, 5), some_data(), batch_size=10, progress=False, **limits)
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+
+
+def test_a_resumed_run_still_names_a_stage_that_was_cut_short_before(tmp_path):
+    from capsule_zoo.inference.training.checkpoint import save_checkpoint
+
+    path, entry = tmp_path / "run.safetensors", made()
+
+    def place(tree: dict) -> None:
+        save_checkpoint(path, tree)
+        if tree["config"]["stage"] == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        few = dict(every=1, batch_size=10, progress=False, steps=8)
+        fit_stages(stages_of(entry, 12, 4), some_data(), checkpoint=place, **few)
+    with pytest.warns(UserWarning, match=r"^stage 1 of 2 was cut short \(6 of 12 steps\)"):
+        fit_stages(stages_of(entry, 12, 4), some_data(), resume=path, **few | {"steps": 20})
+
+
+def test_a_stage_that_ends_for_lack_of_gain_is_not_called_short():
+    entry = made()
+    stages = [replace(s, settings={"lr": 1e-12}) for s in stages_of(entry, 30, 30)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        how = dict(every=1, patience=1, steps=50, batch_size=10, progress=False)
+        run = fit_stages(stages, some_data(), **how)
+    assert run.steps < 50
+
+
+def test_messages_speak_of_the_length_that_was_given_not_of_a_stage(monkeypatch, capsys):
+    monkeypatch.setattr("capsule_zoo.inference.training.schedule.FEW_STEPS", 10**9)
+    entry = made()
+    fit_stages(stages_of(entry, 9, 3, 5), some_data(), minutes=9, **LIMITS | {"steps": 17})
+    said = capsys.readouterr().err
+    assert "so that 17 steps or 9 minutes allow about" in said and said.count("allow about") == 1

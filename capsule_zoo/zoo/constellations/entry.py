@@ -23,6 +23,7 @@ from capsule_zoo.registry import Entry, check_known, register
 from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
 
 SCENES = 256  # from which templates are learned
+STEPS = 800  # of the guide, on samples of the model; see `constellations/learned`
 
 PICTURES = {
     "parses": lambda entry, points: scene_parses(entry.model, entry.guide, points),
@@ -61,7 +62,8 @@ def stages(entry: Entry) -> list[Stage]:
     if asleep:
         settings = {"objective": SleepPhase(), "freeze": "model"}
     before = prepare if learned else None
-    return [Stage(words, 1.0, entry.model, entry.guide, prepare=before, settings=settings)]
+    needed = STEPS if asleep else 1  # templates are learned before the first step
+    return [Stage(words, needed, entry.model, entry.guide, prepare=before, settings=settings)]
 
 
 @register(

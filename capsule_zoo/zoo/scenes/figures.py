@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from capsule_zoo.records import Numbers
 
 ZOOM = 4  # pixels of a picture for each pixel of an image
+DRAWN, COUNTED = 12, 60  # images in the figure of objects, and images whose objects are counted
 
 
 def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
@@ -48,11 +49,15 @@ def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
 
 
 def found_objects(entry: Entry, images: Tensor) -> "Figure":
-    """Draw up to 12 images above their objects, each in its color and box."""
-    images = images[:12]
-    found = find_objects(entry.model, entry.guide, images)
+    """Draw up to 12 images above their objects, each in its color and box.
+
+    More images are read than drawn, so that the warning of too few slots rests on more than twelve.
+    """
+    found = find_objects(entry.model, entry.guide, images[:COUNTED])
+    images = images[:DRAWN]
     large = images.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
-    rows = {"image": large, "objects": colored_objects(images, found.numbers, entry.model.slots)}
+    numbers = found.numbers[:DRAWN]
+    rows = {"image": large, "objects": colored_objects(images, numbers, entry.model.slots)}
     return image_rows(rows, "Test images and the objects that were found in them")
 
 

@@ -27,7 +27,7 @@ SMALL = dict(
     template_size=5,
     guide=dict(channels=6, width=8, hidden=1),
 )
-SHARES = {"parts": 0.75, "objects": 0.03, "all": 0.2, "anew": 0.02}
+STEPS = {"parts": 3000, "objects": 120, "all": 800, "anew": 80}  # see `shape-codes/letters`
 # Objects start at the best that closed forms can do: updates only have to keep and to adapt it.
 # At a rate of .002 all ten kinds collapsed into one within 300 updates; at .0001 19 of 64 were left
 # after 8,000. While parts learn too, kinds die as well: 28 of 64 were left after 3,000 updates on
@@ -86,20 +86,20 @@ def stages(entry: Entry) -> list[Stage]:
     return [
         Stage(
             "parts",
-            SHARES["parts"],
+            STEPS["parts"],
             model.with_scope("parts"),
             guide.with_scope("parts"),
             settings=dict(objective=Trace_ELBO()),
         ),
-        Stage("objects", SHARES["objects"], **on_part_sets),
+        Stage("objects", STEPS["objects"], **on_part_sets),
         Stage(
             "parts and objects together",
-            SHARES["all"],
+            STEPS["all"],
             model,
             guide,
             settings=dict(objective=Trace_ELBO(), lr=TOGETHER, pace=Pace(warmup=50)),
         ),
-        Stage("objects anew", SHARES["anew"], **on_part_sets),
+        Stage("objects anew", STEPS["anew"], **on_part_sets),
     ]
 
 

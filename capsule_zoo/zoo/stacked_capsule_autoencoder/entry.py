@@ -39,7 +39,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 ENCODERS = {"small": "perceptron", "paper": "set_transformer", "paper-40": "set_transformer"}
 TRAINING = {"small": "stages", "paper": "joint", "paper-40": "joint"}
-SHARES = {"parts": 0.45, "objects": 0.15, "all": 0.4}
+STEPS = {"parts": 1350, "objects": 450, "all": 1200}  # as in the record of its ablations
 JOINT: dict[str, Any] = dict(
     lr={"model": 7.5e-3, "guide": 1.5e-3}, pace=Pace("linear", warmup=50, clip=1e4), batch_size=64
 )
@@ -89,10 +89,10 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
     prepare = partial(started, guide=guide, start=start)
     losses, objects = dict(objective=entry.objective), model.levels[0].size
     return [
-        Stage("parts", SHARES["parts"], *lower, settings={**losses, **ALONE}),
+        Stage("parts", STEPS["parts"], *lower, settings={**losses, **ALONE}),
         Stage(
             "objects",
-            SHARES["objects"],
+            STEPS["objects"],
             *upper,
             prepare=prepare,
             settings={**losses, **ON_READS},
@@ -101,7 +101,7 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
         ),
         Stage(
             "parts and objects",
-            SHARES["all"],
+            STEPS["all"],
             model,
             guide,
             settings={**losses, **TOGETHER},
