@@ -56,7 +56,7 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
 
 def with_worst(found: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
     """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
-    names = fnmatch.filter(found[0], pattern)
+    names = [n for n in fnmatch.filter(found[0], pattern) if all(n in each for each in found)]
     lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in names}
     return over_seeds(found) | lowest
 

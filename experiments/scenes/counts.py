@@ -23,6 +23,7 @@ from capsule_zoo.experiments.common.findings import (
     by_quantity,
     calibration_error,
     mean_and_error,
+    ratio,
     single,
     with_worst,
 )
@@ -38,9 +39,10 @@ from capsule_zoo.inference import (
     find_objects,
     summarize,
 )
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.inference.evaluation.objects import foreground_ari
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import tiled
-from capsule_zoo.records import Number, Numbers
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.entry import on_canvas
 from capsule_zoo.zoo.scenes.figures import (
@@ -64,6 +66,7 @@ SEEN = 2  # most digits of a scene that was trained on
 MORE = (3, 4, 5)  # digits
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
 PLACES = 0.1  # temperature of the places of attention
+INKS = (0.5, 0.3, 0.1)  # brightness above which a pixel is in the mask of a true digit
 NEAR = 2  # pixels about the strokes of a digit that belong to them too
 
 
@@ -98,9 +101,10 @@ def counts(options: Options, chosen: Settings) -> Result:
 
     The guide learns with attention at one place, where most is unexplained, and counts at places
     that it draws.
-    `count_accuracy_5_minutes` is the last measurement within five minutes of a run, and
-    `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
-    `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
+    `count_accuracy_5_minutes` is the last measurement within five minutes of a run; there is none
+    where a seed was not measured by then. `count_accuracy_30_minutes` is the one at the end of the
+    run, which is shorter than 30 minutes. `..._worst` are those of the worst seed. `elbo` and
+    `iwae_100` are in nats an image.
     """
     outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
     numbers = [outcome["numbers"] for outcome in outcomes]
@@ -109,6 +113,13 @@ def counts(options: Options, chosen: Settings) -> Result:
     found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
     curves = [shares_of(outcome["curve"]) for outcome in outcomes]
     return Result(found, {"": counts_against_time(curves, PUBLISHED)})
+
+
+def last_within(
+    curve: Sequence[tuple[float, int, Number]], seconds: float = math.inf
+) -> Number | None:
+    """Return the last measurement of a curve within some seconds; None if there is none."""
+    return next((number for passed, _, number in reversed(curve) if passed <= seconds), None)
 
 
 def shares_of(curve: Sequence[tuple[float, int, Number]]) -> list[tuple[float, int, float]]:
@@ -130,14 +141,13 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 
     checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
-    early = [row[2] for row in curve if row[0] <= EARLY]
     seen = summarize(
         evaluate(entry.model, entry.guide, test.images[: settings.bounds], num_particles=100)
     )
     number = int(seen["num_images"])
+    accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
     numbers: dict[str, Number] = {
-        "count_accuracy_5_minutes": early[-1] if early else curve[0][2],
-        "count_accuracy_30_minutes": curve[-1][2],
+        **{f"count_accuracy_{n}": value for n, value in accuracies.items() if value is not None},
         "elbo": (seen["elbo"], seen["elbo_se"], number),
         "iwae_100": (seen["iwae"], seen["iwae_se"], number),
         "steps": single(curve[-1][1]),
@@ -179,12 +189,14 @@ def ways(entry: Entry) -> dict[str, Entry]:
 
 
 @experiment("scenes/reading", data="multi-mnist", of_runs=True)
-def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int = 10) -> Result:
-    """Count the digits of test scenes in three ways.
+def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int = 10) -> Result:
+    """Count the digits of test scenes in three ways, and tell whose the pixels are (24 minutes).
 
-    The model is that of --run, or of the weights `scenes-mnist`.
-    `count_calibration` is the mean distance between the probability of the most likely number and
-    the share of scenes in which it is right, within ten bins of probability.
+    The model is that of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
+    one sample of the guide's presences. `count_confidence` is the mean probability of the most
+    likely number, and `count_calibration` the mean distance between this probability and the share
+    of scenes in which the number is right, within ten bins of probability. `ari_...` compares the
+    pixels of what is found at drawn places with three true masks; see `pixel_agreement`.
 
     Args:
         scenes: test scenes of 0 to 2 digits.
@@ -202,9 +214,17 @@ def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
             read = find_objects(way.model, way.guide, test.images, draws=draws)
             right, chances = right_counts(read, test), read.count_probabilities
-            apart = calibration_error(chances.amax(1), right)
-            found.setdefault(f"count_accuracy{suffix}", {})[name] = mean_and_error(right)
-            found.setdefault(f"count_calibration{suffix}", {})[name] = single(apart, len(right))
+            highest, numbers = chances.amax(1), {"count_accuracy": mean_and_error(right)}
+            numbers["count_confidence"] = mean_and_error(highest)
+            apart = calibration_error(highest, right)
+            numbers["count_calibration"] = single(apart, len(right))
+            if not suffix:
+                drawn = drawn_counts(way, test) == test.objects.counts
+                numbers["count_accuracy_one_draw"] = mean_and_error(drawn.float())
+                if name == "drawn_places":
+                    found["true pixels above"] = Table(pixel_agreement(read, options))
+            for quantity, number in numbers.items():
+                found.setdefault(quantity + suffix, {})[name] = number
             doubt = chances.scatter(1, read.counts[:, None], 0).sum(1)
             own = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(own)
@@ -214,6 +234,36 @@ def reading(options: Options, *, scenes: int = 1000, more: int = 500, draws: int
             if f"{number}" in shares:
                 found.setdefault(f"count_accuracy_{number}_digits", {})[name] = shares[f"{number}"]
     return Result(found, figures_of(together))
+
+
+@torch.no_grad()
+def drawn_counts(entry: Entry, scenes: Split) -> Tensor:
+    """Sample the presences of scenes once from the guide, and return their numbers (N,)."""
+    with seeded(0), in_eval_mode(entry.guide):
+        drawn = [entry.guide(images) for images in scenes.images.split(100)]
+    return torch.cat(drawn).sum(-1)
+
+
+def pixel_agreement(found: FoundObjects, options: Options) -> dict[str, Numbers]:
+    """Return how well objects of `multi-mnist` scenes agree with true masks of three sizes.
+
+    The scenes are the first ones of the test set. `ari_with_ground` is the foreground ARI of
+    `FoundObjects.numbers`, for which the ground is an answer, and `ari_objects_alone` that of
+    `owners`, for which it is none. `given_to_ground` is the share of the pixels of true digits that
+    `numbers` gives to the ground.
+    """
+    rows: dict[str, Numbers] = {}
+    for ink in INKS:
+        data = load_dataset(f"multi-mnist:train=20,ink={ink}", options.data_root)
+        known = data.test[: len(found.numbers)].objects
+        row = rows[f"ink_{100 * ink:.0f}"] = {}
+        for quantity, owners in (("with_ground", found.numbers), ("objects_alone", found.owners)):
+            index = foreground_ari(owners, known)
+            row[f"ari_{quantity}"] = mean_and_error(index[~index.isnan()])
+        true = known.numbers > 0
+        lost = true & (found.numbers == 0)
+        row["given_to_ground"] = ratio(lost.sum((1, 2)).double(), true.sum((1, 2)).double())
+    return by_quantity(rows)
 
 
 def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
@@ -406,9 +456,9 @@ def beside_air(
     found: dict[str, Any] = {}
     for name, curve in curves.items():
         for mark in MARKS:
-            within = [row[2] for row in curve if row[0] <= 60 * mark]
-            if within and curve[-1][0] > 54 * mark:
-                found.setdefault(f"count_accuracy_{mark}_minutes", {})[name] = within[-1]
+            last = last_within(curve, 60 * mark)
+            if last is not None and curve[-1][0] > 54 * mark:
+                found.setdefault(f"count_accuracy_{mark}_minutes", {})[name] = last
         found.setdefault("updates", {})[name] = single(curve[-1][1])
         found.setdefault("seconds", {})[name] = single(curve[-1][0])
     lines = [shares_of(curve) for curve in curves.values()]

@@ -5,7 +5,6 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.common.findings import calibration_error
 from capsule_zoo.experiments.zoo import routing_square
 from capsule_zoo.experiments.zoo.equal_network import reader_of
 from capsule_zoo.experiments.zoo.routing_square import (
@@ -87,10 +86,3 @@ def test_couplings_in_common():
     second = torch.tensor([[0.0, 0.5], [1.0, 0.5]])[None, None]
     beliefs = [Belief(each, *(torch.zeros(1),) * 3) for each in (first, second)]
     assert shared_couplings(votes, *beliefs).item() == pytest.approx(0.5 / 1.5)
-
-
-def test_calibration_error_by_hand():
-    confidence = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.22, 1.0])
-    right = torch.tensor([True, True, True, False, False, True])
-    high = abs(4 * 0.95 + 1.0 - 4) / 6  # one bin for .95 and 1
-    assert calibration_error(confidence, right) == pytest.approx(high + 0.22 / 6)
