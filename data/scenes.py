@@ -10,7 +10,8 @@ Three data sets are made from what is there, with fixed seeds:
     tetrominoes      three of the 19 pieces of four cells, in six colors, on black, 35x35, side by
                      side on a grid of 5 pixels.
 
-Options follow a colon: `multi-mnist:canvas=80,least=3,most=3,of=fashion-mnist,overlap=1`.
+Options follow a colon: `multi-mnist:canvas=80,least=3,most=3,of=fashion-mnist,overlap=1`. With
+`ink=.1` the masks of digits hold their paler pixels too; the scenes are the same.
 
 References:
     Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"
@@ -134,12 +135,12 @@ def _integers(low: int, beyond: Tensor | int, generator: torch.Generator, number
     return low + drawn.clamp(max=span - 1)
 
 
-def _known(covers: Tensor, classes: Tensor) -> Objects:
+def _known(covers: Tensor, classes: Tensor, ink: float = INK) -> Objects:
     """Return what is known of objects that cover shares (n, M, H, W) of pixels, last in front."""
-    ink = covers > INK
-    number = 1 + torch.arange(ink.shape[1], dtype=torch.uint8)
-    numbers = torch.where(ink, number[:, None, None], 0).amax(1).to(torch.uint8)
-    return Objects(numbers, classes, boxes_of(masks_of(numbers, ink.shape[1])))
+    masks = covers > ink
+    number = 1 + torch.arange(masks.shape[1], dtype=torch.uint8)
+    numbers = torch.where(masks, number[:, None, None], 0).amax(1).to(torch.uint8)
+    return Objects(numbers, classes, boxes_of(masks_of(numbers, masks.shape[1])))
 
 
 def _in_chunks(
@@ -216,6 +217,7 @@ def gray_scenes(
     scale: float = 1.3,
     spread: float = 0.1,
     overlap: bool = False,
+    ink: float = INK,
     grounds: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Objects]:
@@ -229,6 +231,8 @@ def gray_scenes(
         least, most: objects of a scene, uniform in between.
         scale, spread: mean and deviation of the factor by which an object is shrunk.
         overlap: keep scenes in which strokes hide each other; the sum is then cut off at 1.
+        ink: brightness from 0 to 1 above which a pixel is in the mask of its object. It changes the
+            masks and boxes, and no image.
         grounds: pictures (n, 3, h, w), of which each scene has one, resized.
 
     Raises:
@@ -241,6 +245,8 @@ def gray_scenes(
         raise ValueError(
             f"scale must be a number above 0 and spread one from 0 on, not {scale} and {spread}"
         )
+    if not 0 <= ink < 1:
+        raise ValueError(f"ink must be a brightness from 0 to below 1, not {ink}")
     if canvas <= side / max(scale - 4 * spread, 0.1):
         raise ValueError(
             f"canvas={canvas} has no room for objects of {side} pixels shrunk by {scale}; use a "
@@ -264,7 +270,7 @@ def gray_scenes(
         covers = digits.new_zeros(count, most, canvas, canvas)
         counts = _integers(least, most + 1, generator, count)
         refused = (lambda scenes, _: torch.zeros(len(scenes))) if overlap else _overlap
-        known = _known(covers, _arranged(counts, covers, objects, refused))
+        known = _known(covers, _arranged(counts, covers, objects, refused), ink)
         if grounds is None:
             return covers.sum(1, keepdim=True).clamp(max=1), known
         chosen = torch.randint(len(grounds), (count,), generator=generator)

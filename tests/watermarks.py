@@ -8,13 +8,15 @@ elsewhere, are not watched.
 What is read of images (part sets, latents, objects, a classifier's features) has no corner. It is
 known by its numbers: every row is remembered with the split that it was read of. Probes and
 clusters may be fitted to rows of training images only, and samples compared with others only.
+
+A try of a search chooses settings. While it runs, only validation images may be measured.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
+from capsule_zoo.experiments import Job, study
 from capsule_zoo.experiments.common.energy import reconstruction_error
 from capsule_zoo.experiments.common.findings import looks, squared_error
 from capsule_zoo.experiments.recurrent_capsules.headline import class_error
@@ -32,6 +35,7 @@ from capsule_zoo.inference import (
     cluster_accuracy,
     compare,
     evaluate,
+    find_objects,
     fit,
     latents,
     pretrain,
@@ -50,6 +54,7 @@ MEASURES: dict[Callable, str] = {  # and the argument that holds the images
     compare: "images",
     error_rate: "split",
     classify: "images",
+    find_objects: "images",
     squared_error: "images",
     reconstruction_error: "images",
     class_error: "split",
@@ -60,6 +65,7 @@ FITTED: dict[Callable, str] = dict.fromkeys(
 )
 READERS: dict[Callable, str] = {part_sets: "split", latents: "images", read_objects: "sets"}
 _split_of: dict[bytes, set[str]] = {}  # of every row that was read
+_barred: set[str] = set()  # splits that may not be read now, though others may
 
 
 class Leak(AssertionError):
@@ -108,6 +114,7 @@ def watch(patch: pytest.MonkeyPatch) -> None:
     _replace_everywhere(patch, pretrain, _watched(pretrain, "images", "train"))
     for fitted, argument in FITTED.items():
         _replace_everywhere(patch, fitted, _watched(fitted, argument, "train"))
+    patch.setattr(study, "saved", _watched_job(study.saved))
     _split_of.clear()
     for reader, argument in READERS.items():
         _replace_everywhere(patch, reader, _remembered(reader, argument))
@@ -127,13 +134,28 @@ def _watched_fit(model: Any, guide: Any, data: Any, **settings: Any) -> Any:
     return fit(model, guide, data, **settings)
 
 
+def _watched_job(saved: Callable) -> Callable:
+    """Return what runs a job of a study, so that a try reads no test image."""
+
+    def run(task: partial, job: Job) -> Any:
+        marks = getattr(job.variant, "is_try", False), task.keywords.get("is_try", False)
+        if any(marks) or task.func.__name__ == "tried":
+            _barred.add("test")
+        try:
+            return saved(task, job)
+        finally:
+            _barred.clear()
+
+    return run
+
+
 def _watched(function: Callable, argument: str, *allowed: str) -> Callable:
     signature = inspect.signature(function)
 
     @wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
         images = signature.bind(*args, **kwargs).arguments[argument]
-        _allow(function.__name__, splits_of(images), set(allowed))
+        _allow(function.__name__, splits_of(images), set(allowed) - _barred)
         return function(*args, **kwargs)
 
     return watched

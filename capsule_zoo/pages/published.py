@@ -2,7 +2,8 @@
 
 The numbers are data: `results/published.csv` holds a row for each, as printed, except that
 percentages are fractions there, as in the records. A row says of what kind the comparison is. Only
-a comparison of like with like can be reached.
+a comparison of like with like can be reached, and only by a number of ours that has a standard
+error.
 """
 
 import csv
@@ -70,17 +71,23 @@ class Goal:
 
     @property
     def state(self) -> str:
-        """One of `STATES`; within two standard errors of both numbers it is "undecided"."""
+        """One of `STATES`.
+
+        It is "undecided" within two standard errors of both numbers, where both are the same, and
+        where ours has no standard error, so that nobody knows what another seed would give.
+        """
         if self.ours is None:
             return "not run"
         if self.kind != LIKE:
             return "not counted"
         gain = self.ours["value"] - self.value
         gain = gain if self.higher else -gain
-        error = ((self.ours["se"] or 0) ** 2 + (self.printed_se or 0) ** 2) ** 0.5
-        if error and abs(gain) <= 2 * error:
+        if self.ours["se"] is None:
             return "undecided"
-        return "reached" if gain >= 0 else "missed"
+        error = (self.ours["se"] ** 2 + (self.printed_se or 0) ** 2) ** 0.5
+        if abs(gain) <= 2 * error:
+            return "undecided"
+        return "reached" if gain > 0 else "missed"
 
     def as_dict(self) -> dict[str, object]:
         """Return the row for readers and programs."""

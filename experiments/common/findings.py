@@ -17,6 +17,7 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
 BOOTSTRAPS = 2000  # resampled sets of images
+BINS = 10  # of the calibration error
 TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
 
 
@@ -46,7 +47,7 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
 
 def with_worst(found: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
     """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
-    names = fnmatch.filter(found[0], pattern)
+    names = [n for n in fnmatch.filter(found[0], pattern) if all(n in each for each in found)]
     lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in names}
     return over_seeds(found) | lowest
 
@@ -61,6 +62,18 @@ def ratio(part: Tensor, whole: Tensor) -> Number:
     share = part.mean() / whole.mean()
     _, error, count = mean_and_error((part - share * whole) / whole.mean())
     return share.item(), error, count
+
+
+def calibration_error(confidence: Tensor, right: Tensor) -> float:
+    """Return the mean over images of |confidence - accuracy| within bins of confidence.
+
+    Args:
+        confidence: probabilities of the predicted classes, (N,).
+        right: True where the prediction is correct, (N,).
+    """
+    index = (confidence * BINS).long().clamp(max=BINS - 1)
+    apart = torch.zeros(BINS).index_add(0, index, confidence.float() - right.float())
+    return (apart.abs().sum() / len(right)).item()
 
 
 def median_and_error(values: Tensor, seed: int) -> Number:

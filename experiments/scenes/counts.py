@@ -4,27 +4,44 @@ A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scene
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import mean_and_error, single, with_worst
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    calibration_error,
+    mean_and_error,
+    ratio,
+    single,
+    with_worst,
+)
+from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
-from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry
+from capsule_zoo.inference.evaluation.objects import foreground_ari
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.entry import on_canvas
-from capsule_zoo.zoo.scenes.figures import counts_against_time
+from capsule_zoo.zoo.scenes.figures import counts_against_time, counts_by_number, counts_reliability
 
 DATA = "multi-mnist:train=60000"
+WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
+DOUBTS = (1e-8, 1e-6, 1e-4, 1e-2)  # probabilities between bins of doubt
+SEEN = 2  # most digits of a scene that was trained on
 MORE = (3, 4, 5)  # digits
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
 PLACES = 0.1  # temperature of the places of attention
+INKS = (0.5, 0.3, 0.1)  # brightness above which a pixel is in the mask of a true digit
 
 
 @dataclass(frozen=True)
@@ -58,9 +75,10 @@ def counts(options: Options, chosen: Settings) -> Result:
 
     The guide learns with attention at one place, where most is unexplained, and counts at places
     that it draws.
-    `count_accuracy_5_minutes` is the last measurement within five minutes of a run, and
-    `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
-    `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
+    `count_accuracy_5_minutes` is the last measurement within five minutes of a run; there is none
+    where a seed was not measured by then. `count_accuracy_30_minutes` is the one at the end of the
+    run, which is shorter than 30 minutes. `..._worst` are those of the worst seed. `elbo` and
+    `iwae_100` are in nats an image.
     """
     outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
     numbers = [outcome["numbers"] for outcome in outcomes]
@@ -69,6 +87,13 @@ def counts(options: Options, chosen: Settings) -> Result:
     found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
     curves = [shares_of(outcome["curve"]) for outcome in outcomes]
     return Result(found, {"": counts_against_time(curves, PUBLISHED)})
+
+
+def last_within(
+    curve: Sequence[tuple[float, int, Number]], seconds: float = math.inf
+) -> Number | None:
+    """Return the last measurement of a curve within some seconds; None if there is none."""
+    return next((number for passed, _, number in reversed(curve) if passed <= seconds), None)
 
 
 def shares_of(curve: Sequence[tuple[float, int, Number]]) -> list[tuple[float, int, float]]:
@@ -90,14 +115,13 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 
     checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
-    early = [row[2] for row in curve if row[0] <= EARLY]
     seen = summarize(
         evaluate(entry.model, entry.guide, test.images[: settings.bounds], num_particles=100)
     )
     number = int(seen["num_images"])
+    accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
     numbers: dict[str, Number] = {
-        "count_accuracy_5_minutes": early[-1] if early else curve[0][2],
-        "count_accuracy_30_minutes": curve[-1][2],
+        **{f"count_accuracy_{n}": value for n, value in accuracies.items() if value is not None},
         "elbo": (seen["elbo"], seen["elbo_se"], number),
         "iwae_100": (seen["iwae"], seen["iwae_se"], number),
         "steps": single(curve[-1][1]),
@@ -125,3 +149,135 @@ def with_digits(number: int, test: int, options: Options) -> Split:
     """Return scenes of exactly this many digits on 80x80 pixels."""
     name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={test}"
     return load_dataset(name, options.data_root).test
+
+
+def ways(entry: Entry) -> dict[str, Entry]:
+    """Return the entry with each way of reading; the parameters are shared."""
+    guide = entry.guide_of(Peeling)
+    again, drawn = guide.sharing_parameters(sweeps=2), guide.sharing_parameters(temperature=PLACES)
+    return {
+        "peeling": entry,
+        "two_sweeps": replace(entry, guide=again),
+        "drawn_places": replace(entry, guide=drawn),
+    }
+
+
+@experiment("scenes/reading", data="multi-mnist", of_runs=True)
+def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int = 10) -> Result:
+    """Count the digits of test scenes in three ways, and tell whose the pixels are (24 minutes).
+
+    The model is that of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
+    one sample of the guide's presences. `count_confidence` is the mean probability of the most
+    likely number, and `count_calibration` the mean distance between this probability and the share
+    of scenes in which the number is right, within ten bins of probability. `ari_...` compares the
+    pixels of what is found at drawn places with three true masks; see `pixel_agreement`.
+
+    Args:
+        scenes: test scenes of 0 to 2 digits.
+        more: test scenes of 3, 4 and 5 digits, each, on 80x80 pixels with seven slots.
+        draws: draws of the guide that are combined.
+    """
+    entry = load(options.run or WEIGHTS)
+    sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
+    for number in MORE:
+        sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
+    found: dict[str, Any] = {}
+    answers: dict[str, list[Tensor]] = {}
+    for suffix, (pair, test) in sets.items():
+        for name, way in ways(pair).items():
+            options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
+            read = find_objects(way.model, way.guide, test.images, draws=draws)
+            right, chances = right_counts(read, test), read.count_probabilities
+            highest, numbers = chances.amax(1), {"count_accuracy": mean_and_error(right)}
+            numbers["count_confidence"] = mean_and_error(highest)
+            apart = calibration_error(highest, right)
+            numbers["count_calibration"] = single(apart, len(right))
+            if not suffix:
+                drawn = drawn_counts(way, test) == test.objects.counts
+                numbers["count_accuracy_one_draw"] = mean_and_error(drawn.float())
+                if name == "drawn_places":
+                    found["true pixels above"] = Table(pixel_agreement(read, options))
+            for quantity, number in numbers.items():
+                found.setdefault(quantity + suffix, {})[name] = number
+            doubt = chances.scatter(1, read.counts[:, None], 0).sum(1)
+            own = torch.stack([test.objects.counts.float(), doubt, right])
+            answers.setdefault(name, []).append(own)
+    together = {name: torch.cat(own, 1) for name, own in answers.items()}
+    for name, shares in by_number(together).items():
+        for number in range(SEEN + 1):
+            if f"{number}" in shares:
+                found.setdefault(f"count_accuracy_{number}_digits", {})[name] = shares[f"{number}"]
+    return Result(found, figures_of(together))
+
+
+@torch.no_grad()
+def drawn_counts(entry: Entry, scenes: Split) -> Tensor:
+    """Sample the presences of scenes once from the guide, and return their numbers (N,)."""
+    with seeded(0), in_eval_mode(entry.guide):
+        drawn = [entry.guide(images) for images in scenes.images.split(100)]
+    return torch.cat(drawn).sum(-1)
+
+
+def pixel_agreement(found: FoundObjects, options: Options) -> dict[str, Numbers]:
+    """Return how well objects of `multi-mnist` scenes agree with true masks of three sizes.
+
+    The scenes are the first ones of the test set. `ari_with_ground` is the foreground ARI of
+    `FoundObjects.numbers`, for which the ground is an answer, and `ari_objects_alone` that of
+    `owners`, for which it is none. `given_to_ground` is the share of the pixels of true digits that
+    `numbers` gives to the ground.
+    """
+    rows: dict[str, Numbers] = {}
+    for ink in INKS:
+        data = load_dataset(f"multi-mnist:train=20,ink={ink}", options.data_root)
+        known = data.test[: len(found.numbers)].objects
+        row = rows[f"ink_{100 * ink:.0f}"] = {}
+        for quantity, owners in (("with_ground", found.numbers), ("objects_alone", found.owners)):
+            index = foreground_ari(owners, known)
+            row[f"ari_{quantity}"] = mean_and_error(index[~index.isnan()])
+        true = known.numbers > 0
+        lost = true & (found.numbers == 0)
+        row["given_to_ground"] = ratio(lost.sum((1, 2)).double(), true.sum((1, 2)).double())
+    return by_quantity(rows)
+
+
+def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
+    """Return the share of right counts for every true number, by way to read.
+
+    Args:
+        answers: by way, for each scene the true number, the probability of all numbers but the
+            most likely one, and 1 if that one is right, (3, N).
+    """
+    return {
+        name: {f"{n:.0f}": mean_and_error(right[true == n]) for n in true.unique().tolist()}
+        for name, (true, _, right) in answers.items()
+    }
+
+
+def by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
+    """Return the share of wrong counts by the mean doubt of each bin that holds scenes.
+
+    Most scenes leave no doubt, so that bins are of two decades. An error is that of the share with
+    one right and one wrong count more, so that it is above zero where all are right.
+
+    Args:
+        doubt: probability of all numbers but the most likely one, (N,).
+        wrong: 1 where that one is wrong, (N,).
+    """
+    found: Numbers = {}
+    index = torch.bucketize(doubt, doubt.new_tensor(DOUBTS))
+    for number in index.unique():
+        own, mean = wrong[index == number], doubt[index == number].mean().clamp_min(1e-9).item()
+        share = (own.sum().item() + 1) / (len(own) + 2)
+        error = (share * (1 - share) / (len(own) + 3)) ** 0.5
+        found[f"{mean:.3g}"] = own.mean().item(), error, len(own)
+    return found
+
+
+def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
+    """Draw the counts by true number, and their reliability; see `by_number`."""
+    kinds: dict[str, dict[str, Numbers]] = {}
+    for name, (true, doubt, right) in answers.items():
+        for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
+            kinds.setdefault(kind, {})[name] = by_doubt(doubt[here], 1 - right[here])
+    shares = counts_by_number(by_number(answers), SEEN)
+    return {"by_number": shares, "reliability": counts_reliability(kinds)}

@@ -140,7 +140,7 @@ def _register(name: str) -> Callable[..., Result]:
     return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
 
 
-COMPARED = "recurrent-capsules", "shape-codes", "stacked-capsule-autoencoder"
+COMPARED = "shape-codes", "stacked-capsule-autoencoder"
 guide_experiments = {name: _register(name) for name in COMPARED}
 
 

@@ -33,10 +33,12 @@ class FoundObjects:
     """The objects that were found in B scenes, of at most S objects.
 
     Attributes:
-        count_probabilities: posterior of the number of objects, (B, S + 1).
+        count_probabilities: posterior of the number of objects, (B, S + 1). It is that of the model
+            and too sure: many wrong numbers have a probability near 1.
         presence: which slots hold an object in the draw that is shown, bool (B, S).
         pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
+            Pixels less than half as bright as the brightest gray object are of the ground.
         owners: the slot that it most likely shows if it shows an object, however little of it
             objects cover; 0 where none does, (B, H, W). See `shown`.
         cover: share of each pixel that objects cover, (B, H, W).
@@ -180,7 +182,8 @@ def shown(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground:
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
     their shares of its mean (`Scenes.mixed`), and each has a Normal density about its own color
     with the variance that the whole drawing leaves unexplained. Objects without colors are as
-    bright as the brightest of them, and have a share of 1 where they are drawn as bright.
+    bright as the brightest of them, and have a share of 1 where they are drawn as bright. So they
+    end at about half of its brightness.
 
     Args:
         images: (B, C, H, W), NaN where a pixel is missing.

@@ -8,9 +8,11 @@ from capsule_zoo.experiments import Experiment, Options, find_experiment, list_e
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
+    calibration_error,
     mean_and_error,
     median_and_error,
     over_seeds,
+    with_worst,
 )
 from capsule_zoo.inference import Comparison
 from capsule_zoo.registry import create, save_entry, small_sizes
@@ -94,6 +96,25 @@ def test_means_over_seeds_are_of_what_all_seeds_have():
     found = [{"elbo": (1.0, 0.1, 5), "pareto_k": (0.5, None, 5)}, {"elbo": (3.0, 0.1, 5)}]
     assert over_seeds(found) == {"elbo": (2.0, 1.0, 2)}
     assert over_seeds(found[:1]) == found[0]
+
+
+def test_calibration_error_by_hand():
+    """One bin holds .95 and 1, too sure by .8 in all; one .22 and .25, too unsure by .53."""
+    confidence = torch.tensor([0.95, 0.95, 0.95, 0.95, 1.0, 0.22, 0.25])
+    right = torch.tensor([True, True, True, False, True, True, False])
+    assert calibration_error(confidence, right) == pytest.approx((0.8 + 0.53) / 7)
+
+
+def test_the_worst_seed_is_the_one_with_the_lowest_value():
+    """It comes with its own error; a number that a seed lacks has neither mean nor worst."""
+    found = [
+        {"right": (0.9, 0.1, 5), "loss": (3.0, 0.1, 5), "early": (0.5, 0.1, 5)},
+        {"right": (0.7, 0.2, 6), "loss": (1.0, 0.1, 5)},
+        {"right": (0.8, 0.3, 7), "loss": (2.0, 0.1, 5), "early": (0.1, 0.1, 5)},
+    ]
+    summary = with_worst(found, "[re]*")
+    assert summary["right_worst"] == (0.7, 0.2, 6) and summary["right"][0] == pytest.approx(0.8)
+    assert summary.keys() == {"right", "loss", "right_worst"}
 
 
 def test_the_error_of_a_median_is_that_of_normal_draws():

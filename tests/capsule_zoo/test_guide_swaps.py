@@ -37,8 +37,8 @@ def small(monkeypatch, few_climbs):
 
 def test_guides_of_a_model_are_compared(small, tmp_path):
     settings = dict(images=4, particles=3, fitting=1, training=2)
-    found, figures = names_in_record("recurrent-capsules/guides", OPTIONS, tmp_path, **settings)
-    rows = ("recurrent", "free_form", "corrected", "semi_amortized")
+    found, figures = names_in_record("shape-codes/guides", OPTIONS, tmp_path, **settings)
+    rows = ("normal", "low_rank", "free_form", "semi_amortized")
     columns = ("elbo", "iwae_3", "ess", "seconds_per_image", "fit_seconds")
     assert {f"{column}_{row}" for column in columns for row in rows} <= found
     assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}

@@ -10,7 +10,7 @@ from miniature import few_digits
 from watermarks import Leak, splits_of
 
 from capsule_zoo.data import Binarize, Dataset
-from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import Options, Study
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.capsule_network import headline as capsule_network
 from capsule_zoo.experiments.common import findings
@@ -18,6 +18,7 @@ from capsule_zoo.experiments.part_whole import headline as part_whole
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
 from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stacked
 from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
 from capsule_zoo.registry import create, small_sizes
 
@@ -85,6 +86,34 @@ def test_a_measure_of_training_images_is_a_leak(data, name):
     measure(entry, data.test)
     with pytest.raises(Leak, match=f"{name} read"):
         measure(entry, data.train)
+
+
+def try_to_measure(job, *, name, is_try=False):
+    """Measure the error rate of a new network on one split of digits."""
+    digits = few_digits(20, 10)
+    shape = {"image_shape": digits.image_shape, "classes": digits.num_classes}
+    entry = create("cnn", **{**small_sizes("cnn"), **shape})
+    capsule_network.error_rate(entry.model, entry.guide, getattr(digits, name))
+
+
+def tried(job, *, name):
+    try_to_measure(job, name=name)
+
+
+TRIED = Task("", "", "", 0.1, 0.0, None, is_try=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "settings"),
+    [(try_to_measure, TRIED, {}), (try_to_measure, None, {"is_try": True}), (tried, None, {})],
+)
+def test_a_try_of_a_search_that_measures_test_images_is_a_leak(task, variant, settings):
+    run = Study({"way": variant}).run
+    options = replace(OPTIONS, processes=1)
+    run(task, options, name="validation", **settings)
+    with pytest.raises(Leak, match=r"error_rate read images of \['test'\], and may .*validation"):
+        run(task, options, name="test", **settings)
+    Study({"way": replace(TRIED, is_try=False)}).run(try_to_measure, options, name="test")
 
 
 def test_probes_and_clusters_of_test_features_are_a_leak(data, entry):

@@ -55,6 +55,21 @@ def test_gray_scenes_keep_to_their_options():
         gray_scenes(digits, labels, 2, least=4)
 
 
+def test_the_masks_of_gray_scenes_hold_what_is_brighter_than_the_ink():
+    """Scenes are the same at every ink; a mask holds the pixels of its digit above it."""
+    digits, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 4
+    read = lambda **o: gray_scenes(digits, labels, 60, canvas=30, most=1, seed=3, **o)  # noqa: E731
+    whole, default = read()
+    assert torch.equal(default.numbers, read(ink=INK)[1].numbers)
+    for ink in (0.0, 0.1, 0.7):
+        images, known = read(ink=ink)
+        assert torch.equal(images, whole) and torch.equal(known.classes, default.classes)
+        assert torch.equal(known.numbers > 0, images[:, 0] > ink)
+    for ink in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="ink must be a brightness from 0 to below 1, not"):
+            read(ink=ink)
+
+
 def test_there_are_19_tetrominoes_and_they_do_not_overlap():
     bank = tetromino_bank()
     assert bank.shape == (19, 4, 4) and (bank.sum((1, 2)) == 4).all()

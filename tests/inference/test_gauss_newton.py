@@ -21,10 +21,11 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, simulate
 from capsule_zoo.inference.posterior.annealing.transitions import Moves, spaced
-from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, precision
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, measured, precision
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Site
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 FUZZED = ("vae", "generative-capsnet", "part-whole", "shape-codes", "stacked-capsule-autoencoder")
@@ -179,6 +180,59 @@ def test_duplicates_count_once():
     images = model(batch_size=4).detach()
     guide = gauss_newton(model, None, images, steps=0, climb=2, modes=3)
     assert guide.logits["modes"].isfinite().sum(1).tolist() == [1] * 4
+
+
+class Inked(Correlated):
+    """Binary pixels whose log odds are linear in the place: the precision is the Hessian."""
+
+    sites = (Site("place", ("images",), event_dim=1),)
+    space = ImageSpace((1, 2, 2))
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        number, zero = batch_size if images is None else len(images), self.paint.new_zeros(2)
+        with pyro.plate("images", number, dim=-1):
+            place = pyro.sample("place", dist.Normal(zero, 1.0).to_event(1))
+            logits = (4 * place @ self.paint[:, :2].T).view(-1, *self.image_shape)
+            return pyro.sample("image", dist.Bernoulli(logits=logits).to_event(3), obs=images)
+
+
+def test_the_precision_of_binary_pixels_is_the_hessian_of_logistic_regression():
+    """It is I + W' p (1 - p) W, at points where p is far from 1 / 2 too."""
+    model = Inked()
+    images = model(batch_size=5).detach()
+    path = AnnealedPath(model, None, images)
+    state = path.draw()
+
+    def loss(place):
+        logits = 4 * model.paint[:, :2].detach() @ place
+        return 0.5 * place.square().sum() + torch.nn.functional.softplus(logits).sum()
+
+    hessian = torch.autograd.functional.hessian
+    expected = torch.stack([hessian(loss, place) for place in state.position.detach()])
+    found = precision(path, state, torch.arange(path.columns))
+    torch.testing.assert_close(found, expected)
+
+
+LAWS = {  # of a parameter t, with the values over which squared scores are summed
+    "bernoulli": (lambda t: dist.Bernoulli(logits=3 * t), torch.tensor([0.0, 1.0])),
+    "categorical": (lambda t: dist.Categorical(torch.stack([t, 1 / t, t**2])), torch.arange(3)),
+    "normal": (lambda t: dist.Normal(2 * t, t.exp()), torch.linspace(-20, 20, 401)),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_information_of_a_law_is_the_mean_of_its_squared_score(name):
+    make, values = LAWS[name]
+    values = values.double() if values.is_floating_point() else values
+    t = torch.tensor(0.7).double()
+    score = torch.autograd.functional.jacobian(lambda t: make(t).log_prob(values), t)
+    weight = make(t).log_prob(values).softmax(0)
+    expected = (weight * score.square()).sum()
+    found = 0
+    for n, (_, root) in enumerate(measured(make(t), values[0])):
+        place = lambda t, n=n: measured(make(t), values[0])[n][0]  # noqa: E731
+        found += (root * torch.autograd.functional.jacobian(place, t)).square().sum()
+    torch.testing.assert_close(found, expected)
 
 
 class Waves(Correlated):

@@ -9,8 +9,11 @@ import torch
 from small_scenes import FORMS, pair
 
 from capsule_zoo.data.scenes import Objects, boxes_of
+from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.inference import find_objects, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes.pictures import Pictures
 
 
@@ -26,6 +29,8 @@ def test_what_is_found_is_scored_as_it_should_be():
     other = (3 - numbers) * (numbers > 0)  # the names of objects do not matter
     assert foreground_ari(other, known).item() == 1
     assert foreground_ari(torch.ones_like(numbers), known).item() == 0
+    flooded = torch.where(numbers == 0, 1, numbers)  # which gives the ground to the first object
+    assert foreground_ari(flooded, known).item() == 1
     half = known.boxes.clone()
     half[0, 0, 2] = 2.5
     overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
@@ -103,3 +108,30 @@ def test_many_images_with_an_object_in_every_slot_are_told_once():
         assert segment(model, guide, many).shape == (12, 1, 10, 12)
     assert len(told) == 1
     find_objects(model, guide, full.expand(3, -1, -1, -1))
+
+
+def test_the_shown_draw_has_the_most_likely_number_of_objects(monkeypatch):
+    """A single draw of one object is the best of all; three draws of two are likelier together."""
+    model, guide, images = pair()
+    rows = torch.tensor([[0.0, 0, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1]]).double()
+    weight = torch.tensor([-9.0, 1.5, 1.0, 0.5, 0.6]).double()
+
+    def presence_law(copies, found):
+        return SubsetLaw(weight.expand(len(copies), -1), rows)
+
+    monkeypatch.setattr(guide, "presence_law", presence_law)
+    found = find_objects(model, guide, images, draws=2)
+    assert found.counts.tolist() == [2, 2, 2]
+    assert found.presence.tolist() == [[True, True, False]] * 3
+    posterior = torch.tensor([-9, 1.5, weight[2:].logsumexp(0), -math.inf]).softmax(0)
+    torch.testing.assert_close(found.count_probabilities[0], posterior.double())
+
+
+def test_the_evidence_is_the_log_of_the_mean_weight_of_the_draws():
+    """It is not their sum, so that it does not rise with the number of draws."""
+    model, guide, images = pair()
+    found = find_objects(model, guide, images, draws=4)
+    with torch.no_grad(), seeded(0):
+        copies = tiled(images, 4)
+        total = guide.presence_law(copies, guide.found(copies)).log_total.unflatten(0, (4, 3))
+    torch.testing.assert_close(found.log_evidence, total.exp().mean(0).log())
