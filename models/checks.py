@@ -47,7 +47,19 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
         if isinstance(value, list | tuple):
             check_at_least(minimum, **{f"{name}[{i}]": entry for i, entry in enumerate(value)})
         elif not value >= minimum:
-            raise ValueError(f"{name} must be at least {minimum:g}, not {value!r}")
+            raise ValueError(f"{name} must be at least {minimum!r}, not {value!r}")
+
+
+def told_apart(*numbers: float) -> list[str]:
+    """Return numbers as short texts that differ wherever the numbers do.
+
+    Six digits are shown, or all of a number whose six digits are those of another number: 1.0000002
+    would else be shown as 1, outside of a range that ends at 1.
+    """
+    texts = [f"{number:g}" for number in numbers]
+    values = {text: {n for n, t in zip(numbers, texts, strict=True) if t == text} for text in texts}
+    pairs = zip(numbers, texts, strict=True)
+    return [text if len(values[text]) == 1 else repr(float(number)) for number, text in pairs]
 
 
 def check_positive(**arguments: float) -> None:

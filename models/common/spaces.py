@@ -20,6 +20,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
+from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.trace_density import scored_sites
 
@@ -174,7 +175,9 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
             "missing pixel, use with_missing_pixels() of both model and guide"
         )
     if low < least or high > most:
+        ends = told_apart(least, most, low.item(), high.item())
         raise ValueError(
-            f"images must lie in [{least:g}, {most:g}], but these span "
-            f"[{low.item():g}, {high.item():g}]; rescale them, or clamp the noise of a model's draw"
+            f"images must lie in [{ends[0]}, {ends[1]}], but these span [{ends[2]}, {ends[3]}]; "
+            "rescale them, or clamp rounding, or the noise of a model's draw, by "
+            f"images.clamp({ends[0]}, {ends[1]})"
         )
