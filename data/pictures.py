@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.files import MissingData
-from capsule_zoo.models.checks import told_apart
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -169,8 +168,7 @@ def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
         return pixels.astype(np.float32) * np.float32(255)
     span, remedy = "", "write them as one of these"
     if pixels.dtype.kind in "buifc":  # numbers
-        low, high = told_apart(0, 1, pixels.min().item(), pixels.max().item())[2:]
-        span = f" from {low} to {high}"
+        span = f" from {pixels.min()} to {pixels.max()}"
         remedy = "rescale them, or clip what is rounding by numpy.clip(images, 0, 1)"
         remedy = "fill in what is NaN" if np.isnan(pixels.min()) else remedy
     raise ValueError(

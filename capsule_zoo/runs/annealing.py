@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
 from capsule_zoo.entry import Entry
-from capsule_zoo.inference import (
-    SemiAmortized,
-    annealed_bounds,
-    annealed_log_likelihood,
-    evaluate,
-)
+from capsule_zoo.inference import SemiAmortized, annealed_bounds, annealed_log_likelihood, evaluate
 from capsule_zoo.inference.evaluation.summary import (
     log_mean,
     per_image_elbo,

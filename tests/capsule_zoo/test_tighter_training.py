@@ -12,6 +12,7 @@ from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
+pytestmark = pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures
 TINY = dict(images=2, simulated=2, chains=1, temperatures=2, particles=2, refinement=1, modes=1)
 SMALL = dict(batch_size=8, particles=2, sizes=dict(latent=2, channels=3, hidden=6))
 ROWS = "encoder", "importance_weighted", "gauss_newton", "weighted_newton", "throughout"
