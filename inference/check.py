@@ -166,8 +166,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
     comparable = not problems or scales[0].numel() == scales[1].numel() == 1
     if comparable and (scales[0] != scales[1]).any():
         ends = [torch.stack(s.aminmax()).unique().tolist() for s in scales]
-        texts = iter(told_apart(*(x for each in ends for x in each)))
-        words = [" to ".join(next(texts) for _ in each) for each in ends]
+        words = [" to ".join(told_apart(x, *ends[0], *ends[1]) for x in each) for each in ends]
         problems.append(
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"

@@ -50,16 +50,13 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
             raise ValueError(f"{name} must be at least {minimum!r}, not {value!r}")
 
 
-def told_apart(*numbers: float) -> list[str]:
-    """Return numbers as short texts that differ wherever the numbers do.
+def told_apart(number: float, *others: float) -> str:
+    """Return a number in six digits, or in all of them if another number has the same six.
 
-    Six digits are shown, or all of a number whose six digits are those of another number: 1.0000002
-    would else be shown as 1, outside of a range that ends at 1.
+    1.0000002 would else be shown as 1, and refused for not being in a range that ends at 1.
     """
-    texts = [f"{number:g}" for number in numbers]
-    values = {text: {n for n, t in zip(numbers, texts, strict=True) if t == text} for text in texts}
-    pairs = zip(numbers, texts, strict=True)
-    return [text if len(values[text]) == 1 else repr(float(number)) for number, text in pairs]
+    same = [each for each in others if each != number and f"{each:g}" == f"{number:g}"]
+    return repr(float(number)) if same else f"{number:g}"
 
 
 def check_positive(**arguments: float) -> None:

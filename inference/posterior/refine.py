@@ -294,6 +294,10 @@ class SemiAmortized(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Refine, draw every site and return the values by name."""
+        return self.refined_to(images)(images)
+
+    def refined_to(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images in their order, equal ones refined once."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         try:
@@ -301,7 +305,7 @@ class SemiAmortized(Guide):
         except NonFiniteGuide as error:  # which counts other rows than the caller does
             bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
             raise NonFiniteGuide.of(error.what, bad, len(images), error.site) from None
-        return guide.select(places)(images)
+        return guide.select(places)
 
     def fitted(self, images: Tensor) -> PerImageGuide:
         """Return the guide to these images alone, in the form that this guide has."""

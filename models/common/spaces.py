@@ -175,9 +175,8 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
             "missing pixel, use with_missing_pixels() of both model and guide"
         )
     if low < least or high > most:
-        ends = told_apart(least, most, low.item(), high.item())
+        span = ", ".join(told_apart(end.item(), least, most) for end in (low, high))
         raise ValueError(
-            f"images must lie in [{ends[0]}, {ends[1]}], but these span [{ends[2]}, {ends[3]}]; "
-            "rescale them, or clamp rounding, or the noise of a model's draw, by "
-            f"images.clamp({ends[0]}, {ends[1]})"
+            f"images must lie in [{least:g}, {most:g}], but these span [{span}]; rescale them, or "
+            f"clamp rounding, or the noise of a model's draw: images.clamp({least:g}, {most:g})"
         )

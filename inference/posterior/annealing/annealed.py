@@ -350,7 +350,9 @@ class _Run(NamedTuple):
         self, images: Tensor, number: int, latents: dict[str, Tensor] | None
     ) -> dict[str, Tensor]:
         """Return what `annealed` does, (chains x images,), for the images of one pass."""
-        guide = self.guide.fitted(images) if isinstance(self.guide, SemiAmortized) else self.guide
+        guide = self.guide
+        if isinstance(guide, SemiAmortized):
+            guide = guide.refined_to(images)
         path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
         number = number if latents is None else number + 1 << 32  # not a stream of given images
         moves, betas, epsilons = self._tuned(path, images, number)
