@@ -168,8 +168,9 @@ def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
         return pixels.astype(np.float32) * np.float32(255)
     span, remedy = "", "write them as one of these"
     if pixels.dtype.kind in "buifc":  # numbers
-        span = f" from {pixels.min():g} to {pixels.max():g}"
-        remedy = "fill in what is NaN" if np.isnan(pixels.min()) else "rescale them"
+        span = f" from {pixels.min()} to {pixels.max()}"
+        remedy = "rescale them, or clip what is rounding by numpy.clip(images, 0, 1)"
+        remedy = "fill in what is NaN" if np.isnan(pixels.min()) else remedy
     raise ValueError(
         f"images of {file} must be bytes (uint8), or floats from 0 to 1, not {pixels.dtype}{span}; "
         f"{remedy}"

@@ -23,8 +23,10 @@ from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
+from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
 
@@ -96,7 +98,7 @@ def refuse_misfit(
 ) -> None:
     """Raise IncompatibleGuide unless the guide fits, using the current parameter store."""
     arguments = call_arguments(images, labels)
-    refuse_non_finite(*(part for part in (model, guide) if isinstance(part, nn.Module)))
+    refuse_non_finite_parameters(*(part for part in (model, guide) if isinstance(part, nn.Module)))
     warn_of_another_model(model, guide, images, labels)
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         with in_one_line(model):
@@ -104,11 +106,13 @@ def refuse_misfit(
         try:
             guide_trace = _trace(guide, arguments)
         except Exception as error:
-            reason = f"the guide cannot run on these images: {one_line(error)}"
+            words = _non_finite(model, guide, images, labels) or one_line(error)
+            reason = f"the guide cannot run on these images: {words}"
             raise IncompatibleGuide.of(model, guide, [reason]) from error
         problems = _disagreements(model_trace, guide_trace)
-        if not problems:
-            problems = _failure_together(model, guide_trace, arguments)
+        if not problems and (problems := _failure_together(model, guide_trace, arguments)):
+            words = _non_finite(model, guide, images, labels)
+            problems = [words] if words else problems
     if problems:
         raise IncompatibleGuide.of(model, guide, problems)
 
@@ -168,7 +172,8 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
     scales = [torch.as_tensor(site["scale"]) for site in (model_site, guide_site)]
     comparable = not problems or scales[0].numel() == scales[1].numel() == 1
     if comparable and (scales[0] != scales[1]).any():
-        words = [" to ".join(f"{x:g}" for x in torch.stack(s.aminmax()).unique()) for s in scales]
+        ends = [torch.stack(s.aminmax()).unique().tolist() for s in scales]
+        words = [" to ".join(told_apart(x, *ends[0], *ends[1]) for x in each) for each in ends]
         problems.append(
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
@@ -225,6 +230,15 @@ def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> 
     return []
 
 
+def _non_finite(model: Callable, guide: Callable, images: Tensor, labels: Tensor | None) -> str:
+    """Return for which images the pair is not finite, and where, in words; "" if it is."""
+    try:
+        rows, site = non_finite(model, guide, images, labels)
+    except Exception:
+        return ""
+    return str(NonFiniteGuide.of("the log density", rows, len(images), site)) if rows else ""
+
+
 def is_delta(fn: Any) -> bool:
     """Return True if a site's distribution is a point mass."""
     return isinstance(base_distribution(fn), Delta)
@@ -249,7 +263,7 @@ def _shape(site: dict) -> tuple[int, ...]:
     return tuple(site["fn"].shape())
 
 
-def refuse_non_finite(*modules: nn.Module) -> None:
+def refuse_non_finite_parameters(*modules: nn.Module) -> None:
     """Raise ValueError that names the first parameter or buffer that is not finite.
 
     A buffer may be infinite, but not NaN.

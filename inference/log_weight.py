@@ -4,6 +4,7 @@ A batch contains each image several times. Any model and guide that work on a ba
 draw many particles in one pass, without particle plates of their own.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.trace_density import log_density as log_density
+from capsule_zoo.models.common.trace_density import scored_sites
 
 
 def log_weights(
@@ -89,6 +91,33 @@ def only(trace: Trace, sites: Iterable[str]) -> Trace:
     for name in sites:
         kept.add_node(name, **trace.nodes[name])
     return kept
+
+
+def not_a_number(values: Tensor) -> Tensor:
+    """Return where log densities or log weights are NaN or plus infinity, not minus infinity."""
+    return ~(values < math.inf)
+
+
+def site_not_finite(
+    images: Tensor, model_trace: Trace, guide_trace: Trace, rows: Tensor
+) -> str | None:
+    """Return the first site, guide before model, whose log density is not finite in some row.
+
+    In the model it may be minus infinity; where a guide draws, it may not.
+
+    Args:
+        images: (B, C, H, W), on which both were run.
+        rows: which rows count, (B,).
+    """
+    for trace, is_wrong in (guide_trace, _is_infinite), (model_trace, not_a_number):
+        for name in scored_sites(trace):
+            if is_wrong(log_density(only(trace, [name]), images))[rows].any():
+                return name
+    return None
+
+
+def _is_infinite(values: Tensor) -> Tensor:
+    return ~values.isfinite()
 
 
 def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:

@@ -48,7 +48,16 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
         if isinstance(value, list | tuple):
             check_at_least(minimum, **{f"{name}[{i}]": entry for i, entry in enumerate(value)})
         elif not value >= minimum:
-            raise ValueError(f"{name} must be at least {minimum:g}, not {value!r}")
+            raise ValueError(f"{name} must be at least {minimum!r}, not {value!r}")
+
+
+def told_apart(number: float, *others: float) -> str:
+    """Return a number in six digits, or in all of them if another number has the same six.
+
+    1.0000002 would else be shown as 1, and refused for not being in a range that ends at 1.
+    """
+    same = [each for each in others if each != number and f"{each:g}" == f"{number:g}"]
+    return repr(float(number)) if same else f"{number:g}"
 
 
 def check_positive(**arguments: float) -> None:

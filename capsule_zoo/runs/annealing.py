@@ -14,17 +14,12 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
 from capsule_zoo.entry import Entry
-from capsule_zoo.inference import (
-    SemiAmortized,
-    annealed_bounds,
-    annealed_log_likelihood,
-    evaluate,
-    gauss_newton,
-)
+from capsule_zoo.inference import SemiAmortized, annealed_bounds, annealed_log_likelihood, evaluate
 from capsule_zoo.inference.evaluation.summary import (
     log_mean,
     per_image_elbo,
     pooled_log_weight,
+    remark,
     standard_error,
     summarize,
 )
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
 MODES = 4  # such points for each image
+STARTS = "free_form", "corrected"  # general guides, besides Gauss-Newton laws, to start chains at
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -52,8 +48,9 @@ def anneal_run(
     """Anneal from Gauss-Newton laws to the posterior of test images, in nats per image.
 
     They are at points refined from the answers of the entry's guide, and chains move by their
-    covariance. A model that they do not serve is annealed from the guide itself. A guide of points
-    is widened first, on training images, for its own bounds.
+    covariance. A model that they do not serve, or whose guide has a higher importance-weighted
+    bound, is annealed from the guide itself. A guide of points is widened first, on training
+    images, for its own bounds.
 
     Args:
         particles: draws of the guide for its own bounds.
@@ -65,6 +62,8 @@ def anneal_run(
         The numbers of `annealed_bounds`; the guide's elbo, iwae, ess and pareto_k on the same
         images; and lost_elbo and lost_iwae, how far both lie under the annealed lower bound of the
         same image. The guide loses at least this much, in expectation, and at most `gap` more.
+        `warning` and `remark` say in words where `lower` is below a guide, and where the guide's
+        iwae is decided by a few draws.
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -94,6 +93,8 @@ def guide_losses(
 
     Args:
         names: general guides; those that do not serve the model, or give no bound, are left out.
+            Chains start at the best of Gauss-Newton laws, of the entry's own guide, and of those
+            named here that have a density at given latents and can be fitted to simulated images.
         images: number of test images.
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`; see `losses`.
@@ -116,12 +117,12 @@ def guide_losses(
     guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
-    how = dict(steps=refinement, modes=modes, climbing=climbing)
-    start = start_of(entry, guide, test.images, seed=seed, **how)
+    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps)
+    starts = starts_of(entry, guide, test.images, names, seed=seed, **how)
     settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
-    annealed = annealed_log_likelihood(entry.model, start, test, **settings)
+    annealed = annealed_log_likelihood(entry.model, starts, test, **settings)
     lower = log_mean(pooled_log_weight(annealed))
-    found = {}
+    found, evaluations = {}, {}
     for name in ("encoder", *(name for name in names if name in entry.fitters)):
         began = time.perf_counter()
         fitted = guide
@@ -133,22 +134,41 @@ def guide_losses(
         own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
         if not own.attrs["is_bound"]:  # a guide of points that was corrected is one still
             continue
+        evaluations[name] = own
         seconds += own.attrs["seconds"] / particles
         found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
-    return annealed_bounds(annealed) | {"seconds": annealed.attrs["seconds"]}, found
+    bounds = annealed_bounds(annealed, evaluations)
+    return bounds | {"start": annealed.attrs["start"], "seconds": annealed.attrs["seconds"]}, found
 
 
-def start_of(entry: Entry, guide: nn.Module, images: Tensor, seed: int, **how: int) -> nn.Module:
-    """Return the guide from which images are annealed: Gauss-Newton laws, or `guide` if better.
+def starts_of(
+    entry: Entry,
+    guide: nn.Module,
+    images: Tensor,
+    names: Sequence[str],
+    *,
+    steps: int,
+    seed: int,
+    refinement: int,
+    modes: int,
+    climbing: int,
+) -> dict[str, nn.Module]:
+    """Return the guides at which chains may start, by name; see `annealed_log_likelihood`.
 
-    Better is a higher bound by the importance weights of 16 draws, which chains do not see.
+    They are `guide` itself as "encoder", Gauss-Newton laws, and general guides of `STARTS` that are
+    in `names`: those that serve the model, and have a density.
     """
-    if "gauss_newton" not in entry.fitters:
-        return guide
-    laws = SemiAmortized(entry.guide, fit=gauss_newton, seed=seed, **how)
-    few: dict[str, Any] = dict(num_particles=16, seed=seed, draws=0)
-    bounds = [summarize(evaluate(entry.model, each, images, **few)) for each in (laws, guide)]
-    return laws if bounds[0]["iwae"] > bounds[1]["iwae"] else guide
+    newton = "gauss_newton" if modes == 1 else "mixture"
+    settings = {name: dict(steps=steps) for name in STARTS if name in names}
+    settings = {newton: dict(steps=refinement, modes=modes, climbing=climbing), **settings}
+    fitters: dict[str, Any] = entry.fitters
+    dense = {}
+    for name in [name for name in settings if name in entry.fitters]:
+        start = SemiAmortized(entry.guide, fit=fitters[name], seed=seed, **settings[name])
+        points = evaluate(entry.model, start, images[:2], num_particles=1, draws=0)
+        if not points.attrs["point_sites"]:
+            dense[name] = start
+    return {"encoder": guide, **dense}
 
 
 def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
@@ -169,4 +189,5 @@ def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> d
         for label, each in ((name, values), (f"lost_{name}", lower - values)):
             found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
     summary = summarize(own)
-    return found | {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
+    found |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
+    return found | ({"remark": words} if (words := remark(summary)) else {})

@@ -33,7 +33,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.energy.enumeration import is_countable
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
-from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.inference.evaluation.summary import remark, standard_error
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -64,7 +64,8 @@ def evaluate_run(
     refuse_without_bound(entry)
     test = as_scored(entry, data).test[: images or IMAGES]
     idata = evaluate(entry.model, entry.guide, test, num_particles=particles, seed=seed, draws=0)
-    return {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
+    found = {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
+    return found | ({"remark": words} if (words := remark(found)) else {})
 
 
 def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) -> dict:

@@ -58,7 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # of the scenes that are annealed
-BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
+GAPS = "gap", "gap_median", "gap_largest"
+BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
 
 def published(name: str, *data: str) -> str | None:
@@ -165,9 +166,13 @@ def gaps(
 ) -> Result:
     """Anneal to the posteriors of trained models from both sides, and say what guides lose (hours).
 
-    Chains start at Gauss-Newton laws, at points that are refined from the answers of the guides.
-    `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws, and
-    `lost_elbo_<entry>_<guide>` how far a guide's ELBO lies under the lower one, on held-out digits.
+    Chains start at the guide with the highest importance-weighted bound: the entry's own, or
+    Gauss-Newton laws at refined points, or a free-form or corrected guide.
+    `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws;
+    `gap_median_<entry>` and `gap_largest_<entry>` tell whether a few of these images decide it.
+    `lost_elbo_<entry>_<guide>` is how far a guide's ELBO lies under the lower bound, on held-out
+    digits. `images_exceeded_<entry>` is the number of digits on which the importance-weighted bound
+    of some guide lies above the lower one, by more than two standard errors: there it is too low.
     Scenes have two digits each, and their number is given.
 
     Each entry has a run folder of its own, another one for other settings. Where the folder that
@@ -218,7 +223,22 @@ def gaps(
         for each in found
     }
     bounds = {snake_case(each["entry"]): each["bounds"] for each in found}
-    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables)})
+    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables, bounds)})
+
+
+gaps_by_image = experiment(
+    "zoo/gaps-by-image",
+    data="mnist",
+    minutes=30,
+    of_runs=True,
+    apart=True,
+    defaults=dict(
+        entries=ANNEALED[:6],
+        guides=("corrected", "gauss_newton", "mixture"),
+        images=8,
+        images_of={"recurrent-capsules": 4},
+    ),
+)(gaps)
 
 
 def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
@@ -244,14 +264,27 @@ def numbers_of(found: dict, names: tuple[str, ...], images: int, simulated: int)
         if np.isfinite(found.get(name, np.nan)):  # pareto_k is infinite without a tail
             error = found.get(f"{name}_se")
             known = error is not None and np.isfinite(error)
-            of_simulated = name == "gap" or name.startswith("simulated")
+            of_simulated = name.startswith(("gap", "simulated"))
             count = simulated if of_simulated else images
             numbers[name] = found[name], error if known else None, count
     return numbers
 
 
-def drawn_losses(tables: Mapping[str, Table]) -> Figure:
-    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry."""
+def entry_title(entry: str, bounds: Numbers) -> str:
+    """Return the name of an entry with its gap, and on how many images its lower bound is low."""
+    gaps = [bounds[name][0] for name in GAPS if name in bounds]
+    words = ": gap {:.2g}, median {:.2g}, largest {:.2g}".format(*gaps) if gaps else ""
+    exceeded, _, images = bounds["images_exceeded"]
+    too_low = f"; lower is too low on {exceeded} of {images}" if exceeded else ""
+    return f"{entry}{words}{too_low}"
+
+
+def drawn_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:
+    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry.
+
+    Args:
+        bounds: numbers of `annealed_bounds` by entry, in snake case, for the titles.
+    """
     figure, grid = panels(2, -(-len(tables) // 2), (4.5, 1.8), (0, 0.8), sharex=True)
     columns = grid.T.flatten()
     for axes in columns[len(tables) :]:
@@ -268,7 +301,8 @@ def drawn_losses(tables: Mapping[str, Table]) -> Figure:
         axes.set_xscale("symlog", linthresh=1)
         axes.tick_params(labelbottom=True)
         axes.axvline(0, color="0.8", zorder=0)
-        axes.set_title(entry, loc="left", fontsize="medium")
+        title = entry_title(entry, bounds[snake_case(entry)])
+        axes.set_title(title, loc="left", fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     columns[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     figure.supxlabel("nats that a guide loses of log p(image), annealed (± 2 s.e.)", fontsize=10)

@@ -73,6 +73,19 @@ class PerImageGuide(Guide[Model]):
         assert isinstance(family, Continuous)
         return family
 
+    def not_finite(self) -> dict[str, Tensor]:
+        """Return for which images the parameters of each site are not finite, (B,) by site.
+
+        Logits may be infinite, for values that are certain.
+        """
+        found: dict[str, Tensor] = {}
+        for kind in _KINDS:
+            for name, values in getattr(self, kind).items():
+                wrong = values.isnan() if kind == "logits" else ~values.isfinite()
+                rows = wrong.reshape(self.num_images, -1).any(1)
+                found[name] = found[name] | rows if name in found else rows
+        return found
+
     def _repeats(self, images: Tensor) -> int:
         """Return how many times over `images` are the images that the parameters belong to.
 

@@ -8,7 +8,12 @@ import pandas as pd
 
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.prepare import Images, Labels, prepare
-from capsule_zoo.inference.evaluation.summary import per_image_elbo, standard_error, summarize
+from capsule_zoo.inference.evaluation.summary import (
+    per_image_elbo,
+    remark,
+    standard_error,
+    summarize,
+)
 from capsule_zoo.models.checks import check_seed
 
 if TYPE_CHECKING:
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BOUNDS = ("elbo", "elbo_se", "iwae", "iwae_se")
-_OTHERS = ("map_objective", "ess", "pareto_k", "seconds_per_image", "is_bound")
+_OTHERS = ("map_objective", "ess", "pareto_k", "seconds_per_image", "is_bound", "remark")
 _COLUMNS = (*_BOUNDS, "elbo_difference", "elbo_difference_se", *_OTHERS)
 _DRAWN = (*_BOUNDS, "map_objective", "is_bound")
 
@@ -27,6 +32,7 @@ class Comparison(pd.DataFrame):
     The columns are the numbers that `summarize` returns, in nats per image, and elbo_difference
     with its standard error: the mean over images of the paired difference to the first row that is
     a bound. A row that is not a bound has its value under map_objective and NaN under every bound.
+    `remark` says in words where an IWAE is decided by a few draws; it is NaN elsewhere.
     The quantity that the bounds refer to is `attrs["bound_on"]`.
     """
 
@@ -109,7 +115,8 @@ def compare(
         options = {"draws": 0, **options}
         model, guide = pair
         idata = evaluate(model, guide, images, num_particles=num_particles, **shared, **options)
-        row = summarize(idata)
+        row: dict[str, Any] = summarize(idata)
+        row["remark"] = remark(row) or np.nan
         elbo = per_image_elbo(idata)
         if row["is_bound"]:
             measured[name] = idata.attrs["bound_on"]

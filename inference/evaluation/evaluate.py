@@ -18,6 +18,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
 from capsule_zoo.inference.evaluation.prepare import (
@@ -29,7 +30,8 @@ from capsule_zoo.inference.evaluation.prepare import (
     prepare,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
+from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite
 from capsule_zoo.inference.objectives.base import repeated
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
 
 _RESERVED = {"chain", "draw", "image"}
 Names = tuple[str | None, ...]
-# index of the first particle and number of particles; images and labels, repeated per particle
-Pass = tuple[tuple[int, int], Tensor, Tensor | None]
+# index of the first image; index of the first particle and number of particles; images and labels,
+# repeated per particle
+Pass = tuple[int, tuple[int, int], Tensor, Tensor | None]
 
 
 def evaluate(
@@ -113,6 +116,7 @@ def evaluate(
         ValueError: images or labels are not what the model takes, a supervised model is given no
             labels, or a number is not allowed.
         IncompatibleGuide: the guide does not fit the model.
+        NonFiniteGuide: a log weight is not a number; the message names image and site.
     """
     check_whole(1, num_particles=num_particles, chains=chains, batch_size=batch_size)
     check_whole(0, draws=draws)
@@ -128,10 +132,13 @@ def evaluate(
             kept.append(Chain(draws, space, log_likelihood))
             passes = _passes(pair, num_particles, batch_size)
             with seeded(chain_seed(seed, number)):
-                for particles, part, numbers in passes:
+                for begin, particles, part, numbers in passes:
+                    size = len(part) // particles[1]
                     if number == 0 and particles[0] == 0:
-                        observed.add(part[: len(part) // particles[1]])
-                    weight, model_trace, guide_trace = log_weights(model, guide, part, numbers)
+                        observed.add(part[:size])
+                    places = begin, size, len(pair.images)
+                    found = _scored(model, guide, part, numbers, places)
+                    weight, model_trace, guide_trace = found
                     kept[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
     points = point_sites(model_trace, guide_trace)
@@ -150,6 +157,40 @@ def evaluate(
     return inference_data(_groups(kept, observed, space), attributes)
 
 
+def _scored(
+    model: Callable,
+    guide: Callable,
+    images: Tensor,
+    labels: Tensor | None,
+    places: tuple[int, int, int],
+) -> tuple[Tensor, Trace, Trace]:
+    """Return `log_weights` of one pass, all of them numbers.
+
+    Args:
+        places: index of the first image among all, number of images in the pass, and of all.
+
+    Raises:
+        NonFiniteGuide: a log weight is not; the message names the image, as the caller counts it.
+    """
+    what = f"{name_of(guide)} of {name_of(model)}"
+    site: str | None
+    try:
+        found = log_weights(model, guide, images, labels)
+    except NonFiniteGuide as error:  # of a guide that refines the images of the pass
+        rows, site, what = error.first.images, error.first.site, error.first.what
+    except ValueError:  # of Pyro's validation, which shows all numbers and names no image
+        rows, site = non_finite(model, guide, images, labels)
+        if not rows:
+            raise
+    else:
+        bad = not_a_number(found[0])
+        if not bad.any():
+            return found
+        rows, site = bad.nonzero().flatten().tolist(), site_not_finite(images, *found[1:], bad)
+    first, size, number = places
+    raise NonFiniteGuide.of(what, (first + row % size for row in rows), number, site)
+
+
 def chain_seed(seed: int, chain: int) -> int:
     """Return the seed of one chain, never shared by evaluations with neighboring seeds."""
     if chain == 0:
@@ -159,14 +200,15 @@ def chain_seed(seed: int, chain: int) -> int:
 
 
 def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
-    """Yield passes of at most `rows` rows: (first particle, number), repeated images, labels."""
+    """Yield passes of at most `rows` rows, see `Pass`."""
     whole = is_per_image(pair.guide)
-    at_once = 1 if whole else 0
+    at_once, begin = (1 if whole else 0), 0
     for part, labels in batches_of(pair.images, pair.labels, len(pair.images) if whole else rows):
         at_once = at_once or max(1, rows // len(part))  # of the first, and then of all
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
-            yield (first, count), *repeated(part, labels, count)
+            yield begin, (first, count), *repeated(part, labels, count)
+        begin += len(part)
 
 
 class Observed:

@@ -27,7 +27,7 @@ from capsule_zoo.inference.check import (
     draws_between,
     latent_sites,
     name_of,
-    refuse_non_finite,
+    refuse_non_finite_parameters,
 )
 from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -255,7 +255,7 @@ def opened(
     accept = space_of(model).check if check else _accept
     source = readable(data.test if isinstance(data, Dataset) else data, "images", accept, labels)
     modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
-    refuse_non_finite(*modules)
+    refuse_non_finite_parameters(*modules)
     parameter = next((p for module in modules for p in module.parameters()), None)
     check_labels = getattr(poutine.unwrap(model), "check_labels", _accept)
 

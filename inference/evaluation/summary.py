@@ -1,5 +1,6 @@
 """The headline numbers of an evaluation, in nats per image, over all chains and draws."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,6 +9,9 @@ from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 
 if TYPE_CHECKING:
     from arviz import InferenceData
+
+HEAVY = 0.7  # Pareto shape above which a few draws decide an importance-weighted bound
+_FAR_BELOW = 1.0  # nats of the ELBO under the IWAE, above which it deserves a remark
 
 
 def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
@@ -51,6 +55,23 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
     }
 
 
+def remark(summary: Mapping[str, Any]) -> str:
+    """Return what a reader of `summarize`'s numbers should know, in words; "" for nothing.
+
+    It says where a few draws decide the IWAE: the Pareto shape is above .7, and the ELBO more than
+    a nat below the IWAE.
+    """
+    if not summary["is_bound"]:
+        return ""
+    below = summary["iwae"] - summary["elbo"]
+    if not (summary["pareto_k"] > HEAVY and below > _FAR_BELOW):
+        return ""
+    return (
+        f"few draws decide: ELBO {below:.1f} nats below IWAE, Pareto k {summary['pareto_k']:.1f}; "
+        "more draws raise the IWAE"
+    )
+
+
 def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
     """Return the log weights of all chains and draws, (chains * draws, images)."""
     return pooled(idata.sample_stats["log_weight"])
@@ -65,6 +86,21 @@ def pooled(values: Any) -> np.ndarray:
 def log_mean(log_weight: np.ndarray) -> np.ndarray:
     """Return the log of the mean over the first dim."""
     return log_sum(log_weight) - np.log(len(log_weight))
+
+
+def log_mean_error(log_weight: np.ndarray) -> np.ndarray:
+    """Return the Monte Carlo standard error of `log_mean`, in nats; at most about 1.
+
+    It is that of the mean weight as a fraction of it. It is 1 where there is one draw, or no weight
+    is above 0: the largest error that weights can show.
+    """
+    draws = len(log_weight)
+    if draws == 1:
+        return np.ones(log_weight.shape[1:])
+    with np.errstate(invalid="ignore"):
+        weight = np.exp(log_weight - log_weight.max(0))
+        fraction = weight.std(0, ddof=1) / weight.mean(0) / np.sqrt(draws)
+    return np.where(np.isfinite(fraction), fraction, 1.0)
 
 
 def log_sum(log_weight: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from capsule_zoo.data.readable import ImageStream
-from capsule_zoo.inference.check import refuse_non_finite
+from capsule_zoo.inference.check import refuse_non_finite_parameters
 from capsule_zoo.inference.evaluation.ancestral import (
     draw_images,
     draw_summed,
@@ -173,7 +173,7 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
     """
     check_seed(seed)
     _check_paints(model)
-    refuse_non_finite(model)
+    refuse_non_finite_parameters(model)
     with isolated_parameters(model):
         return draw_images(model, number, seed=seed, batch_size=batch_size)
 

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from pyro import poutine
+from pyro import poutine, validation_enabled
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -41,6 +41,7 @@ from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite, refuse_non_finite
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_one_of, check_positive, check_whole
@@ -120,6 +121,8 @@ def refine(
         ValueError: an unknown method, a number out of range, images the model does not take, a
             site that no free-form law fits, several starts for another model, or corrections of no
             guide.
+        NonFiniteGuide: the guide, or the objective under it, is not finite for some image; the
+            message names image and site.
     """
     images = as_wanted(model, images, guide, check=check)
     check_one_of("method", method, ("scheduled", "adam"))
@@ -135,10 +138,37 @@ def refine(
             "law 'corrected' corrects the laws of one guide at one start; give a guide, and leave "
             "starts at 1"
         )
+    if lr is not None:
+        check_positive(lr=lr)
+    try:
+        found = refined(model, guide, images, steps, method, lr, starts, law, seed)
+    except ValueError:  # Pyro's validation shows all numbers, and names no image
+        with isolated_parameters(model), in_eval_mode(model), seeded(seed):
+            bad, site = ([], None) if guide is None else non_finite(model, guide, images)
+        if not bad:
+            raise
+        what = f"{type(guide).__name__} of {type(model).__name__}"
+        raise NonFiniteGuide.of(what, bad, len(images), site) from None
+    with isolated_parameters(model), in_eval_mode(model), seeded(seed), torch.no_grad():
+        refuse_non_finite(found.guide, images, found.end)
+    return found
+
+
+def refined(
+    model: Model,
+    guide: Guide | None,
+    images: Tensor,
+    steps: int,
+    method: str = "scheduled",
+    lr: float | None = None,
+    starts: int = 1,
+    law: str = "delta",
+    seed: int = 0,
+) -> Refinement:
+    """Return what `refine` does, from arguments that were checked, also where it is not finite."""
     scheduled = method == "scheduled"
     usual = (0.03 if scheduled else 0.003) * (1 if isinstance(model, PartWholeCapsules) else 3)
     rate = usual if lr is None else lr
-    check_positive(lr=rate)
     if guide is not None:
         warn_of_another_model(model, guide, images)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
@@ -146,21 +176,22 @@ def refine(
         judge = partial(_judged, model, images, torch.randint(2**31, (draws,)).tolist())
         free = _best_start(model, images, guide, starts, law, judge)
         best = _Best(free, judge(free))
-        optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
-        path = []
-        for step in range(steps):
-            objective, surrogate = _objective(model, free, images)
-            optimizer.zero_grad()
-            (-surrogate.sum()).backward()
-            optimizer.step()
-            schedule.step()
-            path.append(objective.detach().mean())
-            if step + 1 in {math.ceil(steps * i / _JUDGED) for i in range(1, _JUDGED + 1)}:
-                best.keep(judge(free))
-        best.restore()
-        with torch.no_grad():
-            path.append(log_weights(model, free, images)[0].mean())
-        return Refinement(free, torch.stack(path), best.start, best.values)
+        with validation_enabled(False):  # a step may lead to NaN, which is then discarded
+            optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
+            path = []
+            for step in range(steps):
+                objective, surrogate = _objective(model, free, images)
+                optimizer.zero_grad()
+                (-surrogate.sum()).backward()
+                optimizer.step()
+                schedule.step()
+                path.append(objective.detach().mean())
+                if step + 1 in {math.ceil(steps * i / _JUDGED) for i in range(1, _JUDGED + 1)}:
+                    best.keep(judge(free))
+            best.restore()
+            with torch.no_grad():
+                path.append(log_weights(model, free, images)[0].mean())
+            return Refinement(free, torch.stack(path), best.start, best.values)
 
 
 def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,9 +297,18 @@ class SemiAmortized(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Refine, draw every site and return the values by name."""
+        return self.refined_to(images)(images)
+
+    def refined_to(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images in their order, equal ones refined once."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
-        return self.fitted(rows.view(-1, *images.shape[1:])).select(places)(images)
+        try:
+            guide = self.fitted(rows.view(-1, *images.shape[1:]))
+        except NonFiniteGuide as error:  # which counts other rows than the caller does
+            bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
+            raise NonFiniteGuide.of(error.what, bad, len(images), error.site) from None
+        return guide.select(places)
 
     def fitted(self, images: Tensor) -> PerImageGuide:
         """Return the guide to these images alone, in the form that this guide has."""
@@ -317,7 +357,8 @@ class _Best:
 
     def keep(self, values: Tensor) -> None:
         """Record the parameters of every image whose objective is the highest so far."""
-        better = values > self.values  # False for NaN, so such an answer is not kept
+        # False for NaN, so such an answer is not kept, unless the one before is NaN too
+        better = values > self.values.nan_to_num(-math.inf, math.inf, -math.inf)
         self.values = torch.where(better, values, self.values)
         for kept, now in zip(self.parameters, self.free.parameters(), strict=True):
             kept[better] = now.detach()[better]

@@ -20,7 +20,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
-from capsule_zoo.models.checks import check_tensor
+from capsule_zoo.models.checks import check_tensor, told_apart
 from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.trace_density import scored_sites
@@ -175,7 +175,8 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
             "missing pixel, use with_missing_pixels() of both model and guide"
         )
     if low < least or high > most:
+        span = ", ".join(told_apart(end.item(), least, most) for end in (low, high))
         raise ValueError(
-            f"images must lie in [{least:g}, {most:g}], but these span "
-            f"[{low.item():g}, {high.item():g}]; rescale them, or clamp the noise of a model's draw"
+            f"images must lie in [{least:g}, {most:g}], but these span [{span}]; rescale them, or "
+            f"clamp rounding, or the noise of a model's draw: images.clamp({least:g}, {most:g})"
         )

@@ -11,12 +11,20 @@ from terminal import Terminal
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.experiments import Options, reproduce, training
 from capsule_zoo.experiments.zoo import guide_swaps
-from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
+from capsule_zoo.inference import (
+    annealed_bounds,
+    annealed_log_likelihood,
+    evaluate,
+    gauss_newton,
+    summarize,
+)
+from capsule_zoo.inference.posterior import fitted
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save_entry, small_sizes
 from capsule_zoo.runs import annealing, measurements
 from capsule_zoo.runs import folder as runs
 
+pytestmark = pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures
 OPTIONS = Options(progress=False, processes=1)
 TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2, refinement=1, modes=2)
 
@@ -139,7 +147,7 @@ def test_a_large_code_has_one_point(small, monkeypatch):
     settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
     modes = []
     monkeypatch.setattr(
-        annealing, "start_of", lambda _, guide, *__, **s: modes.append(s["modes"]) or guide
+        annealing, "starts_of", lambda _, guide, *__, **s: modes.append(s["modes"]) or {"": guide}
     )
     for largest, rows in (1000, {"encoder", "mixture"}), (1, {"encoder"}):
         monkeypatch.setattr(annealing, "_LARGE", largest)
@@ -148,18 +156,55 @@ def test_a_large_code_has_one_point(small, monkeypatch):
     assert modes == [annealing.MODES, 1]
 
 
+def test_chains_may_start_at_every_guide_with_a_density(small):
+    """The best is chosen by `annealed_log_likelihood`; corrected points remain points."""
+    vae, parts = (
+        create(name, **{**small_sizes(name), "image_shape": (1, 12, 12)})
+        for name in ("vae", "part-whole")
+    )
+    how = dict(seed=0, steps=1, refinement=1, modes=1, climbing=4)
+    names, few = ("low_rank", "free_form", "corrected"), small.test.images[:3]
+    found = annealing.starts_of(vae, vae.guide, few, names, **how)
+    assert [*found] == ["encoder", "gauss_newton", "free_form", "corrected"]
+    assert found["encoder"] is vae.guide and found["gauss_newton"].options["modes"] == 1
+    settings = dict(chains=2, temperatures=6, leapfrogs=1, simulated=2, prior_share=0.2)
+    for name in ("free_form", "corrected"):  # each alone serves, also for simulated images
+        idata = annealed_log_likelihood(vae.model, {name: found[name]}, few, **settings)
+        assert np.isfinite(annealed_bounds(idata)["gap"]) and idata.attrs["start"] == name
+    found = annealing.starts_of(parts, parts.guide, few, names, **how | {"modes": 2})
+    assert [*found] == ["encoder", "mixture", "free_form"]
+
+
+def far_laws(*arguments, **options):
+    laws = gauss_newton(*arguments, **options)
+    laws.locs["image_code"].data += 100
+    return laws
+
+
 def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monkeypatch):
     entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
-    pair, how = (entry, entry.guide, small.test.images[:3]), dict(seed=0, steps=1, modes=1)
-    assert isinstance(annealing.start_of(*pair, **how), SemiAmortized)
+    settings = dict(images=3, particles=4, steps=1, refinement=5, modes=1, temperatures=6, chains=4)
+    found, _ = annealing.guide_losses(entry, small, (), **settings)
+    assert found["start"] == "gauss_newton"
+    monkeypatch.setattr(fitted, "_FITTERS", {"gauss_newton": far_laws})
+    found, _ = annealing.guide_losses(entry, small, (), **settings)
+    assert found["start"] == "encoder"
 
-    def far(*arguments, **options):
-        laws = gauss_newton(*arguments, **options)
-        laws.locs["image_code"].data += 100
-        return laws
 
-    monkeypatch.setattr(annealing, "gauss_newton", far)
-    assert annealing.start_of(*pair, **how) is entry.guide
+def test_a_guide_above_the_chains_is_told_in_the_table_and_by_the_command(small, monkeypatch):
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    monkeypatch.setattr(annealing, "starts_of", lambda _, guide, *__, **___: {"encoder": guide})
+    settings = dict(images=3, particles=100, steps=1, temperatures=2, chains=1, leapfrogs=1)
+    with pytest.warns(UserWarning, match="lower is too low.*'gauss_newton' is"):
+        found, _ = annealing.guide_losses(entry, small, ("gauss_newton",), **settings)
+    assert "'gauss_newton'" in found["warning"] and found["images_exceeded"] >= 1
+    numbers = guide_swaps.numbers_of(found, guide_swaps.BOUNDS, 3, 0)
+    assert numbers["images_exceeded"] == (found["images_exceeded"], None, 3)
+    title = guide_swaps.entry_title("vae", numbers)
+    assert title == f"vae; lower is too low on {found['images_exceeded']} of 3"
+    gaps = dict(gap=(1.0, 0.9, 4), gap_median=(0.02, None, 4), gap_largest=(3.9, None, 4))
+    title = guide_swaps.entry_title("vae", gaps | {"images_exceeded": (0, None, 3)})
+    assert title == "vae: gap 1, median 0.02, largest 3.9"
 
 
 def test_gray_images_are_binarized_for_binary_pixels_alone(small):

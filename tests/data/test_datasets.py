@@ -506,7 +506,8 @@ def test_files_of_numpy_lie_in_folders_and_are_resized_as_pictures_are(tmp_path)
     [
         ({"points": np.zeros((3, 4, 2))}, "points are read by constellations:"),
         ({"images": np.zeros((3, 4, 5, 2))}, "1 or 3 channels, not (3, 4, 5, 2)"),
-        ({"images": np.full((3, 4, 5), 7.0)}, "not float64 from 7 to 7; rescale them"),
+        ({"images": np.full((3, 4, 5), 7.0)}, "not float64 from 7.0 to 7.0; rescale them"),
+        ({"images": np.full((3, 4, 5), 1.0000002)}, "from 1.0000002 to 1.0000002; rescale"),
         ({"images": np.full((3, 4, 5), np.nan)}, "from nan to nan; fill in what is NaN"),
         ({"images": np.zeros((1, 4, 5))}, "holds 1 image, but 2 or more are needed"),
         ({"images": np.zeros((3, 4, 5)), "labels": np.arange(2)}, "whole numbers from 0 on, (3,)"),

@@ -204,6 +204,7 @@ def z_score(values: np.ndarray) -> float:
     return abs(values.mean()) / (values.std(ddof=1) / math.sqrt(values.size))
 
 
+@pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 @pytest.mark.parametrize("case, share", STARTS)
 def test_forward_weights_are_unbiased(case, share):
     """E[w] = p(image), also with few temperatures."""
@@ -216,6 +217,7 @@ def test_forward_weights_are_unbiased(case, share):
     assert all(z_score(np.exp(column) - 1) < Z for column in ratio.T)
 
 
+@pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 @pytest.mark.parametrize("case, share", STARTS)
 def test_both_directions_are_of_one_path(case, share):
     """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other.
@@ -301,6 +303,7 @@ def test_a_bound_from_annealing_is_tighter_than_the_guides():
     assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 def test_chains_start_at_a_guide_that_is_refined_for_every_image():
     """Also for simulated images, whose pixels lie outside of [0, 1] as their law is normal."""
     torch.manual_seed(0)
@@ -535,7 +538,7 @@ def test_progress_is_shown_for_each_pass_on_request(capsys):
         how = dict(chains=2, simulated=2, progress=progress, **QUICK)
         annealed_log_likelihood(model, guide, conjugate_images(1), **how)
         shown = capsys.readouterr().err
-        assert shown.count("100%") == passes and ("annealing back" in shown) == progress
+        assert shown.count("\n") == passes and ("annealing back" in shown) == progress
 
 
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
@@ -595,7 +598,7 @@ def test_temperatures_rise_from_0_to_1():
     assert all(later > earlier for earlier, later in itertools.pairwise(betas))
 
 
-def refused(match: str, model: Model, guide: Guide | None, error=ValueError, **options) -> None:
+def refused(match: str, model: Model, guide, error=ValueError, **options) -> None:
     with pytest.raises(error, match=match):
         annealed_log_likelihood(
             model, guide, conjugate_images(2).to(torch.get_default_dtype()), **{**QUICK, **options}
@@ -610,6 +613,8 @@ def test_refusals_name_what_to_do():
     refused("log_partition", CapsuleRBM((1, 2, 2), 2, 2), None)
     free = FreeForm(model, conjugate_images(2), guide, "normal")
     refused("belong to its own images.*simulated=0", model, free)
+    refused("guide is empty; give guides by name", model, {})
+    refused("guide 'prior' is not a guide; leave it out", model, {"prior": None, "own": guide})
     with pytest.raises(ValueError, match="not an annealing"):
         annealed_bounds(evaluate(model, guide, conjugate_images(2), num_particles=2))
 
@@ -662,6 +667,7 @@ def test_every_directed_entry_is_served(name):
 _RANDOM = torch.float32, torch.Generator().manual_seed(0)
 
 
+@pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 @pytest.mark.parametrize("name", ["vae", "recurrent-capsules", "capsule-helmholtz", "scenes"])
 def test_entries_start_at_their_guides(name):
     torch.manual_seed(0)

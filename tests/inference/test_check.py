@@ -147,6 +147,13 @@ def test_plates_that_scale_one_side_only_are_refused():
         check_pair(poutine.scale(model, scale), scaled, images)
 
 
+def test_scales_that_differ_in_the_last_digits_are_told_apart():
+    model, images = Conjugate().double(), conjugate_images(3)
+    guide = poutine.scale(ExactGuide(model).double(), torch.tensor(1 + 1e-9, dtype=torch.float64))
+    error = refused(model, guide, images)
+    assert "scaled by 1.0 in the model but by 1.000000001 in the guide" in str(error)
+
+
 def test_a_scale_is_named_beside_a_wrong_event_rank():
     def draw(number):
         pyro.sample("pose", dist.Normal(torch.zeros(number), 1.0))

@@ -5,10 +5,13 @@ import sys
 import matplotlib
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from toys import Conjugate, ExactGuide, Labelaw, LinearGuide, NoGuide, PointGuide, conjugate_images
 
+from capsule_zoo.guides import Guide
 from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.registry import create, small_sizes
@@ -166,6 +169,25 @@ def test_a_script_prints_every_bound_and_the_paired_difference(table):
     assert len(printed) == 1 + len(table[1])
     assert {"elbo", "iwae", "elbo_difference", "elbo_difference_se"} <= {*printed[0].split()}
     assert "is_bound" not in printed[0]
+
+
+class Sure(Guide):
+    """A guide beside the posterior, and a third as wide, so that a few draws decide the bound."""
+
+    def forward(self, images, labels=None):
+        mean, scale = self.model.posterior(images)
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Normal(mean + 4 * scale, scale / 3))
+
+
+def test_the_table_says_where_few_draws_decide():
+    torch.manual_seed(0)
+    model, images = Conjugate().double(), conjugate_images(5)
+    pairs = {"exact": (model, ExactGuide(model)), "sure": (model, Sure(model))}
+    table = compare(pairs, images, num_particles=200)
+    assert table["remark"].isna().tolist() == [True, False]
+    assert table.loc["sure", "remark"].startswith("few draws decide: ELBO ")
+    assert "few draws decide" in str(table) and "few draws" not in str(table.loc[["exact"]])
 
 
 def test_an_entry_in_place_of_a_pair_is_refused():

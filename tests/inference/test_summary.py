@@ -7,6 +7,7 @@ import pytest
 
 from capsule_zoo.inference import summarize
 from capsule_zoo.inference.evaluation.inference_data import inference_data
+from capsule_zoo.inference.evaluation.summary import remark
 
 
 def evaluation(weights, is_bound=1, seconds=6.0):
@@ -46,6 +47,21 @@ def test_pareto_k_is_the_median_over_images_of_the_heavy_tails():
     weights = np.concatenate([heavy, np.full((1, 4000, 1), 2.0)], axis=-1)
     assert summarize(evaluation(weights))["pareto_k"] == pytest.approx(0.9, abs=0.15)
     assert summarize(evaluation(weights[..., 1:]))["pareto_k"] == pytest.approx(0.45, abs=0.15)
+
+
+def test_a_few_draws_that_decide_the_bound_deserve_a_remark():
+    """A hundred draws of weight 1 to 2, and for each image one of e^9."""
+    weights = np.random.default_rng(0).uniform(1, 2, size=(1, 101, 3))
+    assert remark(summarize(evaluation(weights))) == ""
+    weights[0, 40] = np.exp(9)
+    found = summarize(evaluation(weights))
+    assert found["iwae"] - found["elbo"] > 3 and found["pareto_k"] > 0.7
+    words = remark(found)
+    assert words.startswith("few draws decide: ELBO 3.9 nats below IWAE, Pareto k ")
+    assert words.endswith("more draws raise the IWAE")
+    assert remark(found | {"pareto_k": 0.6}) == remark(found | {"pareto_k": math.nan}) == ""
+    assert remark(found | {"elbo": found["iwae"] - 0.9}) == ""
+    assert remark(summarize(evaluation(weights, is_bound=0))) == ""
 
 
 def test_what_is_not_a_bound_has_no_bounds():

@@ -19,6 +19,7 @@ from capsule_zoo.inference import (
     sample,
 )
 from capsule_zoo.models import ImageSpace, Model, Site
+from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled
 from capsule_zoo.registry import create, small_sizes
 
@@ -58,6 +59,22 @@ def test_a_model_without_a_shape_takes_images_of_any_shape_in_the_unit_range():
         model.space.check(torch.rand(2, 3, 4, 5) + 1)
     with pytest.raises(ValueError, match="give the model an ImageSpace"):
         model.with_missing_pixels()
+
+
+def test_a_pixel_out_of_range_by_rounding_is_told_apart_from_the_end_of_the_range():
+    images = torch.ones(2, 1, 2, 3)
+    images[0, 0, 0, 0] = 1.0000002
+    match = r"must lie in \[0, 1\], but these span \[1, 1.000000238.*\]; .*: images.clamp\(0, 1\)"
+    with pytest.raises(ValueError, match=match):
+        blank().space.check(images)
+    blank().space.check(images.clamp(0, 1))
+    with pytest.raises(ValueError, match=r"in \[0, 1\], but these span \[0.2, 1.25\]; rescale"):
+        blank().space.check(torch.tensor([0.2, 1.25]).view(1, 1, 1, 2))
+
+
+def test_numbers_are_short_unless_they_would_look_the_same():
+    assert told_apart(1.0, 0, 1) == "1" and told_apart(1 + 1e-9, 0, 1) == "1.000000001"
+    assert told_apart(math.nan, 0, math.inf) == "nan"
 
 
 def test_missing_pixels_are_admitted_by_the_space_that_allows_them_and_infinite_ones_never():

@@ -16,7 +16,15 @@ images is the largest error, in expectation, of either.
     upper     -log mean_k 1 / w'_k,     w': from one exact draw of the posterior back to the guide
 
 The gap is exact for simulated images only. It says as much of real ones as the model is like them,
-and as the guide is as good on the one as on the other.
+and as the guide is as good on the one as on the other. Where the prior has heavy tails, one
+simulated image can decide the mean gap; then its median tells more.
+
+Chains that start at a poor guide may miss a mode of an image, and neither bound shows it. So give
+all guides at hand: chains start at the best one, and the result says in words where the
+importance-weighted bound of any guide exceeds the annealed one (see `exceedance`).
+
+>>> guides = {"encoder": encoder, "mixture": SemiAmortized(encoder, fit=gauss_newton, modes=4)}
+>>> idata = annealed_log_likelihood(model, guides, test[:100])
 
 References:
     Neal 2001, "Annealed Importance Sampling". Grosse, Ghahramani & Adams 2015, "Sandwiching the
@@ -25,10 +33,12 @@ References:
     (arXiv 1611.04273): Hamiltonian steps, and temperatures along a sigmoid.
 """
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import pyro
@@ -39,18 +49,27 @@ from capsule_zoo.data import Split
 from capsule_zoo.guides import GaussNewton
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.evaluate import chain_seed
+from capsule_zoo.inference.evaluation.evaluate import chain_seed, evaluate
 from capsule_zoo.inference.evaluation.inference_data import inference_data
 from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, prepare
 from capsule_zoo.inference.evaluation.summary import (
     log_mean,
+    log_mean_error,
     pooled,
-    pooled_log_weight,
-    refuse_mixture,
     standard_error,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.not_finite import NonFiniteGuide
+from capsule_zoo.inference.posterior.annealing.exceedance import (
+    STORED,
+    Bound,
+    annealed_bound,
+    bound_of_guide,
+    bounds_of_guides,
+    exceedances,
+    in_words,
+)
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, simulate
 from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot, spaced
 from capsule_zoo.inference.posterior.refine import SemiAmortized
@@ -65,6 +84,7 @@ _STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
 _SCALED = 16  # draws of the start from which the deviation of each coordinate is computed
 _FEWER = 4  # times fewer temperatures in the pilot
 _FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
+_WEIGHED = 100  # draws by which guides are compared with each other, and with the chains
 _OF_SIMULATED = "simulated_log_weight", "reverse_log_weight"
 _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
 
@@ -72,7 +92,7 @@ _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
 @torch.inference_mode(False)
 def annealed_log_likelihood(
     model: Callable,
-    guide: Callable | None,
+    guide: Callable | Mapping[str, Callable] | None,
     images: Tensor | Split | np.ndarray,
     *,
     chains: int = 16,
@@ -94,7 +114,9 @@ def annealed_log_likelihood(
     Args:
         model: the model, on its present device and in its present precision.
         guide: the start of every chain, a guide with a density at all sites; None starts at the
-            prior. A good guide needs fewer temperatures. Any guide gives valid bounds.
+            prior. A good guide needs fewer temperatures. Any guide gives valid bounds, but chains
+            of a poor one can miss modes: of several guides, by name, chains start at the one with
+            the highest importance-weighted bound of 100 draws, on average over the images.
         images: (N, C, H, W), a tensor, a NumPy array, or a `Split`.
         chains: annealed chains of each image, K.
         temperatures: laws between the start and the posterior; the time grows with their number.
@@ -122,14 +144,18 @@ def annealed_log_likelihood(
         - simulated_log_weight, reverse_log_weight (chain, draw, simulated), if any are simulated:
           log weights forward, and back from the exact draw. See `annealed_bounds`.
 
-        The group observed_data holds the images, and `simulated_pixels`.
+        The group observed_data holds the images, and `simulated_pixels`; constant_data holds the
+        bounds of the given guides, guide_bound and guide_bound_error (guide, image). The attribute
+        `start` names the guide at which chains start, and `exceeded` says in words which guides'
+        bounds lie above the annealed one, "" if none does. These words are a warning too.
 
     Raises:
-        ValueError: a number is out of range; the model is not a normalized model of images; the
+        ValueError: a number is out of range; the model is not a normalized model of images; a
             guide has points, auxiliary sites, or parameters that belong to its own images while
             others are to be simulated.
         UnservedSite: a site that annealing cannot move; the message names it.
         IncompatibleGuide: the guide does not fit the model.
+        NonFiniteGuide: log weights of the guide, or of the chains, are not numbers for some image.
     """
     check_whole(1, chains=chains, leapfrogs=leapfrogs)
     check_whole(1, pilot_chains=pilot_chains, batch_size=batch_size)
@@ -144,67 +170,139 @@ def annealed_log_likelihood(
         )
     seed = check_seed(seed)
     refuse_unnormalized(model)
-    start = model if guide is None else guide
-    form: dict[str, bool] = dict(discrete=discrete, prior=guide is None)
-    pair = prepare(model, start, images, labels=None, seed=seed, **form)
-    refuse_start(pair, guide, simulated)
-    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share, progress
     began = time.perf_counter()
+    guides = _by_name(guide)
+    given: dict[str, Any] = dict(labels=None, seed=seed, discrete=discrete)
+    pairs = {name: prepare(model, each, images, **given) for name, each in guides.items()}
+    for name, pair in pairs.items():
+        refuse_start(pair, guides[name], simulated)
+    bounds = _bounds(pairs, seed=seed, discrete=discrete, batch_size=batch_size)
+    best = _highest(bounds)
+    pair = pairs[best] if guides else prepare(model, model, images, prior=True, **given)
+    start = pair.guide if guides else None
+    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share, progress
     mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
-        run = _Run(pair.model, None if guide is None else pair.guide, seed, *settings)
-        rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
+        run = _Run(pair.model, start, seed, *settings)
+        rows = len(pair.images) if is_per_image(pair.guide) else max(1, batch_size // chains)
         found, drawn = run.annealed(pair.images, rows), None
         if simulated:
             with seeded(run.stream(_SIMULATED, 0)):
                 drawn, latents = simulate(pair.model, simulated)
             found |= run.annealed(drawn, rows, latents)
+    if len(bad := np.flatnonzero(~(found["log_weight"] < np.inf).all(0))):
+        what = f"the annealing of {name_of(model)} from {best!r}"
+        raise NonFiniteGuide.of(what, bad.tolist(), len(pair.images), None)
+    lower = log_mean(found["log_weight"]), log_mean_error(found["log_weight"])
+    if words := in_words(exceedances(lower, bounds)):
+        warn(words, stacklevel=2)
     attributes = {
-        **_attributes(pair, guide, seed),
+        **_attributes(pair, start, seed),
+        "start": best,
+        "guides": json.dumps([*bounds]),
+        "exceeded": words,
         "num_particles": index(chains),
         "temperatures": index(temperatures),
         "leapfrogs": index(leapfrogs),
         "simulated": index(simulated),
         "seconds": time.perf_counter() - began,
     }
-    return inference_data(_groups(pair, found, drawn), attributes)
+    return inference_data(_groups(pair, found, drawn, bounds), attributes)
 
 
-def annealed_bounds(idata: "InferenceData") -> dict[str, float | int]:
+def _by_name(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Callable]:
+    """Return guides by name; none for the prior."""
+    if guide is None:
+        return {}
+    if not isinstance(guide, Mapping):
+        return {name_of(guide): guide}
+    if wrong := [name for name, each in guide.items() if not callable(each)]:
+        raise ValueError(
+            f"guide {wrong[0]!r} is not a guide; leave it out, or pass guide=None alone"
+        )
+    if not guide:
+        raise ValueError("guide is empty; give guides by name, or None to start at the prior")
+    return dict(guide)
+
+
+def _bounds(pairs: Mapping[str, Prepared], **how: Any) -> dict[str, Bound]:
+    """Return the importance-weighted bound of each pair, by image."""
+    return {
+        name: bound_of_guide(evaluate(*pair[:3], num_particles=_WEIGHED, draws=0, **how))
+        for name, pair in pairs.items()
+    }
+
+
+def _highest(bounds: Mapping[str, Bound]) -> str:
+    """Return the name of the highest bound on average over images; "prior" if there is none."""
+    means = {name: np.nan_to_num(iwae.mean(), nan=-np.inf) for name, (iwae, _) in bounds.items()}
+    return max(means, key=lambda name: means[name], default="prior")
+
+
+def annealed_bounds(
+    idata: "InferenceData", guides: "Mapping[str, InferenceData] | None" = None
+) -> dict[str, Any]:
     """Compute the bounds of an annealing, in nats per image, with standard errors over images.
+
+    Args:
+        guides: evaluations (`evaluate`) of further guides on the same images, by name. None of
+            their importance-weighted bounds should exceed `lower`.
 
     Returns:
         lower: the mean over the given images of the lower bound on log p(image). If images were
         simulated, also simulated_lower and simulated_upper, the two bounds on these, and gap, the
         mean of their difference. Each comes with its standard error, `<name>_se`, NaN for a single
-        image. acceptance_rate of the steps, num_chains, num_images and num_simulated.
+        image. gap_median and gap_largest, of the gap by simulated image, tell whether a few images
+        decide the mean; `annealed_gaps` returns all. acceptance_rate of the steps, num_chains,
+        num_images and num_simulated. images_exceeded: the number of images on which the bound of
+        some guide exceeds the lower one by two standard errors or more, see
+        `inference.posterior.annealing.exceedance`. If any guide exceeds it, also on average,
+        `warning` says so in words. Guides are those of the annealing and of `guides`.
 
     Raises:
-        ValueError: the evaluation is not an annealing, or several were joined that differ.
+        ValueError: the evaluation is not an annealing, several were joined that differ, or a guide
+            was evaluated on other images.
     """
     if "temperatures" not in idata.attrs:
         raise ValueError(
             "idata has no temperatures, so it is not an annealing; give what "
             "annealed_log_likelihood returned, and summarize(idata) any other evaluation"
         )
-    refuse_mixture(idata)
-    lower = log_mean(pooled_log_weight(idata))
-    found: dict[str, float | int] = {
-        "lower": float(lower.mean()),
-        "lower_se": standard_error(lower),
-    }
+    lower = annealed_bound(idata)
+    found: dict[str, Any] = {"lower": float(lower[0].mean()), "lower_se": standard_error(lower[0])}
     stats = idata.sample_stats
     if "simulated_log_weight" in stats:
-        below = log_mean(pooled(stats["simulated_log_weight"]))
-        above = -log_mean(-pooled(stats["reverse_log_weight"]))
+        below, above = _sides(idata)
         sides = {"simulated_lower": below, "simulated_upper": above, "gap": above - below}
         for name, values in sides.items():
             found[name] = float(values.mean())
             found[f"{name}_se"] = standard_error(values)
+        found["gap_median"] = float(np.median(above - below))
+        found["gap_largest"] = float((above - below).max())
     found["acceptance_rate"] = float(stats["acceptance_rate"].mean())
     chains = int(stats.sizes["chain"] * stats.sizes["draw"])
-    numbers = {"num_chains": chains, "num_images": len(lower)}
-    return {**found, **numbers, "num_simulated": int(stats.sizes.get("simulated", 0))}
+    numbers = {"num_chains": chains, "num_images": len(lower[0])}
+    found |= {**numbers, "num_simulated": int(stats.sizes.get("simulated", 0))}
+    bounds = {name: bound_of_guide(each) for name, each in (guides or {}).items()}
+    exceeding = exceedances(lower, bounds_of_guides(idata) | bounds)
+    found["images_exceeded"] = len({image for each in exceeding for image in each.images})
+    words = in_words(exceeding)
+    if any(each.guide in bounds for each in exceeding):
+        warn(words, stacklevel=2)
+    return found | ({"warning": words} if words else {})
+
+
+def annealed_gaps(idata: "InferenceData") -> np.ndarray:
+    """Return upper minus lower bound of every simulated image, (simulated,), in nats."""
+    below, above = _sides(idata)
+    return above - below
+
+
+def _sides(idata: "InferenceData") -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and the upper bound of every simulated image, (simulated,)."""
+    stats = idata.sample_stats
+    below = log_mean(pooled(stats["simulated_log_weight"]))
+    return below, -log_mean(-pooled(stats["reverse_log_weight"]))
 
 
 def temperatures_along_sigmoid(number: int) -> list[float]:
@@ -239,7 +337,12 @@ class _Run(NamedTuple):
         parts = []
         for number, part in enumerate(images.split(rows)):
             known = latents and {name: value.split(rows)[number] for name, value in latents.items()}
-            found = self._of_part(part, number, known)
+            try:
+                found = self._of_part(part, number, known)
+            except NonFiniteGuide as error:  # which counts within the part
+                what = error.what if latents is None else f"{error.what}, to simulated images,"
+                bad = (number * rows + row for row in error.images)
+                raise NonFiniteGuide.of(what, bad, len(images), error.site) from None
             parts.append({n: each.view(-1, len(part)).cpu().numpy() for n, each in found.items()})
         return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
@@ -247,7 +350,9 @@ class _Run(NamedTuple):
         self, images: Tensor, number: int, latents: dict[str, Tensor] | None
     ) -> dict[str, Tensor]:
         """Return what `annealed` does, (chains x images,), for the images of one pass."""
-        guide = self.guide.fitted(images) if isinstance(self.guide, SemiAmortized) else self.guide
+        guide = self.guide
+        if isinstance(guide, SemiAmortized):
+            guide = guide.refined_to(images)
         path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
         number = number if latents is None else number + 1 << 32  # not a stream of given images
         moves, betas, epsilons = self._tuned(path, images, number)
@@ -358,7 +463,9 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
     return {**estimator, **pair.attributes(trace, seed), **start, **bound}
 
 
-def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) -> dict[str, Any]:
+def _groups(
+    pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None, bounds: Mapping[str, Bound]
+) -> dict[str, Any]:
     """Return dims and arrays by group and variable."""
     rows = {name: "simulated" if name in _OF_SIMULATED else "image" for name in found}
     space = space_of(pair.model)
@@ -366,4 +473,8 @@ def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) 
     if drawn is not None:
         observed[f"simulated_{space.variable}"] = (["simulated", *space.dims], drawn.cpu().numpy())
     stats = {name: (["chain", "draw", rows[name]], array[None]) for name, array in found.items()}
-    return {"sample_stats": stats, "observed_data": observed}
+    groups = {"sample_stats": stats, "observed_data": observed}
+    if bounds:
+        named = zip(STORED, np.moveaxis(np.array([*bounds.values()]), 1, 0), strict=True)
+        groups["constant_data"] = {name: (["guide", "image"], array) for name, array in named}
+    return groups

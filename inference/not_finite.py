@@ -1,0 +1,82 @@
+"""Refusal of guides whose densities are not finite for some images, in one line with the site.
+
+Pyro's own validation says the same with all numbers of a batch, and not of which image.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Self
+
+import torch
+from pyro import validation_enabled
+from torch import Tensor
+
+from capsule_zoo.guides.per_image.base import PerImageGuide
+from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
+
+
+class NonFiniteGuide(ValueError):
+    """The error raised for a guide that is not finite at some images.
+
+    Attributes:
+        images: indices of these images in the batch.
+        site: the first site where it is not finite; None if it is not known.
+        what: name of the guide.
+    """
+
+    images: list[int]
+    site: str | None
+    what: str
+
+    @classmethod
+    def of(cls, what: str, images: Iterable[int], number: int, site: str | None) -> Self:
+        """Return the error of a guide to `number` images, which other processes can receive."""
+        indices = sorted({*images})
+        where = "" if site is None else f" at site {site!r}"
+        noun = "images" if len(indices) > 1 else "image"
+        listed = ", ".join(map(str, indices[:5])) + ", ..." * (len(indices) > 5)
+        error = cls(
+            f"{what} is not finite{where} for {noun} {listed} of {number}; use another guide or "
+            "seed, or leave such images out"
+        )
+        error.images, error.site, error.what = indices, site, what
+        return error
+
+    @property
+    def first(self) -> "NonFiniteGuide":
+        """The error as it was raised: Pyro's traces raise a copy of it, without its attributes."""
+        return self.__cause__.first if isinstance(self.__cause__, NonFiniteGuide) else self
+
+
+def refuse_non_finite(guide: PerImageGuide, images: Tensor, objective: Tensor) -> None:
+    """Raise NonFiniteGuide where parameters of a guide, or the objective under it, are not finite.
+
+    Args:
+        images: (B, C, H, W), to which the guide belongs, or these several times over.
+        objective: of each image, (B,), in nats. Minus infinity is allowed: a density of zero.
+    """
+    by_site = guide.not_finite()
+    bad = torch.stack([*by_site.values(), not_a_number(objective)]).any(0)
+    if not bad.any():
+        return
+    site = next((name for name, rows in by_site.items() if rows.any()), None)
+    if site is None:
+        site = non_finite(guide.model, guide, images[: guide.num_images])[1]
+    what = f"{type(guide).__name__} of {type(guide.model).__name__}"
+    raise NonFiniteGuide.of(what, torch.nonzero(bad).flatten().tolist(), guide.num_images, site)
+
+
+@torch.no_grad()
+def non_finite(
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
+) -> tuple[list[int], str | None]:
+    """Return the images whose log weight is not finite at a draw of the guide, and the first site.
+
+    It serves to explain an error of Pyro's validation, which is off here.
+    """
+    with validation_enabled(False), torch.random.fork_rng():
+        weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
+        bad = not_a_number(weight)
+        if not bad.any():
+            return [], None
+        site = site_not_finite(images, model_trace, guide_trace, bad)
+    return torch.nonzero(bad).flatten().tolist(), site
