@@ -28,7 +28,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
-from capsule_zoo.data.sources import sides_of
+from capsule_zoo.data.own_pictures import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import predicts_labels
