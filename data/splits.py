@@ -84,6 +84,15 @@ class Split(TorchDataset):
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return replace(self, images=binary, name=f"{self.name} binarized({seed})")
 
+    def in_channels(self, channels: int) -> "Split":
+        """Return the images for a model of so many channels: gray ones get equal channels.
+
+        Images in color stay as they are, because there are several ways to make them gray.
+        """
+        if self.images.dim() != 4 or self.images.shape[1] != 1 or channels == 1:
+            return self
+        return replace(self, images=self.images.repeat(1, channels, 1, 1))
+
     def to(self, device: torch.device | str) -> "Split":
         """Return the same split on another device."""
         known = (self.labels, self.objects)
@@ -225,6 +234,10 @@ class Dataset:
             for s in self._splits
         )
         return replace(self._with(splits), class_names=known)
+
+    def in_channels(self, channels: int) -> "Dataset":
+        """Return the data set for a model of so many channels; see `Split.in_channels`."""
+        return self._with(split.in_channels(channels) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""
