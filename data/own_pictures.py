@@ -128,14 +128,18 @@ def array_file(path: Path, size: Size | None = None) -> Source:
 def divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> Source:
     """Return a source that tests on a fifth of the images, always the same, and at least on one.
 
+    Args:
+        known: images, or scenes of points, and their labels.
+
     Raises:
         ValueError: there is only one image.
     """
     count = len(known[0])
     if count < 2:
+        name = "image" if known[0].dim() == 4 else "scene"
         raise ValueError(
-            f"{path} holds 1 image, but 2 or more are needed: one to train on and one to test on; "
-            "add images"
+            f"{path} holds 1 {name}, but 2 or more are needed: one to train on and one to test "
+            f"on; add {name}s"
         )
     train, test = split_at_random(known, max(1, count // 5))
     return Source(train, test, names, validation=len(train[0]) // 10)

@@ -1,6 +1,7 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -102,6 +103,12 @@ class Split(TorchDataset):
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
         return f"Split({self.name!r}, {len(self):,} images of {shape})"
+
+
+def _pairs(own: Sequence[str], known: Sequence[str]) -> str:
+    """Return which class of a data set is taken for which of a model, the first few of them."""
+    pairs = [f"{a} for {b}" for a, b in zip(own[:3], known, strict=False)]
+    return ", ".join([*pairs, "..."] if len(own) > len(pairs) else pairs)
 
 
 def labels_of(split: Split) -> Tensor:
@@ -212,7 +219,8 @@ class Dataset:
     def in_classes(self, names: Sequence[str]) -> "Dataset":
         """Return the same data set with labels that number the classes of a model by name.
 
-        Where classes of either are plain numbers, the labels stay as they are.
+        Where classes of either are plain numbers, the labels stay as they are, with a warning if
+        the others have names.
 
         Args:
             names: the classes that the model was trained on.
@@ -222,7 +230,15 @@ class Dataset:
         """
         own, known = self.class_names, tuple(names)
         if strange := [name for name in own if name not in known]:
-            if any(each == tuple(map(str, range(len(each)))) for each in (own, known)):
+            numbered = [each == tuple(map(str, range(len(each)))) for each in (own, known)]
+            if not all(numbered) and any(numbered):
+                warnings.warn(
+                    f"the classes of {self.name!r} and those of the model are matched by number, "
+                    f"because one has no names: {_pairs(own, known)}; name both alike to match "
+                    "them by name",
+                    stacklevel=2,
+                )
+            if any(numbered):
                 return self
             raise ValueError(
                 f"{self.name!r} has classes that the model was not trained on: "

@@ -231,7 +231,8 @@ def test_classes_are_told_apart_by_their_names(tmp_path, monkeypatch, capsys):
     for data in ("three", "two"):
         assert run("error-rate", "run", "--data", data, "--json") == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_rate"] == 0
-    assert run("error-rate", "run", "--data", "digits") == 2
+    with pytest.warns(UserWarning, match="by number, because one has no names: 0 for a, 1 for b"):
+        assert run("error-rate", "run", "--data", "digits") == 2
     assert "labels must lie in 0 to 2, but these span 0 to 9" in capsys.readouterr().err
 
 
