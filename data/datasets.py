@@ -54,9 +54,9 @@ def load_dataset(
     Args:
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
             from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do, unless it is
-            the name of a data set: `./digits` is a folder. Images without classes have no labels,
-            None. `constellations:FILE.npz` reads scenes of points,
-            see `data.points.read_scenes`.
+            the name of a data set: "./digits" and Path("digits") are folders. Images without
+            classes have no labels, None. `constellations:FILE.npz` reads scenes of points, see
+            `data.points.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
@@ -71,7 +71,7 @@ def load_dataset(
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
-    name = str(name)
+    name = f"folder:{name}" if isinstance(name, Path) else str(name)
     source = _reader(name)(data_folder(root), _checked_size(size))
     known, tested = source.objects or (None, None)
     train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)

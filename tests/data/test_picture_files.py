@@ -372,8 +372,8 @@ def test_a_folder_named_like_a_data_set_is_told_of(name, tmp_path, monkeypatch):
     deeper(kind, "a")(tmp_path)
     with pytest.warns(UserWarning, match=f"there is a folder {kind} here too, .* ./{kind}"):
         _reader(name)
-    assert load_dataset(f"./{kind}").class_names == ("a",)
-    assert load_dataset(f"folder:{kind}").class_names == ("a",)
+    for path in (f"./{kind}", f"{kind}/", f"folder:{kind}", Path(kind)):
+        assert load_dataset(path).class_names == ("a",)
 
 
 def test_a_folder_named_like_a_data_set_is_told_of_once(tmp_path, monkeypatch):
