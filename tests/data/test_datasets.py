@@ -421,18 +421,6 @@ def test_a_file_of_numpy_holds_pictures_and_may_hold_their_labels(kind, tmp_path
     assert unlabelled.train.labels is None
 
 
-@pytest.mark.parametrize("suffix", ["tif", "gif"])
-def test_a_file_of_several_pictures_warns_that_the_first_is_read(tmp_path, suffix):
-    first, *others = (
-        Image.linear_gradient("L").rotate(90 * number).resize((6, 5)) for number in (1, 2, 3)
-    )
-    first.save(tmp_path / f"stack.{suffix}", save_all=True, append_images=others)
-    first.save(tmp_path / "single.png")
-    with pytest.warns(UserWarning, match="holds 3 pictures, and only the first is read") as warned:
-        images = load_dataset(str(tmp_path), validation=0).train.images
-    assert len(warned) == 1 and len(images) == 1
-
-
 def test_pictures_of_twelve_bits_in_files_of_sixteen_are_told(tmp_path):
     for number, top in enumerate((4000, 4095, 0)):
         deep = np.linspace(0, top, 30).astype(np.uint16).reshape(5, 6)
