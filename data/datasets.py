@@ -1,6 +1,7 @@
 """All data sets of the zoo, by name."""
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.files import from_home
 from capsule_zoo.data.letters import font_letters
-from capsule_zoo.data.pictures import ARRAYS
+from capsule_zoo.data.own_pictures import all_pictures, array_file, folder, holds_pictures
+from capsule_zoo.data.pictures import is_array_file, is_picture_file
 from capsule_zoo.data.points import constellations, constellations_of
 from capsule_zoo.data.registration import refuse_taken
 from capsule_zoo.data.scenes import SCENES, scene_reader
@@ -21,12 +23,9 @@ from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Size,
     Source,
-    all_pictures,
-    array_file,
     binarized_mnist,
     data_folder,
     digits,
-    folder,
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split, integer_of
@@ -55,9 +54,10 @@ def load_dataset(
 
     Args:
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
-            from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do. Images
-            without classes have no labels, None. `constellations:FILE.npz` reads scenes of points,
-            see `data.points.read_scenes`.
+            from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do, unless it is
+            the name of a data set: "./digits" and Path("digits") are folders. Images without
+            classes have no labels, None. `constellations:FILE.npz` reads scenes of points, see
+            `data.points.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
@@ -72,7 +72,7 @@ def load_dataset(
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
-    name = str(name)
+    name = f"folder:{name}" if isinstance(name, Path) else str(name)
     source = _reader(name)(data_folder(root), _checked_size(size))
     known, tested = source.objects or (None, None)
     train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)
@@ -233,13 +233,15 @@ _READERS: dict[str, Reader] = {
 
 
 def _reader(name: str) -> Reader:
+    kind, _, path = full_name(name).partition(":")
+    if name in _READERS or kind in SCENES:
+        _warn_of_folder(kind)
     if name in _READERS:
         return _READERS[name]
-    kind, _, path = full_name(name).partition(":")
     if kind in SCENES:
         return scene_reader(kind, path)
     if kind == "folder" and path:
-        read = array_file if Path(path).suffix.lower() in ARRAYS else folder
+        read = array_file if is_array_file(Path(path)) else folder
         return lambda root, size: read(Path(path), size)
     if kind == "constellations" and path:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
@@ -251,19 +253,31 @@ def _unknown(name: str, path: str) -> str:
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     if from_home(path).exists() and path:
         near = [f"folder:{path}"]
-    elif from_home(name).is_file():
+    elif from_home(name).is_file() and is_picture_file(Path(name)):
         near = [f"folder:{Path(name).parent}"]
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    if "/" in name and not near:
+    if from_home(name).is_file() and not near:
+        meant = "; pictures are read from a folder, .npy or .npz, and not from a file of this kind."
+    elif "/" in name and not near:
         meant = "; there is no such folder of pictures either."
     known = f"{', '.join(dataset_names())}, and those of imported modules (--import MODULE)"
     return f"unknown data set {name!r}{meant} Known are: {known}"
 
 
+def _warn_of_folder(name: str) -> None:
+    """Warn where a folder of pictures has the name of a data set, which goes first."""
+    if Path(name).is_dir() and holds_pictures(Path(name)):
+        warnings.warn(
+            f"{name} is the data set of this name; there is a folder {name} here too, which is "
+            f"read by its path, ./{name}",
+            stacklevel=4,
+        )
+
+
 def _is_of_pictures(name: str) -> bool:
     """Return True for the path of a folder, or of a file of NumPy."""
     path = from_home(name)
-    return path.is_file() if path.suffix.lower() in ARRAYS else path.is_dir() and name != ""
+    return name != "" and (path.is_dir() or (is_array_file(path) and path.is_file()))
 
 
 def _of_points(read: Callable[[], Source], size: Size | None) -> Source:

@@ -4,21 +4,20 @@
 |---|---|
 | gray, 8 bits or 1 bit | gray |
 | gray, 16 bits | gray, divided by 65,535 |
-| a palette whose used entries are all gray | gray |
-| any other palette | RGB |
-| RGB, CMYK, YCbCr, HSV | RGB |
+| a palette, RGB, CMYK, YCbCr or HSV, if all pixels are gray within 2 of 255 | gray |
+| the same in color | RGB |
 | any of these with transparency | the same, on black |
-| a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB |
+| a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB if a picture is in color |
 
-Pictures of 12 bits in files of 16 bits are nearly black; a folder of them is read with a warning.
 Of a file of several pictures, such as TIFF or GIF, the first is read, with a warning.
 Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
 """
 
 import warnings
 import zipfile
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +32,41 @@ ARRAYS = (".npy", ".npz")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _GRAY_OR_PALETTE = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
+GRAY_TOLERANCE = 2.001  # of 255; JPEG rounds each channel by itself, and floats are not exact
+_PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2  # tags of TIFF, and a value of the second
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
+
+
+class Picture(NamedTuple):
+    """The pixels of a picture file, and what they are if its ink is inverted.
+
+    Attributes:
+        pixels: (H, W) of a gray picture, (H, W, 3) of any other, from 0 to 255, on black where the
+            file is transparent.
+        inverted: the same pixels with inverted ink, still on black; None without transparency.
+        dark: True if the file has transparency, and its ink is nearly black.
+    """
+
+    pixels: np.ndarray
+    inverted: np.ndarray | None = None
+    dark: bool = False
+
+
+def is_array_file(path: Path) -> bool:
+    """Return True for the path of a NumPy file, which need not exist; False for a folder."""
+    return path.suffix.lower() in ARRAYS and not path.is_dir()
+
+
+def is_picture_file(path: Path) -> bool:
+    """Return True for a path with the suffix of pictures, or of a NumPy file."""
+    return path.suffix.lower() in _suffixes()
+
+
+@cache
+def _suffixes() -> frozenset[str]:
+    from PIL import Image
+
+    return frozenset({*Image.registered_extensions(), *ARRAYS})
 
 
 def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
@@ -50,53 +83,96 @@ def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     Raises:
         MissingData: the file cannot be read, or its kind of pixels is not among those above.
     """
+    return _with_opacity(file, name)[0]
+
+
+def read_picture(file: Path, size: tuple[int, int] | None) -> Picture:
+    """Read a picture file.
+
+    Args:
+        size: (height, width) of the result; the picture's own by default.
+
+    Raises:
+        MissingData: see `open_image`.
+    """
+    image, opacity = _with_opacity(file, str(file))
+    if opacity is None or not np.asarray(opacity).any():  # nothing is transparent, or all
+        return Picture(_pixels(image, size))
+    pixels, cover = _pixels(image, size), _pixels(opacity, size)
+    cover = cover[..., None] if pixels.ndim == 3 else cover
+    inverted = np.maximum(cover, pixels) - pixels  # white, covered like the ink, less the ink
+    return Picture(pixels, inverted, _is_dark(np.asarray(image), np.asarray(opacity)))
+
+
+def _with_opacity(file: Path | IO[bytes], name: str) -> "tuple[Image.Image, Image.Image | None]":
+    """Return what `open_image` returns, and the opacity, mode "L", if a pixel is transparent."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(file) as opened:
-            kind, frames = opened.format, getattr(opened, "n_frames", 1)
-            image = ImageOps.exif_transpose(opened)
-        if frames > 1 and kind != "MPO":  # a camera's second picture is the first one again
-            warnings.warn(
-                f"{name} holds {frames} pictures, and only the first is read; save each as a file",
-                stacklevel=2,
-            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large, but readable
+            with Image.open(file) as opened:
+                kind, frames = opened.format, getattr(opened, "n_frames", 1)
+                tags = getattr(opened, "tag_v2", {})  # of TIFF
+                image = ImageOps.exif_transpose(opened)
+        signed = kind == "FITS" or _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 0))
         sixteen = image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind in ("PNG", "PPM"))
-        if sixteen:
-            return _from_sixteen_bits(image)
-        if image.mode in (*_GRAY_OR_PALETTE, *_COLORS):
-            return _from_bytes(image)
+        converted = None
+        if sixteen and not signed:
+            converted = _from_sixteen_bits(image, inverted=tags.get(_PHOTOMETRIC) == 0)
+        elif image.mode in (*_GRAY_OR_PALETTE, *_COLORS) and not signed:
+            converted = _from_bytes(image)
     except UnidentifiedImageError as error:  # its own message shows the stream's address
         raise MissingData(
             f"{name} is not a readable image (its content is of no known kind); mend or remove it"
         ) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError as error:
+        raise MissingData(
+            f"{name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
+        ) from error
+    except Exception as error:  # decoders of damaged files raise many types
         raise MissingData(f"{name} is not a readable image ({error}); mend or remove it") from error
-    raise MissingData(
-        f"{name} has pixels of the kind {image.mode!r}, whose range is not known; save it with 8 "
-        "or 16 bits a pixel, gray or RGB, or remove it"
-    )
+    if frames > 1 and kind != "MPO":  # a camera's second picture is the first one again
+        warnings.warn(
+            f"{name} holds {frames} pictures, and only the first is read; save each as a file",
+            stacklevel=2,
+        )
+    if converted is None:
+        mode = f"signed {image.mode}" if sixteen or image.mode == "L" else image.mode
+        raise MissingData(
+            f"{name} has pixels of the kind {mode!r}, whose range is not known; save it as PNG "
+            "with 8 or 16 bits a pixel, gray or RGB, or remove it"
+        )
+    return converted
 
 
-def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
-    """Read pixels (H, W) of a gray picture or (H, W, 3) of any other, from 0 to 255.
-
-    Args:
-        size: (height, width) of the result; the picture's own by default.
-    """
+def _pixels(image: "Image.Image", size: tuple[int, int] | None) -> np.ndarray:
+    """Return an image's pixels, resized to (height, width) if a size is given."""
     from PIL import Image
 
-    image = open_image(file, str(file))
     if size is not None:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)
+
+
+def _is_dark(pixels: np.ndarray, opacity: np.ndarray) -> bool:
+    """Return True if 19 of 20 pixels of ink are darker than a quarter of white.
+
+    Args:
+        pixels: (H, W) or (H, W, 3), from 0 to 255, on black.
+        opacity: (H, W), from 0 to 255. Ink is at least half as opaque as the most opaque pixel.
+    """
+    ink = opacity >= opacity.max() / 2
+    brightest = pixels.max(-1) if pixels.ndim == 3 else pixels
+    return bool(np.quantile(brightest[ink] / opacity[ink], 0.95) < 0.25)
 
 
 def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
     """Read pixels (N, H, W) or (N, H, W, 3), from 0 to 255, of `.npy`, or `images` of `.npz`.
 
     The array is (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 channels C, or a single picture
-    (H, W) or (H, W, 3); bytes, or floats from 0 to 1.
+    (H, W) or (H, W, 3); bytes, or floats from 0 to 1. Three channels that are alike, within 2 of
+    255, become one, as those of picture files do.
 
     Args:
         size: (height, width) of the result; the pictures' own by default.
@@ -122,6 +198,8 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
             f"channels, not {given.shape}"
         )
     pixels = _from_0_to_255(pixels[..., 0] if pixels.shape[3:] == (1,) else pixels, file)
+    if pixels.ndim == 4 and _is_gray(pixels):
+        pixels = pixels[..., 1]  # green, of which brightness depends most
     return pixels if size is None else _resized(pixels, size)
 
 
@@ -141,6 +219,11 @@ def read_labels(file: Path, number: int) -> Tensor | None:
             f"not {labels.dtype} of shape {labels.shape}"
         )
     return torch.from_numpy(labels.astype(np.int64))
+
+
+def holds_labels(file: Path) -> bool:
+    """Return True for an archive `.npz` with labels."""
+    return file.suffix.lower() == ".npz" and "labels" in load_arrays(file)
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray]:
@@ -188,29 +271,40 @@ def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes])
 
 
-def _from_sixteen_bits(image: "Image.Image") -> "Image.Image":
-    """Convert gray pixels of 16 bits to floats from 0 to 255, with transparent ones black."""
+def _from_sixteen_bits(
+    image: "Image.Image", inverted: bool
+) -> "tuple[Image.Image, Image.Image | None]":
+    """Convert gray pixels of 16 bits to floats from 0 to 255, on black where transparent.
+
+    Args:
+        inverted: True where 0 is white.
+    """
     from PIL import Image
 
     pixels = np.asarray(image).astype(np.float32)
-    if isinstance(clear := image.info.get("transparency"), int):
-        pixels = np.where(pixels == clear, np.float32(0), pixels)
-    return Image.fromarray(pixels / np.float32(_BYTE))
+    value = image.info.get("transparency")
+    clear = pixels == (value if isinstance(value, int) else -1)
+    if inverted:
+        pixels = np.float32(65535) - pixels
+    pixels = np.where(clear, np.float32(0), pixels)
+    opacity = Image.fromarray(np.where(clear, 0, 255).astype(np.uint8)) if clear.any() else None
+    return Image.fromarray(pixels / np.float32(_BYTE)), opacity
 
 
-def _from_bytes(image: "Image.Image") -> "Image.Image":
+def _from_bytes(image: "Image.Image") -> "tuple[Image.Image, Image.Image | None]":
     """Convert a picture of 8 bits or fewer to mode "L" or "RGB", on black where transparent."""
     from PIL import Image
 
-    gray = image.mode in ("1", "L", "LA", "La")
-    palette = image.mode in ("P", "PA")
+    gray, opacity = image.mode in ("1", "L", "LA", "La"), None
     if image.has_transparency_data:
         above = image.convert("RGBA")
+        alpha = above.getchannel("A")
+        opacity = None if (np.asarray(alpha) == 255).all() else alpha
         image = Image.alpha_composite(Image.new("RGBA", above.size, "black"), above)
     color = image.convert("L" if gray else "RGB")
-    return color.convert("L") if palette and _is_gray(color) else color
+    return color.convert("L") if not gray and _is_gray(np.asarray(color)) else color, opacity
 
 
-def _is_gray(image: "Image.Image") -> bool:
-    red, green, blue = np.moveaxis(np.asarray(image), -1, 0)
-    return bool((red == green).all() and (green == blue).all())
+def _is_gray(pixels: np.ndarray) -> bool:
+    """Return True if the channels of pixels (..., 3) are alike within 2 of 255."""
+    return float((pixels.max(-1) - pixels.min(-1)).max()) <= GRAY_TOLERANCE

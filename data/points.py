@@ -16,6 +16,7 @@ References:
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.files import from_home
+from capsule_zoo.data.own_pictures import divided_at_random
 from capsule_zoo.data.pictures import load_arrays
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Source
@@ -189,19 +191,23 @@ def constellations() -> Source:
 
 
 def constellations_of(path: Path) -> Source:
-    """Return the user's scenes as a data set without labels; a fifth of them is for testing.
+    """Return the user's scenes as a data set without labels.
+
+    Every scene is shifted and scaled to the square [-1, 1]^2, as `capsule-zoo parse` does it. A
+    fifth of the scenes, always the same, is for testing.
 
     Raises:
         MissingData, ValueError: see `read_scenes`; or the file holds a single scene.
     """
-    points = read_scenes(path)[0].float()
-    if len(points) < 2:
-        raise ValueError(
-            f"{path} holds 1 scene, but 2 or more are needed: one to train on and one to test on"
+    points, _, templates = read_scenes(path)
+    if templates is not None:
+        warnings.warn(
+            f"the templates in {path} are not read, because a model has its own; name their shapes "
+            "by --set objects, or give the file to capsule-zoo parse",
+            stacklevel=2,
         )
-    test = max(1, len(points) // 5)
-    known, asked = points[:-test], points[-test:]
-    return Source((known, None), (asked, None), (), validation=len(known) // 10)
+    points = rescaled(points.double()).float()
+    return divided_at_random(path, (points, None), ())
 
 
 def _labels(scenes: Scenes) -> Tensor:

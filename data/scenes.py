@@ -155,8 +155,8 @@ def _in_chunks(
 
 def _check(canvas: int, least: int, most: int, side: float) -> None:
     """Raise ValueError for numbers of objects, or a canvas, of which no scene can be made."""
-    if most < 1:
-        raise ValueError(f"most must be at least 1, not {most}")
+    if not 1 <= most <= 255:  # masks are numbers of a byte
+        raise ValueError(f"most must be at least 1 and at most 255, not {most}")
     if not 0 <= least <= most:
         raise ValueError(f"least must be from 0 to most={most}, not {least}")
     if canvas < side:
@@ -370,6 +370,8 @@ def tetromino_scenes(
         ValueError: an argument out of range, or pieces that do not fit the canvas.
     """
     _check(canvas, most, most, 4 * CELL)
+    if canvas % CELL:
+        raise ValueError(f"canvas must be a multiple of {CELL}, the pixels of a cell, not {canvas}")
     generator = seeded_generator(seed)
     bank, grid = tetromino_bank().float(), canvas // CELL
     sides = [1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1)]

@@ -1,4 +1,4 @@
-"""Readers of images: scikit-learn's digits, torchvision's data sets, a folder of the user."""
+"""Readers of images: scikit-learn's digits, torchvision's data sets, binarized digits."""
 
 import io
 import os
@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import MissingData, fetch, from_home, user_cache
-from capsule_zoo.data.pictures import ARRAYS, read_array, read_labels, read_pixels
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
 Labelled = tuple[Tensor, Any]  # images, and their labels or None
-VALIDATION = ("val", "valid", "validation")  # folders beside train, of which one may be there
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def digits(size: Size | None = None) -> Source:
     bordered = F.pad(torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16, (1, 1, 1, 1))
     images = F.interpolate(bordered, size or (28, 28), mode="bicubic", antialias=True).clamp(0, 1)
     labels = torch.tensor(raw.target, dtype=torch.int64)
-    train, test = _split_at_random((images, labels), 400)
+    train, test = split_at_random((images, labels), 400)
     return Source(train, test, tuple(map(str, range(10))), validation=200)
 
 
@@ -105,107 +103,11 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
         )
         raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [
-        (resized(_channels_first(part.data), size), torch.as_tensor(part.targets))
+        (resized(channels_first(part.data), size), torch.as_tensor(part.targets))
         for part in (train, test)
     ]
     class_names = tuple(label.split(" - ")[0] for label in train.classes)  # MNIST has "0 - zero"
     return Source(tensors[0], tensors[1], class_names, validation=5000)
-
-
-def folder(path: Path, size: Size | None = None) -> Source:
-    """Read the user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
-
-    Pictures without classes lie in a flat folder, `path/<image>` or `path/{train,test}/<image>`.
-    They have no labels. Images have a random order that is always the same, so that the first
-    images are of all classes. Without a test folder a fifth of the images, always the same and at
-    least one, is held out for testing. A file `.npy` or `.npz` may hold many images; files without
-    the suffix of an image are ignored, and those whose names begin with a dot. Beside train, a
-    folder val, valid or validation holds the images for validation. If all images are gray they
-    stay gray, else all become RGB; `capsule_zoo.data.pictures` lists the result for each kind of
-    file.
-
-    Raises:
-        MissingData: no such folder, a folder or a class without images, an unreadable image.
-        ValueError: too few images; images of several sizes and no `size`; a class that is not
-            trained on, or class folders on one side only.
-    """
-    sides = sides_of(path)
-    parts = [{} if side is None else _files_by_class(side) for side in sides]
-    files = parts[0]
-    for side, part in zip(sides, parts, strict=True):
-        if part and (None in part) != (None in files):
-            raise ValueError(f"of {sides[0]} and {side} one has class folders, one none")
-        if strangers := sorted(set(map(str, part)) - set(map(str, files))):
-            raise ValueError(
-                f"{side} has classes that the training images lack: {', '.join(strangers)}"
-            )
-    named = [(file, name) for part in parts for name in part for file in part[name]]
-    images, numbers = _read_images([file for file, _ in named], size)
-    classes = list(files)
-    labels = torch.tensor([classes.index(name) for _, name in named]).repeat_interleave(numbers)
-    counts = [int(n.sum()) for n in numbers.split([sum(map(len, p.values())) for p in parts])]
-    train, test, held_out = (
-        _mixed((some, None if None in files else known))
-        for some, known in zip(images.split(counts), labels.split(counts), strict=True)
-    )
-    names = tuple(name for name in classes if name is not None)
-    if sides[1] is None:
-        source = _divided_at_random(path, train, names)
-    else:
-        source = Source(train, test, names, validation=len(train[0]) // 10)
-    return source if sides[2] is None else replace(source, held_out=held_out)
-
-
-def sides_of(path: Path) -> tuple[Path, Path | None, Path | None]:
-    """Return the folders of images for training, testing and validation; None for absent ones."""
-    if not (path / "train").is_dir():
-        return path, None, None
-    test, *held_out = (path / name for name in ("test", *VALIDATION))
-    seen = next((side for side in held_out if side.is_dir()), None)
-    return path / "train", test if test.is_dir() else None, seen
-
-
-def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str]]:
-    """Read all of the user's own images in the order of their files, and name the file of each.
-
-    Args:
-        path: a folder as `folder` reads it, or a file as `array_file` does.
-    """
-    files = [path]
-    if path.suffix.lower() not in ARRAYS:
-        sides = [_files_by_class(side) for side in sides_of(path) if side is not None]
-        files = [f for side in sides for part in side.values() for f in part]
-    images, numbers = _read_images(files, size)
-    names = [f.name if f == path else f.relative_to(path).as_posix() for f in files]
-    return images, [n for n, of in zip(names, numbers, strict=True) for _ in range(of)]
-
-
-def array_file(path: Path, size: Size | None = None) -> Source:
-    """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth is for testing.
-
-    An archive holds `images` and may hold `labels` (N,), the numbers of classes; see
-    `data.pictures.read_array` for the shapes of images.
-
-    Raises:
-        MissingData: no such file, or not one of NumPy.
-        ValueError: too few images; labels that are not one whole number for each image.
-    """
-    images = _channels_first(read_array(path, size))
-    labels = read_labels(path, len(images))
-    names = () if labels is None else tuple(map(str, range(int(labels.max()) + 1)))
-    return _divided_at_random(path, _mixed((images, labels)), names)
-
-
-def _divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> Source:
-    """Return a source that tests on a fifth of the images, always the same, and at least on one."""
-    count = len(known[0])
-    if count < 2:
-        raise ValueError(
-            f"{path} holds 1 image, but 2 or more are needed: one to train on and one to test on; "
-            "add images"
-        )
-    train, test = _split_at_random(known, max(1, count // 5))
-    return Source(train, test, names, validation=len(train[0]) // 10)
 
 
 def taken(part: Labelled, chosen: Tensor) -> Labelled:
@@ -214,12 +116,7 @@ def taken(part: Labelled, chosen: Tensor) -> Labelled:
     return images[chosen], None if labels is None else labels[chosen]
 
 
-def _mixed(part: Labelled) -> Labelled:
-    """Return the images in an order that is random and the same on every call."""
-    return taken(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
-
-
-def _split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
+def split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
     """Split off `count` images that are the same on every call; they come second."""
     order = torch.randperm(len(part[0]), generator=seeded_generator(0))
     rest, chosen = order[:-count].sort().values, order[-count:].sort().values
@@ -242,87 +139,11 @@ def data_folder(root: str | Path | None) -> Path | None:
     return path
 
 
-def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:
+def channels_first(pixels: Tensor | np.ndarray) -> Tensor:
     """Convert bytes (N, H, W) or (N, H, W, C) to float32 (N, C, H, W) in [0, 1]."""
     images = torch.as_tensor(pixels)
     images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
     return images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-
-
-def _files_by_class(path: Path) -> dict[str | None, list[Path]]:
-    """List the image files of each class folder in `path`, both in alphabetical order.
-
-    Without class folders the image files in `path` itself have no class, None.
-    """
-    from PIL import Image
-
-    suffixes = {*Image.registered_extensions(), *ARRAYS}
-    if not path.is_dir():
-        raise MissingData(f"there is no folder {path}; name the place where the pictures lie now")
-    classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
-    named: dict[str | None, Path] = {folder.name: folder for folder in classes}
-    files = {
-        name: sorted(
-            f
-            for f in folder.iterdir()
-            if f.suffix.lower() in suffixes and not f.name.startswith(".")
-        )
-        for name, folder in (named | {None: path}).items()
-    }
-    if classes and (stray := files.pop(None)):
-        warnings.warn(
-            f"{path} holds {len(stray)} pictures beside folders of classes, such as "
-            f"{stray[0].name}; they are ignored: move them into the folder of their class",
-            stacklevel=2,
-        )
-    if not classes and not files[None]:
-        raise MissingData(
-            f"{path} holds neither images nor folders of images; put images in it, or in one "
-            "folder for each class"
-        )
-    if empty := [name for name, found in files.items() if not found]:
-        found = ", ".join(str(named[name]) for name in empty)
-        raise MissingData(f"no images in {found}; put some there, or take it out of {path}")
-    return files
-
-
-def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
-    """Read the files as float32 (N, C, H, W) in [0, 1]; return also how many images each holds."""
-    pixels = [
-        read_array(file, size) if file.suffix.lower() in ARRAYS else read_pixels(file, size)[None]
-        for file in files
-    ]
-    _warn_of_few_bits(files, pixels)
-    first = pixels[0].shape[1:3]
-    for file, image in zip(files, pixels, strict=True):
-        if image.shape[1:3] != first:
-            raise ValueError(
-                f"{files[0]} has {_in_words(first)} pixels, {file} has "
-                f"{_in_words(image.shape[1:3])}; bring all images to one size by size= in Python "
-                "or --size HEIGHTxWIDTH on the command line"
-            )
-    if any(image.ndim == 4 for image in pixels):
-        pixels = [image if image.ndim == 4 else np.stack([image] * 3, -1) for image in pixels]
-    return _channels_first(np.concatenate(pixels)), torch.tensor(list(map(len, pixels)))
-
-
-def _warn_of_few_bits(files: list[Path], pixels: list[np.ndarray]) -> None:
-    """Warn where all pixels of the pictures of 16 bits lie below 4,096, as those of 12 bits do."""
-    both = zip(files, pixels, strict=True)
-    deep = [(p.max(), f) for f, p in both if p.dtype != np.uint8 and f.suffix.lower() not in ARRAYS]
-    brightest, file = max(deep, default=(0.0, None))
-    value = round(float(brightest) * 257)  # 65,535 / 255
-    if 0 < value < 4096:
-        warnings.warn(
-            f"{file} is the brightest of {len(deep)} pictures of 16 bits, and its largest pixel is "
-            f"{value:,} of 65,535, so that they are nearly black; if they have 12 bits, multiply "
-            "their pixels by 16 and save them again",
-            stacklevel=2,
-        )
-
-
-def _in_words(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 BITS_HOME = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"

@@ -1,6 +1,7 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -90,6 +91,15 @@ class Split(TorchDataset):
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return replace(self, images=binary, name=f"{self.name} binarized({seed})")
 
+    def in_channels(self, channels: int) -> "Split":
+        """Return the images for a model of so many channels: gray ones get equal channels.
+
+        Images in color stay as they are, because there are several ways to make them gray.
+        """
+        if self.images.dim() != 4 or self.images.shape[1] != 1 or channels == 1:
+            return self
+        return replace(self, images=self.images.repeat(1, channels, 1, 1))
+
     def to(self, device: torch.device | str) -> "Split":
         """Return the same split on another device."""
         known = (self.labels, self.objects)
@@ -99,6 +109,12 @@ class Split(TorchDataset):
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
         return f"Split({self.name!r}, {len(self):,} images of {shape})"
+
+
+def _pairs(own: Sequence[str], known: Sequence[str]) -> str:
+    """Return which class of a data set is taken for which of a model, the first few of them."""
+    pairs = [f"{a} for {b}" for a, b in zip(own[:3], known, strict=False)]
+    return ", ".join([*pairs, "..."] if len(own) > len(pairs) else pairs)
 
 
 def labels_of(split: Split) -> Tensor:
@@ -214,7 +230,8 @@ class Dataset:
     def in_classes(self, names: Sequence[str]) -> "Dataset":
         """Return the same data set with labels that number the classes of a model by name.
 
-        Where classes of either are plain numbers, the labels stay as they are.
+        Where classes of either are plain numbers, the labels stay as they are, with a warning if
+        the others have names.
 
         Args:
             names: the classes that the model was trained on.
@@ -224,7 +241,15 @@ class Dataset:
         """
         own, known = self.class_names, tuple(names)
         if strange := [name for name in own if name not in known]:
-            if any(each == tuple(map(str, range(len(each)))) for each in (own, known)):
+            numbered = [each == tuple(map(str, range(len(each)))) for each in (own, known)]
+            if not all(numbered) and any(numbered):
+                warnings.warn(
+                    f"the classes of {self.name!r} and those of the model are matched by number, "
+                    f"because one has no names: {_pairs(own, known)}; name both alike to match "
+                    "them by name",
+                    stacklevel=2,
+                )
+            if any(numbered):
                 return self
             raise ValueError(
                 f"{self.name!r} has classes that the model was not trained on: "
@@ -236,6 +261,10 @@ class Dataset:
             for s in self._splits
         )
         return replace(self._with(splits), class_names=known)
+
+    def in_channels(self, channels: int) -> "Dataset":
+        """Return the data set for a model of so many channels; see `Split.in_channels`."""
+        return self._with(split.in_channels(channels) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""

@@ -204,13 +204,22 @@ def _check_not_negative(**arguments: float) -> None:
 class Binarize:
     """The transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
 
-    `Dataset.binarized` draws only once instead.
+    `Dataset.binarized` draws only once instead. A missing pixel, NaN, stays missing.
+
+    Raises:
+        ValueError: a pixel outside [0, 1].
     """
 
     @takes_arrays("images")
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        if ((images < 0) | (images > 1)).any():
+            raise ValueError(
+                f"pixels to binarize must lie in [0, 1], not in [{images.min():g}, "
+                f"{images.max():g}]; divide bytes by 255, and binarize before other transforms"
+            )
         uniform = torch.rand(images.shape, generator=generator)
-        return (uniform.to(images.device) < images).to(images.dtype)
+        binary = (uniform.to(images.device) < images).to(images.dtype)
+        return torch.where(images.isnan(), images, binary)
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ BREAKS = (
     Break(
         "binarization is a threshold",
         "data/transforms.py",
-        "return (uniform.to(images.device) < images).to(images.dtype)",
-        "return (0.5 < images).to(images.dtype)",
+        "binary = (uniform.to(images.device) < images).to(images.dtype)",
+        "binary = (0.5 < images).to(images.dtype)",
         "data/test_pixels.py",
     ),
     Break(

@@ -17,6 +17,7 @@ training has ended. Nothing is written earlier, so a refused command leaves a fo
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
-from capsule_zoo.data.sources import sides_of
+from capsule_zoo.data.own_pictures import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import predicts_labels
@@ -57,6 +58,7 @@ from capsule_zoo.registry import (
 from capsule_zoo.runs.recipe import Recipe, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
+GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
 MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
@@ -286,6 +288,9 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
         raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
     size = recipe.size or (None if shape is None else shape[1:])
     data = load_dataset(recipe.data, data_root, size=size)
+    if shape is not None:
+        data = data.in_channels(shape[0])
+    _warn_of_color(recipe.entry, data)
     pyro.set_rng_seed(recipe.seed)
     known = sizes_of(recipe.entry)
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
@@ -302,6 +307,16 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
     if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
     return entry, data
+
+
+def _warn_of_color(name: str, data: Dataset) -> None:
+    """Warn where an entry that draws single objects in gray only is trained on images in color."""
+    if name in GRAY_ONLY and data.image_shape[0] > 1:
+        warnings.warn(
+            f"the images of {data.name!r} are in color, of which {name} draws blurs: make the "
+            "pictures gray, or train scenes, which reads objects of one color each",
+            stacklevel=3,
+        )
 
 
 def check_classes(data: Dataset) -> None:
@@ -404,6 +419,8 @@ def open_run(
     """
     entry, folder, name, size = _opened(source, data, resize)
     found = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
+    if takes_images(entry.name):
+        found = found.in_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
     return entry, found.in_classes(trained) if trained else found, folder
 
@@ -429,6 +446,8 @@ def open_pictures(
     refuse_among_pictures(out, name)
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
+    if takes_images(entry.name):
+        split = split.in_channels(entry.model.image_shape[0])
     return entry, split, files, out
 
 

@@ -153,6 +153,8 @@ def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
     if shape is not None and tuple(images.shape[1:]) != tuple(shape):
         last = tuple(images.movedim(-1, 1).shape[1:]) == tuple(shape)
         remedy = "move the channels by images.movedim(-1, 1)" if last else "resize the images"
+        if shape[0] == 1 and tuple(images.shape[2:]) == tuple(shape[1:]):
+            remedy = "make the images gray by images.mean(1, keepdim=True)"
         raise ValueError(
             f"images must be (B, {', '.join(map(str, shape))}) for this model, not "
             f"{tuple(images.shape)}; {remedy} or build the model with their channels and image size"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from terminal import Terminal
 
-from capsule_zoo.data import draw_scenes
+from capsule_zoo.data import draw_scenes, load_dataset
 from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.constellations import headline as experiment
@@ -43,6 +43,29 @@ def test_parse_writes_the_object_and_corner_of_every_point(file, guide, capsys):
         assert archive["log_evidence"].mean() == pytest.approx(found["log_evidence"])
         triangles = (scenes.objects == 1).numpy()
         assert np.array_equal(archive["corners"][triangles], scenes.corners.numpy()[triangles])
+
+
+def test_scenes_of_a_file_are_trained_on_in_the_square_and_divided_at_random(file, tmp_path):
+    path, scenes = file
+    with pytest.warns(UserWarning, match=r"templates in .*scenes\.npz are not read.*--set objects"):
+        data = load_dataset(f"constellations:{path}", validation=1)
+    points = torch.cat([data.train.images, data.validation.images, data.test.images])
+    assert (len(data.train), len(data.validation), len(data.test)) == (4, 1, 1)
+    assert points.nan_to_num(9).amin((1, 2)).tolist() == [-1] * 6
+    assert points.nan_to_num(-9).amax((1, 2)).tolist() == [1] * 6
+    expected = scenes.points.float()
+    for scene in points:
+        distance = (scene - expected).abs().nan_to_num(0).amax((1, 2))
+        same = (scene.isnan() == expected.isnan()).all(2).all(1)
+        assert distance[same].min() < 1e-5
+    ramp = torch.linspace(0, 1, 100)[:, None, None] * torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    ramp[:, 1, 1] = 1
+    np.savez(tmp_path / "sorted.npz", points=ramp.numpy())
+    test = load_dataset(f"constellations:{tmp_path / 'sorted.npz'}").test.images[:, 0, 0]
+    assert len(test) == 20 and test.min() < 0 and (test + 1).mean() < 1.5
+    np.savez(tmp_path / "single.npz", points=ramp[:1].numpy())
+    with pytest.raises(ValueError, match="holds 1 scene, but 2 or more are needed"):
+        load_dataset(f"constellations:{tmp_path / 'single.npz'}")
 
 
 def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, capsys):

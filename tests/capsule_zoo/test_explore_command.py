@@ -53,7 +53,7 @@ def test_a_folder_of_pictures_is_found_wherever_the_notebook_lies(name, folder, 
 
     Path("letters").mkdir()
     for i in range(5):
-        Image.new("L", (12, 12), 40 * i).save(f"letters/{i}.png")
+        Image.linear_gradient("L").rotate(72 * i).resize((12, 12)).save(f"letters/{i}.png")
     assert run("explore", "run", "--no-open", "--data", name) == 0
     assert f"data='folder:{tmp_path / 'letters'}'" in code_of(Path("explore-run.ipynb"))
 

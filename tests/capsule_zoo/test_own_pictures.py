@@ -15,8 +15,8 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, save_entry, small_sizes
-from capsule_zoo.runs.folder import resumed
-from capsule_zoo.runs.recipe import make_transform
+from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resumed
+from capsule_zoo.runs.recipe import Recipe, make_transform
 
 
 @pytest.fixture
@@ -218,17 +218,46 @@ def test_classes_are_told_apart_by_their_names(tmp_path, monkeypatch, capsys):
     for place in ("three/a", "three/b", "three/c", "two/b", "two/c"):
         (tmp_path / place).mkdir(parents=True)
         for n in range(6):
-            gray = 120 * "abc".index(place[-1]) + n
-            Image.new("L", (8, 8), gray).save(tmp_path / place / f"{n}.png")
+            picture = Image.new("L", (8, 8), 100 * "abc".index(place[-1]) + n)
+            picture.putpixel((0, 0), 255)
+            picture.save(tmp_path / place / f"{n}.png")
     train = ["train", "cnn", "--data", "three", "--out", "run", "--steps", "1", "--quiet"]
     assert run(*train, *small("cnn")) == 0
     monkeypatch.setattr(
         type(load("run").model),
         "predict",
-        lambda model, x: (255 / 120 * x.mean((1, 2, 3))).round().long(),
+        lambda model, x: (255 / 100 * x[:, 0, 1, 1]).round().long(),
     )
     for data in ("three", "two"):
         assert run("error-rate", "run", "--data", data, "--json") == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_rate"] == 0
-    assert run("error-rate", "run", "--data", "digits") == 2
+    with pytest.warns(UserWarning, match="by number, because one has no names: 0 for a, 1 for b"):
+        assert run("error-rate", "run", "--data", "digits") == 2
     assert "labels must lie in 0 to 2, but these span 0 to 9" in capsys.readouterr().err
+
+
+def test_gray_pictures_are_measured_by_a_model_of_color_and_train_it_further(pictures, tmp_path):
+    """A run whose gray pictures once counted as RGB, and scenes in color, read gray pictures."""
+    gray = load_dataset(pictures, size=8)
+    options = ["--data", pictures, "--size", "8", "--out", tmp_path / "run", "--steps"]
+    color = ["--set", "image_shape=[3, 8, 8]"]
+    assert run("train", "vae", *small("vae"), *options, 2, *color) == 0
+    for data in (open_run(str(tmp_path / "run"))[1], open_run(str(tmp_path / "run"), "digits")[1]):
+        assert data.image_shape == (3, 8, 8) and data.train.images.is_contiguous()
+    images = open_run(str(tmp_path / "run"))[1].test.images
+    assert torch.equal(images, gray.test.images.expand(-1, 3, -1, -1))
+    assert run("train", "vae", *options, 3, "--resume") == 0
+    where = (str(tmp_path / "run"), str(pictures), None, True)
+    assert open_pictures(*where, False, tmp_path / "out")[1].images.shape == (12, 3, 8, 8)
+    assert len(gray.train.in_channels(1).images) == len(gray.train.in_channels(3).images) == 9
+    with pytest.raises(ValueError, match=r"make the images gray by images\.mean\(1"):
+        create("vae", image_shape=(1, 8, 8)).model.space.check(images)
+
+
+@pytest.mark.parametrize("entry", ["part-whole", "shape-codes", "stacked-capsule-autoencoder"])
+def test_training_says_where_color_does_not_work(entry, pictures, tmp_path):
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(pictures / "red.png")
+    settings = {"data": str(pictures), "size": "8", "limits": {"steps": 1}}
+    with pytest.warns(UserWarning, match=f"are in color, of which {entry} draws blurs: make the"):
+        _begin(Recipe(entry, **settings), None)
+    _begin(Recipe("vae", **settings), None)

@@ -273,6 +273,7 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
     (tmp_path / "own").mkdir()
     for number in range(6):
         gray = Image.new("L", (35, 35), 40 * number)
+        gray.paste(255, (16, 16, 20, 20))
         gray.save(tmp_path / "own" / f"picture-{number}.png")
     given = {"data": "folder:own", "limits": {"steps": 1}, "sizes": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)

@@ -8,13 +8,17 @@ import pytest
 from PIL import Image
 
 from capsule_zoo.data import MissingData
-from capsule_zoo.data.pictures import open_image, read_array, read_pixels
+from capsule_zoo.data.pictures import open_image, read_array, read_picture
 
 
 def saved(image: Image.Image, folder: Path, suffix: str = "png", **options: object) -> Path:
     path = folder / f"picture.{suffix}"
     image.save(path, **options)
     return path
+
+
+def pixels_of(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
+    return read_picture(path, size).pixels
 
 
 def painted(mode: str, *pixels: object) -> Image.Image:
@@ -30,7 +34,7 @@ def with_palette(colors: list[int], *pixels: int) -> Image.Image:
     return image
 
 
-RED, GRAY = (255, 0, 0), (7, 7, 7)
+RED, GREEN, GRAY = (255, 0, 0), (0, 255, 0), (7, 7, 7)
 KINDS = {
     "one bit": (painted("1", 0, 255, 255), [0, 255, 255]),
     "gray": (painted("L", 0, 7, 255), [0, 7, 255]),
@@ -38,7 +42,9 @@ KINDS = {
     "gray palette": (with_palette([9, 9, 9, 80, 80, 80, *RED], 0, 1, 1), [9, 80, 80]),
     "color palette": (with_palette([*GRAY, *RED], 0, 1, 0), [GRAY, RED, GRAY]),
     "RGB": (painted("RGB", RED, GRAY), [RED, GRAY]),
-    "gray RGB": (painted("RGB", GRAY, GRAY), [GRAY, GRAY]),
+    "gray RGB": (painted("RGB", GRAY, (9, 9, 9)), [7, 9]),
+    "nearly gray RGB": (painted("RGB", (7, 8, 6), (200, 201, 200)), [7, 201]),
+    "hardly gray RGB": (painted("RGB", (7, 10, 7), GRAY), [(7, 10, 7), GRAY]),
     "RGB, clear": (
         painted("RGBA", (255, 255, 255, 0), (255, 5, 0, 255), (100, 50, 0, 51)),
         [(0, 0, 0), (255, 5, 0), (20, 10, 0)],
@@ -49,7 +55,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_of_a_png(kind, tmp_path):
     image, expected = KINDS[kind]
-    pixels = read_pixels(saved(image, tmp_path), None)
+    pixels = pixels_of(saved(image, tmp_path))
     assert pixels.dtype == np.uint8
     np.testing.assert_array_equal(pixels, np.array([expected], dtype=np.uint8))
 
@@ -58,29 +64,30 @@ def test_pixels_of_a_png(kind, tmp_path):
     ("image", "clear", "expected"),
     [
         (painted("L", 9, 200), 200, [9, 0]),
-        (painted("RGB", RED, GRAY), RED, [(0, 0, 0), GRAY]),
+        (painted("RGB", RED, GREEN, GRAY), RED, [(0, 0, 0), GREEN, GRAY]),
+        (painted("RGB", RED, GRAY), RED, [0, 7]),
         (with_palette([9, 9, 9, 80, 80, 80], 0, 1), 1, [9, 0]),
         (with_palette([*GRAY, *RED], 0, 1), b"\x33\xff", [(1, 1, 1), RED]),
     ],
 )
 def test_what_a_file_declares_transparent_is_black(image, clear, expected, tmp_path):
     path = saved(image, tmp_path, transparency=clear)
-    np.testing.assert_array_equal(read_pixels(path, None), np.array([expected], dtype=np.uint8))
+    np.testing.assert_array_equal(pixels_of(path), np.array([expected], dtype=np.uint8))
 
 
 def test_a_white_square_on_nothing_keeps_its_contrast(tmp_path):
     """White everywhere, and opaque in the middle only: without the alpha it would be blank."""
     image = Image.new("RGBA", (6, 6), (255, 255, 255, 0))
     image.paste((255, 255, 255, 255), (2, 2, 4, 4))
-    pixels = read_pixels(saved(image, tmp_path), None)
-    expected = np.zeros((6, 6, 3), dtype=np.uint8)
+    pixels = pixels_of(saved(image, tmp_path))
+    expected = np.zeros((6, 6), dtype=np.uint8)
     expected[2:4, 2:4] = 255
     np.testing.assert_array_equal(pixels, expected)
 
 
 def test_sixteen_bits_are_not_cut_off(tmp_path):
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    pixels = read_pixels(saved(Image.fromarray(ramp), tmp_path), None)
+    pixels = pixels_of(saved(Image.fromarray(ramp), tmp_path))
     assert pixels.dtype == np.float32
     np.testing.assert_allclose(pixels / 255, ramp / 65535, rtol=0, atol=1e-7)
     assert pixels.max() == 255 and pixels.mean() / 255 == pytest.approx(0.5, abs=1e-6)
@@ -89,7 +96,7 @@ def test_sixteen_bits_are_not_cut_off(tmp_path):
 def test_sixteen_bits_with_a_clear_value(tmp_path):
     deep = Image.fromarray(np.array([[65535, 32896]], dtype=np.uint16))
     path = saved(deep, tmp_path, transparency=65535)
-    np.testing.assert_allclose(read_pixels(path, None), [[0.0, 128.0]], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(pixels_of(path), [[0.0, 128.0]], rtol=0, atol=1e-4)
 
 
 def test_sixteen_bits_of_other_files(tmp_path):
@@ -98,12 +105,12 @@ def test_sixteen_bits_of_other_files(tmp_path):
     gray_map = tmp_path / "picture.pgm"
     gray_map.write_bytes(b"P5 3 1 65535\n" + ramp.astype(">u2").tobytes())
     for path in (tiff, gray_map):
-        np.testing.assert_allclose(read_pixels(path, None), [[0, 1, 255]], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(pixels_of(path), [[0, 1, 255]], rtol=0, atol=1e-5)
 
 
 def test_sixteen_bits_are_resized_without_rounding(tmp_path):
     deep = saved(Image.fromarray(np.full((4, 6), 12345, dtype=np.uint16)), tmp_path)
-    pixels = read_pixels(deep, (2, 3))
+    pixels = pixels_of(deep, (2, 3))
     np.testing.assert_allclose(pixels, np.full((2, 3), 12345 / 257), rtol=1e-6)
 
 
@@ -111,14 +118,14 @@ def test_inks_become_light(tmp_path):
     """In CMYK no ink is white, and full black ink is black."""
     path = saved(painted("CMYK", (0, 0, 0, 0), (0, 0, 0, 255), (0, 255, 255, 0)), tmp_path, "tiff")
     expected = [[(255, 255, 255), (0, 0, 0), RED]]
-    np.testing.assert_array_equal(read_pixels(path, None), expected)
+    np.testing.assert_array_equal(pixels_of(path), expected)
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_of_no_known_range_are_refused_by_name(mode, tmp_path):
     path = saved(Image.new(mode, (2, 2), 3), tmp_path, "tiff")
     with pytest.raises(MissingData, match=rf"picture\.tiff has pixels of the kind '{mode}'.*8 or"):
-        read_pixels(path, None)
+        pixels_of(path)
 
 
 def test_what_is_not_a_picture_is_named_without_an_address():

@@ -1,9 +1,11 @@
 """Binarization is a Bernoulli draw; standard scores have mean 0, variance 1 and an inverse."""
 
+import re
+
 import pytest
 import torch
 
-from capsule_zoo.data import Binarize, Dataset, Split, Standardize
+from capsule_zoo.data import Binarize, Dataset, Split, Standardize, hide
 
 
 def generator(seed=0):
@@ -17,6 +19,19 @@ def test_binarization_has_the_mean_of_the_pixels_and_leaves_binary_images_alone(
     assert ((drawn.mean(0) - pixels[0]).abs() < 5.5 * 0.5 / 20_000**0.5).all()
     again = Binarize()(drawn, generator=generator(1))
     assert torch.equal(again, drawn) and again.dtype == pixels.dtype
+
+
+def test_binarization_keeps_missing_pixels_and_refuses_what_is_no_probability():
+    gray = torch.rand(50, 1, 4, 4)
+    observed = torch.rand(4, 4) > 0.5
+    hidden = Binarize()(hide(gray, observed), generator=generator())
+    assert torch.equal(hidden.isnan(), ~observed.expand_as(hidden))
+    assert torch.equal(
+        hidden[..., observed], Binarize()(gray, generator=generator())[..., observed]
+    )
+    for wrong, ends in ((255 * gray.round(), "[0, 255]"), (gray.round() - 0.5, "[-0.5, 0.5]")):
+        with pytest.raises(ValueError, match=re.escape(f"lie in [0, 1], not in {ends}; divide")):
+            Split(wrong).binarized()
 
 
 def test_binarization_is_anew_with_every_generator():

@@ -100,8 +100,10 @@ def test_the_data_sets_have_names_and_options():
     [
         ("multi-sprites:train=0", "train and test must be at least 1, not 0 and"),
         ("tetrominoes:test=0", "train and test must be at least 1"),
-        ("multi-sprites:most=0,least=0", "most must be at least 1, not 0"),
-        ("tetrominoes:most=0", "most must be at least 1, not 0"),
+        ("multi-sprites:most=0,least=0", "most must be at least 1 and at most 255, not 0"),
+        ("tetrominoes:most=0", "most must be at least 1 and at most 255, not 0"),
+        ("multi-sprites:most=256,least=256", "most must be at least 1 and at most 255, not 256"),
+        ("tetrominoes:canvas=37", "canvas must be a multiple of 5, .* not 37"),
         ("multi-sprites:least=3,most=2", "least must be from 0 to most=2, not 3"),
         ("multi-sprites:least=-3", "least must be from 0 to most=5, not -3"),
         ("multi-sprites:canvas=10", "canvas=10 has no room for objects of 24 pixels"),

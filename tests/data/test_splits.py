@@ -89,7 +89,10 @@ def test_labels_number_the_classes_of_a_model_by_name(split):
         assert torch.equal(numbered.test.labels, known.test.labels)
     with pytest.raises(ValueError, match=r"'toy' has classes .* not trained on: b, d; it was .* c"):
         data.in_classes(["c"])
-    assert data.in_classes(["0", "1"]) is data
+    with pytest.warns(UserWarning, match=r"'toy' and .* by number, .*: b for 0, c for 1, \.\.\.;"):
+        assert data.in_classes(["0", "1"]) is data
+    numbers = Dataset("toy", split, split[:0], split[:9])
+    assert numbers.in_classes(["0", "1"]) is numbers
     unlabelled = Dataset("flat", *[Split(split.images)] * 3)
     assert unlabelled.in_classes(["a", "b"]).test.labels is None
 

@@ -244,7 +244,7 @@ def damaged_pictures(chance: random.Random, folder: Path) -> None:
     if chance.random() < 0.1:
         size = chance.choice([0, -3, "8x", "big", (8, 8, 8), 1.5, "é"])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*beside folders of classes")
+        warnings.filterwarnings("ignore", "(?s).*(beside folders of classes|contrast|dark ink)")
         data = load_dataset(f"folder:{place}", size=size)
     for split in (data.train, data.validation, data.test):
         if not split.images.isfinite().all():
