@@ -32,8 +32,8 @@ class Source:
         validation: number of training images held out by default.
         held_out: images and labels for validation that are part of the data set, which are used
             unless another number is asked for.
-        objects: what is known of the objects of scenes for training and testing,
-            `capsule_zoo.data.scenes.Objects`.
+        objects: what is known of the objects of scenes for training, testing and, where they are
+            part of the data set, validation, `capsule_zoo.data.scenes.Objects`.
     """
 
     train: Labelled
@@ -41,19 +41,20 @@ class Source:
     class_names: tuple[str, ...]
     validation: int
     held_out: Labelled | None = None
-    objects: tuple[Any, Any] | None = None
+    objects: tuple[Any, ...] | None = None
 
     def with_images(self, train: Tensor, test: Tensor) -> Self:
         """Return the source with other images for training and testing, of the same classes."""
         return replace(self, train=(train, self.train[1]), test=(test, self.test[1]))
 
     def resized(self, size: Size | None) -> Self:
-        """Return the source with images for training and testing, and their objects, resized."""
+        """Return the source with all images, and their objects, resized."""
         if size is None or tuple(self.train[0].shape[-2:]) == size:
             return self
         known = self.objects and tuple(objects.resized(size) for objects in self.objects)
         images = (resized(part[0], size) for part in (self.train, self.test))
-        return replace(self.with_images(*images), objects=known)
+        held_out = self.held_out and (resized(self.held_out[0], size), self.held_out[1])
+        return replace(self.with_images(*images), held_out=held_out, objects=known)
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
@@ -75,7 +76,7 @@ def digits(size: Size | None = None) -> Source:
     bordered = F.pad(torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16, (1, 1, 1, 1))
     images = F.interpolate(bordered, size or (28, 28), mode="bicubic", antialias=True).clamp(0, 1)
     labels = torch.tensor(raw.target, dtype=torch.int64)
-    train, test = _split_at_random((images, labels), 400)
+    train, test = split_at_random((images, labels), 400)
     return Source(train, test, tuple(map(str, range(10))), validation=200)
 
 
@@ -100,8 +101,8 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
             "to download it to the user's cache"
             if root
             else "; it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
-            f"folder that holds torchvision's {name}, or use the data set 'digits', which needs no "
-            "download"
+            f"folder that holds torchvision's {name}, or use the data set 'digits' ('multi-digits' "
+            "for scenes), which needs no download"
         )
         raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [
@@ -204,7 +205,7 @@ def _divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> S
             f"{path} holds 1 image, but 2 or more are needed: one to train on and one to test on; "
             "add images"
         )
-    train, test = _split_at_random(known, max(1, count // 5))
+    train, test = split_at_random(known, max(1, count // 5))
     return Source(train, test, names, validation=len(train[0]) // 10)
 
 
@@ -219,7 +220,7 @@ def _mixed(part: Labelled) -> Labelled:
     return taken(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
 
 
-def _split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
+def split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
     """Split off `count` images that are the same on every call; they come second."""
     order = torch.randperm(len(part[0]), generator=seeded_generator(0))
     rest, chosen = order[:-count].sort().values, order[-count:].sort().values

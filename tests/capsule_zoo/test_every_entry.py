@@ -12,15 +12,23 @@ from matplotlib.figure import Figure
 from terminal import Terminal, small_words
 
 from capsule_zoo.data import points
+from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
+from capsule_zoo.registry import (
+    create,
+    default_data,
+    list_models,
+    load,
+    small_sizes,
+    takes_images,
+)
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")
-FEW_SCENES = {"scenes": ("--data", "multi-mnist:train=300,test=60")}  # drawn anew by every command
+FEW_SCENES = {"scenes": ("--data", "multi-digits:train=300,test=60")}  # drawn anew by every command
 
 
 def words_of(name: str) -> list[str]:
@@ -48,6 +56,12 @@ def steps_of(folder: Path) -> tuple[int, int]:
     """Return the number of steps and the images per step that a checkpoint records."""
     tree = load_checkpoint(folder / "checkpoint.safetensors")
     return len(tree["progress"]["history"]), tree["config"]["batch_size"]
+
+
+def test_the_data_of_every_entry_need_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path))
+    for data in {default_data(name) for name in list_models()}:
+        assert len(load_tests(data).test) >= 400
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -116,7 +116,7 @@ COMMANDS = {
     "fresh, nowhere": (train("--out", "/proc/new", *SMALL), "/proc/new cannot be written"),
     "fresh, seed": (train(*FRESH, "--seed", 10**23), "seed must be"),
     "fresh, ground": (
-        ["train", "scenes", "--steps", "1", "--out", "new", "--set", "ground=colour"],
+        ["train", "scenes", "--data", "multi-digits:train=9", *FRESH[:2], "--set", "ground=colour"],
         "unknown ground 'colour'; did you mean 'color'",
     ),
     "evaluate, not ended": (["evaluate", "killed"], "go on with it by capsule-zoo train vae --res"),

@@ -104,7 +104,7 @@ def make_constant(module: nn.Module) -> None:
         width=6,
     ),
     takes={"sizes": Takes(Scenes, without=("thing", "ground"))},
-    data="multi-mnist",
+    data="multi-digits",
 )
 def scenes(
     image_shape: tuple[int, int, int] = (1, 50, 50),
