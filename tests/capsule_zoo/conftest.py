@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from terminal import PATIENCE
 from watermarks import watch
 
 from capsule_zoo import experiments, registry
 from capsule_zoo.data import datasets
 from capsule_zoo.experiments import list_experiments
 from capsule_zoo.registry import list_models
-
-PATIENCE = 200  # seconds, for a page on a busy machine
 
 
 @pytest.fixture(autouse=True)

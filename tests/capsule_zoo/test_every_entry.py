@@ -9,20 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
-from terminal import Terminal, small_words
+from terminal import PATIENCE, Terminal, small_words
 
 from capsule_zoo.data import points
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import (
-    create,
-    default_data,
-    list_models,
-    load,
-    small_sizes,
-    takes_images,
-)
+from capsule_zoo.registry import create, default_data, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 
@@ -159,7 +152,7 @@ def test_an_entry_trains_from_a_shell(tmp_path, launcher):
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("reached 3 steps") == 1

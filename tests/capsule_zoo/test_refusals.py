@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from terminal import run, small_words
+from terminal import PATIENCE, run, small_words
 
 from capsule_zoo import registry
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
@@ -278,7 +278,7 @@ def test_two_processes_write_and_print_once(place):
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         assert "in use" not in done.stderr
