@@ -38,6 +38,9 @@ def learning_curve(
         every: updates between two looks at the clock.
         longer: the time of a measurement, as a multiple of the one before.
         settings: further arguments of `train`.
+
+    Raises:
+        ValueError: the budget ends before the first update.
     """
     found: Curve = []
     measuring = 0.0
@@ -54,6 +57,8 @@ def learning_curve(
     unchecked = replace(data, validation=data.validation[:1])  # `fit` measures its loss
     unsaved = replace(options, runs=None)
     train(entry, unchecked, unsaved, options.budget, checks=checks, **settings)
+    if not found:
+        raise ValueError(f"{options.budget} minutes end before the first update; give it more")
     return found
 
 

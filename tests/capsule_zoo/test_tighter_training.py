@@ -49,7 +49,7 @@ def test_the_model_learns_under_the_laws_and_the_guide_under_its_own_bound():
 def test_all_rows_are_annealed_and_gains_are_over_the_encoder(monkeypatch, tmp_path):
     few = few_digits(32, 8, size=12)
     monkeypatch.setattr(tighter_training, "load_dataset", lambda name, root: few)
-    options = Options(progress=False, processes=1, minutes=1e-3)
+    options = Options(progress=False, processes=1, minutes=0.004)
     reproduce("zoo/tighter-training", options, folder=tmp_path, seeds=2, annealing=TINY, **SMALL)
     found = read_record("zoo/tighter-training", tmp_path)["metrics"]
     kinds = "lower", "gap", "lost_elbo", "updates", "gain"
