@@ -65,7 +65,8 @@ def load_dataset(
             the data set's own by default (digits: 28).
         validation: number of training images to hold out. By default 200 for digits, 5,000 for
             torchvision's data sets and those made from them, the data set's own for
-            binarized-mnist, a tenth for a folder; 0 for none.
+            binarized-mnist, a tenth for a folder; 0 for none. Of multi-digits, number of the
+            1,000 scenes of other digits.
         seed: chooses the validation images.
 
     Raises:
@@ -74,11 +75,13 @@ def load_dataset(
     """
     name = f"folder:{name}" if isinstance(name, Path) else str(name)
     source = _reader(name)(data_folder(root), _checked_size(size))
-    known, tested = source.objects or (None, None)
+    known, tested, *others = source.objects or (None, None)
     train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)
     count = source.validation if validation is None else validation
     if source.held_out is None:
         train, held_out = _divided(train, count, seed)
+    elif others:
+        held_out = _first_scenes(Split(*source.held_out, objects=others[0]), validation)
     elif validation is None:
         held_out = Split(*source.held_out)
     else:
@@ -114,6 +117,17 @@ def _joined(split: Split, other: Split) -> Split:
     labels = [split.labels, other.labels]
     known = None if any(each is None for each in labels) else torch.cat(labels)
     return Split(torch.cat([split.images, other.images]), known)
+
+
+def _first_scenes(split: Split, count: int | None) -> Split:
+    """Return the first `count` scenes for validation, all by default; training has other digits."""
+    number = len(split) if count is None else integer_of(count)
+    if number is None or not 0 <= number <= len(split):
+        raise ValueError(
+            f"validation must be a whole number from 0 to {len(split)}, the scenes of digits that "
+            f"training does not show, not {count}"
+        )
+    return split[:number]
 
 
 def _divided(split: Split, count: int, seed: int) -> tuple[Split, Split]:

@@ -1,10 +1,15 @@
 """Scenes of several objects with everything known of them: their number, classes, boxes and masks.
 
-Three data sets are made from what is there, with fixed seeds:
+Four data sets are made from what is there, with fixed seeds:
 
-    multi-mnist      gray digits on black, 50x50, 0 to 2 of them. Every digit is shrunk by a factor
-                     from Normal(1.3, .1) and stands anywhere. Scenes in which strokes hide each
-                     other (a sum above white) are drawn again.
+    multi-digits     gray digits on black, 50x50, 0 to 3 of them: scikit-learn's, so that no file is
+                     needed. Scenes for training, validation and testing show different digits,
+                     those of the same splits of `digits`. Every digit is shrunk by a factor from
+                     Normal(1.5, .1), which makes it as tall as those of multi-mnist, and stands
+                     anywhere. Scenes in which strokes hide each other (a sum above white) are drawn
+                     again.
+    multi-mnist      the same of MNIST, 0 to 2 digits, shrunk by a factor from Normal(1.3, .1).
+                     Scenes for training and validation show the same digits.
     multi-sprites    2 to 5 colored squares, ellipses and hearts on a colored ground, 64x64. Later
                      shapes hide earlier ones.
     tetrominoes      three of the 19 pieces of four cells, in six colors, on black, 35x35, side by
@@ -31,7 +36,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.sources import Source, resized, torchvision_images
+from capsule_zoo.data.sources import (
+    Labelled,
+    Source,
+    digits,
+    resized,
+    split_at_random,
+    torchvision_images,
+)
 
 INK = 0.5  # a pixel belongs to an object that covers more than this share of it
 GRAY = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
@@ -393,36 +405,67 @@ def tetromino_scenes(
 
 
 def scene_source(
-    draw: Callable[[str, int, int], tuple[Tensor, Objects]], train: int, test: int
+    draw: Callable[[str, int, int], tuple[Tensor, Objects]],
+    train: int,
+    test: int,
+    held_out: bool = False,
 ) -> Source:
-    """Return a source of scenes whose labels are counts, from `draw(split, number, seed)`."""
+    """Return a source of scenes whose labels are counts, from `draw(split, number, seed)`.
+
+    Args:
+        held_out: scenes for validation are drawn too, as the split "validation".
+    """
     if min(train, test) < 1:
         raise ValueError(f"train and test must be at least 1, not {train} and {test}")
-    images, known = draw("train", train, 1)
-    test_images, test_known = draw("test", test, 2)
-    most = int(max(known.counts.max(), test_known.counts.max()))
+    validation = 1000 if train > 2000 else train // 10
+    splits = [draw("train", train, 1), draw("test", test, 2)]
+    if held_out:
+        splits.append(draw("validation", max(validation, 1), 3))
+    objects = tuple(known for _, known in splits)
+    labelled = [(x, known.counts) for x, known in splits]
+    most = int(torch.cat([known.counts for known in objects]).max())
     return Source(
-        (images, known.counts),
-        (test_images, test_known.counts),
+        labelled[0],
+        labelled[1],
         tuple(f"{count} objects" for count in range(1 + most)),
-        validation=1000 if train > 2000 else train // 10,
-        objects=(known, test_known),
+        validation,
+        labelled[2] if held_out else None,
+        objects,
     )
+
+
+def multi_digits(
+    root: Path | None,
+    train: int = 20_000,
+    test: int = 1_000,
+    most: int = 3,
+    scale: float = 1.5,
+    **options: Any,
+) -> Source:
+    """Return scenes of scikit-learn's digits; the options are arguments of `gray_scenes`."""
+    source = digits()
+    train_digits, held_out = split_at_random(source.train, source.validation)
+    splits = {"train": train_digits, "validation": held_out, "test": source.test}
+    return _gray_source(splits, train, test, most=most, scale=scale, **options)
 
 
 def multi_mnist(
     root: Path | None, of: str = "mnist", train: int = 30_000, test: int = 2_000, **options: Any
 ) -> Source:
-    """Read scenes of digits; the options are arguments of `gray_scenes`."""
+    """Return scenes of MNIST's digits; the options are arguments of `gray_scenes`."""
     if of not in GRAY:
         raise ValueError(f"of must be {' or '.join(GRAY)}, not {of!r}")
     source = torchvision_images(GRAY[of], root)
-    splits = {"train": source.train, "test": source.test}
+    return _gray_source({"train": source.train, "test": source.test}, train, test, **options)
+
+
+def _gray_source(splits: dict[str, Labelled], train: int, test: int, **options: Any) -> Source:
+    """Return scenes of the gray images of each split."""
 
     def draw(split: str, number: int, seed: int) -> tuple[Tensor, Objects]:
         return gray_scenes(*splits[split], number, seed=seed, **options)
 
-    return scene_source(draw, train, test)
+    return scene_source(draw, train, test, "validation" in splits)
 
 
 def made_of(draw: Callable[..., tuple[Tensor, Objects]]) -> Callable[..., Source]:
@@ -435,6 +478,7 @@ def made_of(draw: Callable[..., tuple[Tensor, Objects]]) -> Callable[..., Source
 
 
 SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
+    "multi-digits": (multi_digits, gray_scenes),
     "multi-mnist": (multi_mnist, gray_scenes),
     "multi-sprites": (made_of(sprite_scenes), sprite_scenes),
     "tetrominoes": (made_of(tetromino_scenes), tetromino_scenes),

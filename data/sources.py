@@ -30,8 +30,8 @@ class Source:
         validation: number of training images held out by default.
         held_out: images and labels for validation that are part of the data set, which are used
             unless another number is asked for.
-        objects: what is known of the objects of scenes for training and testing,
-            `capsule_zoo.data.scenes.Objects`.
+        objects: what is known of the objects of scenes for training, testing and, where they are
+            part of the data set, validation, `capsule_zoo.data.scenes.Objects`.
     """
 
     train: Labelled
@@ -39,19 +39,20 @@ class Source:
     class_names: tuple[str, ...]
     validation: int
     held_out: Labelled | None = None
-    objects: tuple[Any, Any] | None = None
+    objects: tuple[Any, ...] | None = None
 
     def with_images(self, train: Tensor, test: Tensor) -> Self:
         """Return the source with other images for training and testing, of the same classes."""
         return replace(self, train=(train, self.train[1]), test=(test, self.test[1]))
 
     def resized(self, size: Size | None) -> Self:
-        """Return the source with images for training and testing, and their objects, resized."""
+        """Return the source with all images, and their objects, resized."""
         if size is None or tuple(self.train[0].shape[-2:]) == size:
             return self
         known = self.objects and tuple(objects.resized(size) for objects in self.objects)
         images = (resized(part[0], size) for part in (self.train, self.test))
-        return replace(self.with_images(*images), objects=known)
+        held_out = self.held_out and (resized(self.held_out[0], size), self.held_out[1])
+        return replace(self.with_images(*images), held_out=held_out, objects=known)
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
@@ -98,8 +99,8 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
             "to download it to the user's cache"
             if root
             else "; it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
-            f"folder that holds torchvision's {name}, or use the data set 'digits', which needs no "
-            "download"
+            f"folder that holds torchvision's {name}, or use the data set 'digits' ('multi-digits' "
+            "for scenes), which needs no download"
         )
         raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [

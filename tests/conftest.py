@@ -1,4 +1,4 @@
-"""The start of every test: an empty parameter store, a fixed seed, validation, no open figure."""
+"""The start of every test: no network, an empty parameter store, a fixed seed, no open figure."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,19 @@ import pyro
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from offline import refuse_network
 
 from capsule_zoo import records
+
+refuse_network()
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks choose
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that read MNIST as `data`."""
+    for item in items:
+        if "mnist_root" in getattr(item, "fixturenames", ()):
+            item.add_marker("data")
 
 
 @pytest.fixture(autouse=True)

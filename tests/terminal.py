@@ -7,6 +7,8 @@ import pytest
 from capsule_zoo import cli
 from capsule_zoo.registry import small_sizes
 
+PATIENCE = 1800  # seconds until another program hangs, on a machine that is busy with other work
+
 
 def run(*words: object) -> int | None:
     """Return the exit status of a command line."""

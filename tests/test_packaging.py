@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from offline import ONLINE
 
 ROOT = Path(__file__).parent.parent
 
@@ -229,7 +230,7 @@ def test_the_wheel_installed_alone_saves_and_loads_an_evaluation(wheel, tmp_path
     """With the newest versions of its requirements, and nothing that only the tests need."""
     alone = tmp_path / "alone"
     subprocess.run([sys.executable, "-m", "venv", alone], check=True)
-    subprocess.run([alone / "bin" / "pip", "install", "-q", wheel], check=True)
+    subprocess.run([alone / "bin" / "pip", "install", "-q", wheel], check=True, env=ONLINE)
     code = """
 import arviz, torch
 from capsule_zoo import create

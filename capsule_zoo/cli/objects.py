@@ -64,8 +64,8 @@ def segment(
     Examples:
       capsule-zoo train scenes --data folder:PATH --minutes 10
       capsule-zoo segment runs/scenes-PATH-0
-      capsule-zoo segment scenes-mnist --data multi-mnist --images 20 --out found
-      capsule-zoo segment scenes-mnist --data multi-mnist:canvas=80,most=5 --slots 7
+      capsule-zoo segment scenes-mnist --data multi-digits --images 20 --out found
+      capsule-zoo segment scenes-mnist --data multi-digits:canvas=80,most=5 --slots 7
     """
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.objects import segment_run

@@ -7,13 +7,21 @@ import torch
 from torch import Tensor
 
 from capsule_zoo import registry
-from capsule_zoo.data import Dataset, MissingData, load_dataset
+from capsule_zoo.data import Dataset, MissingData
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.registry import Entry, create, list_models, load, small_sizes, takes_images
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    default_data,
+    list_models,
+    load,
+    small_sizes,
+    takes_images,
+)
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
@@ -44,11 +52,11 @@ def view_of(entry: Entry) -> View:
 
 
 def _stand_in(entry: Entry, error: MissingData) -> Dataset:
-    """Return digits of the size and the channels that an entry takes, which need no download."""
+    """Return the entry's default data, which need no download, in its size and channels."""
     if not takes_images(entry.name):
         raise error
     channels, *size = entry.model.image_shape
-    data = load_dataset("digits", size=(size[0], size[1]))
+    data = load_tests(default_data(entry.name), size=(size[0], size[1]))
     return data.transformed(lambda images: images.expand(-1, channels, -1, -1))
 
 
@@ -79,7 +87,7 @@ def open_source(
             dataset = _stand_in(entry, error)
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_tests(data or "digits", root)
+        dataset = load_tests(data or default_data(source), root)
         with seeded(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)

@@ -131,8 +131,9 @@ class Progress:
 
     @property
     def pace(self) -> float:
-        """The time of the last step in seconds; NaN after fewer than two."""
-        return self._rows[-1][6] - self._rows[-2][6] if len(self._rows) > 1 else math.nan
+        """The time of the last step in seconds; NaN after fewer than two, or by a coarse clock."""
+        before, last = [row[6] for row in self._rows[-2:]] if len(self._rows) > 1 else (0.0, 0.0)
+        return last - before or math.nan
 
     @property
     def unchecked(self) -> bool:

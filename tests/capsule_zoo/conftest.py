@@ -1,4 +1,4 @@
-"""A watch over the splits that experiments read, scratch registries, and a browser for pages."""
+"""A watch over splits, a clock that no load slows down, scratch registries, and a browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from terminal import PATIENCE
 from watermarks import watch
 
 from capsule_zoo import experiments, registry
 from capsule_zoo.data import datasets
 from capsule_zoo.experiments import list_experiments
+from capsule_zoo.experiments.common import curves
+from capsule_zoo.inference.training import progress
 from capsule_zoo.registry import list_models
-
-PATIENCE = 200  # seconds, for a page on a busy machine
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,27 @@ def no_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if hasattr(request.module, "few_digits"):
         list_experiments()  # so that every module of experiments is imported and watched
         watch(monkeypatch)
+
+
+class SteadyClock:
+    """A clock that goes on by five milliseconds whenever it is read."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        self.seconds += 0.005
+        return self.seconds
+
+    process_time = monotonic
+
+
+@pytest.fixture(autouse=True)
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> SteadyClock:
+    """Time training by readings of its clock: minutes are a number of steps on every machine."""
+    clock = SteadyClock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(curves, "time", clock)
+    return clock
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
         (["sample", "nothing"], "folder of a run"),
-        (["reproduce", "part-whole/digit"], "did you mean 'part-whole/digits'"),
+        (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words, message, capsys, tmp_path, monkeypatch):

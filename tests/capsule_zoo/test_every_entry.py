@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
-from terminal import Terminal, small_words
+from terminal import PATIENCE, Terminal, small_words
 
 from capsule_zoo.data import points
+from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
+from capsule_zoo.registry import create, default_data, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")
-FEW_SCENES = {"scenes": ("--data", "multi-mnist:train=300,test=60")}  # drawn anew by every command
+FEW_SCENES = {"scenes": ("--data", "multi-digits:train=300,test=60")}  # drawn anew by every command
 
 
 def words_of(name: str) -> list[str]:
@@ -49,6 +50,12 @@ def steps_of(folder: Path) -> tuple[int, int]:
     """Return the number of steps and the images per step that a checkpoint records."""
     tree = load_checkpoint(folder / "checkpoint.safetensors")
     return len(tree["progress"]["history"]), tree["config"]["batch_size"]
+
+
+def test_the_data_of_every_entry_need_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path))
+    for data in {default_data(name) for name in list_models()}:
+        assert len(load_tests(data).test) >= 400
 
 
 @pytest.mark.parametrize("name", list_models())
@@ -146,7 +153,7 @@ def test_an_entry_trains_from_a_shell(tmp_path, launcher):
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("reached 3 steps") == 1

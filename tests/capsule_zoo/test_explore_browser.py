@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from terminal import run
+from terminal import PATIENCE, run
 
 from capsule_zoo.explore.explorer import Explorer
 from capsule_zoo.registry import create, save_entry, small_sizes
@@ -25,7 +25,6 @@ from capsule_zoo.registry import create, save_entry, small_sizes
 pytest.importorskip("voila")
 webdriver = pytest.importorskip("selenium.webdriver")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
-PATIENCE = 200  # seconds, for a kernel that starts on a busy machine
 PIXELS = """
     const image = document.querySelector(`img[alt="${arguments[0]}"]`);
     if (!image || !image.complete || !image.naturalWidth) return null;
@@ -122,13 +121,13 @@ def page(trained, tmp_path, browser):
         yield found
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(PATIENCE)
         log.close()
 
 
 def answers(address: str) -> bool:
     try:
-        urllib.request.urlopen(address, timeout=5).close()
+        urllib.request.urlopen(address, timeout=PATIENCE).close()
     except urllib.error.HTTPError:
         return True
     except OSError:

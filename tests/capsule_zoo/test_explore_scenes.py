@@ -141,6 +141,20 @@ def test_no_training_scenes_are_drawn_to_read_test_scenes(command, tmp_path, mon
     assert drawn == [(20, 5)]
 
 
+@pytest.mark.parametrize(
+    ("source", "shape"),
+    [("scenes", (1, 50, 50)), ("scenes-mnist", (1, 50, 50)), ("part-whole-mnist", (1, 28, 28))],
+)
+def test_what_needs_no_file_stands_in_for_images_that_are_not_there(
+    source, shape, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path))
+    view, images, title = sources.open_source(source)
+    data = load_tests("digits" if source == "part-whole-mnist" else "multi-digits")
+    assert torch.equal(images, data.test.images) and images.shape[1:] == view.image_shape == shape
+    assert ("its own images are not there" in title) == (source != "scenes")
+
+
 def test_test_scenes_are_the_same_without_training_scenes():
     whole, few = (
         load_dataset("tetrominoes:test=5,train=40"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from terminal import run, small_words
+from terminal import PATIENCE, run, small_words
 
 from capsule_zoo import registry
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
@@ -117,7 +117,7 @@ COMMANDS = {
     "fresh, nowhere": (train("--out", "/proc/new", *SMALL), "/proc/new cannot be written"),
     "fresh, seed": (train(*FRESH, "--seed", 10**23), "seed must be"),
     "fresh, ground": (
-        ["train", "scenes", "--steps", "1", "--out", "new", "--set", "ground=colour"],
+        ["train", "scenes", "--data", "multi-digits:train=9", *FRESH[:2], "--set", "ground=colour"],
         "unknown ground 'colour'; did you mean 'color'",
     ),
     "evaluate, not ended": (["evaluate", "killed"], "go on with it by capsule-zoo train vae --res"),
@@ -135,7 +135,7 @@ COMMANDS = {
     "reproduce, minutes": (["reproduce", DIGITS, "--minutes", "0"], "minutes must be"),
     "reproduce, -1": (["reproduce", DIGITS, "--minutes", "-1"], "minutes must be"),
     "reproduce, gpu": (
-        ["reproduce", "part-whole/digits", "--device", "gpu"],
+        ["reproduce", "shape-codes/digits", "--device", "gpu"],
         "device must be one of cpu",
     ),
     "reproduce, in a file": (["reproduce", DIGITS, "--out", "run/config.json"], "cannot be writt"),
@@ -147,7 +147,7 @@ COMMANDS = {
     ),
     "evaluate, no name of data": (["evaluate", "run", "--data", ""], "unknown data set ''"),
     "reproduce, cuda": (
-        ["reproduce", "part-whole/digits", "--device", "cuda:99"],
+        ["reproduce", "shape-codes/digits", "--device", "cuda:99"],
         "device must be one of cpu",
     ),
 }
@@ -264,7 +264,7 @@ def test_two_processes_write_and_print_once(place):
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         assert "in use" not in done.stderr

@@ -134,6 +134,7 @@ def test_all_names_are_listed():
         "binarized-mnist",
         "smallnorb",
         "toys3d",
+        "multi-digits",
         "multi-mnist",
         "multi-sprites",
         "tetrominoes",
@@ -223,7 +224,7 @@ def test_what_torchvision_prints_of_a_failed_download_is_not_shown(tmp_path, mon
 
     monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
     monkeypatch.setattr(torchvision.datasets, "MNIST", read)
-    with pytest.raises(MissingData, match="or use the data set 'digits'"):
+    with pytest.raises(MissingData, match=r"or use the data set 'digits' \('multi-digits' for"):
         load_dataset("mnist")
     assert capsys.readouterr() == ("", "")
 

@@ -1,9 +1,12 @@
 """Scenes of several objects: what is known of them is true of their pixels."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import load_dataset, scenes
 from capsule_zoo.data.scenes import (
     INK,
     gray_scenes,
@@ -93,6 +96,37 @@ def test_the_data_sets_have_names_and_options():
     for empty in ("tetrominoes:", "tetrominoes:train=20,"):
         with pytest.raises(ValueError, match="no option ''; its options are train, test"):
             load_dataset(empty)
+
+
+def test_scenes_of_digits_show_other_digits_in_every_split(monkeypatch):
+    pasted, draw = [], scenes.gray_scenes
+
+    def record(images: torch.Tensor, *arguments: Any, **options: Any) -> tuple:
+        pasted.append({image.numpy().tobytes() for image in images})
+        return draw(images, *arguments, **options)
+
+    monkeypatch.setattr(scenes, "gray_scenes", record)
+    data, digits = load_dataset("multi-digits:train=200,test=60"), load_dataset("digits")
+    splits = (digits.train, digits.test, digits.validation)
+    assert pasted == [{image.numpy().tobytes() for image in s.images} for s in splits]
+    assert not any(first & second for first, second in itertools.combinations(pasted, 2))
+    for split, number in ((data.train, 200), (data.validation, 20), (data.test, 60)):
+        assert split.images.shape == (number, 1, 50, 50) and len(split.objects) == number
+        assert torch.equal(split.labels, split.objects.counts)
+    assert set(data.train.labels.tolist()) == {0, 1, 2, 3} and data.num_classes == 4
+    inked = data.train.images.flatten(1).any(1)
+    assert torch.equal(inked, data.train.labels > 0)
+
+
+def test_a_number_of_validation_scenes_takes_some_whose_digits_training_does_not_show():
+    name = "multi-digits:train=60,test=4"
+    whole, few = load_dataset(name), load_dataset(name, validation=2, size=25)
+    assert len(few.train) == 60 and few.validation.images.shape == (2, 1, 25, 25)
+    assert torch.equal(few.validation.objects.boxes, whole.validation.objects.boxes[:2] / 2)
+    assert len(load_dataset(name, validation=0).validation) == 0
+    for wrong in (7, -1, 1.5):
+        with pytest.raises(ValueError, match=f"from 0 to 6, the scenes of digits.*not {wrong}"):
+            load_dataset(name, validation=wrong)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import train_in_processes
+from terminal import PATIENCE
 
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 
@@ -25,7 +26,7 @@ def train_two(folder, *steps):
         env=os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     return load_checkpoint(folder / "run.safetensors")

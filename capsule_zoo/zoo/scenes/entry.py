@@ -91,7 +91,7 @@ def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
         width=6,
     ),
     takes={"sizes": Takes(Scenes, without=("thing", "ground"))},
-    data="multi-mnist",
+    data="multi-digits",
 )
 def scenes(
     image_shape: tuple[int, int, int] = (1, 50, 50),
