@@ -15,6 +15,7 @@ from capsule_zoo.data.files import from_home
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins, refuse_taken
 from capsule_zoo.data.points import constellations, constellations_of
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
@@ -213,7 +214,8 @@ def _by_chunks(
     move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Move images in chunks, because a warp of all at once needs a grid of gigabytes."""
-    return torch.cat([move(chunk, generator) for chunk in images.split(2000)])
+    chunks = track(images.split(2000), "moving images", "chunks")
+    return torch.cat([move(chunk, generator) for chunk in chunks])
 
 
 _READERS: dict[str, Reader] = {

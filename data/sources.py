@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.files import MissingData, fetch, from_home, user_cache
 from capsule_zoo.data.pictures import ARRAYS, read_array, read_labels, read_pixels
+from capsule_zoo.data.progress import announce, track, without_bars_in_logs
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
@@ -90,7 +91,10 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     read = getattr(torchvision.datasets, name)
     folder, download = (root, False) if root else (user_cache(), True)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # "Failed to download"
+        if download:
+            announce(f"reading {name} from {folder}, or downloading it first")
+        # torchvision prints "Failed to download", and draws bars
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), without_bars_in_logs():
             warnings.simplefilter("ignore")  # torchvision's own, about numpy
             train = read(folder, train=True, download=download)
             test = read(folder, train=False, download=download)
@@ -290,7 +294,7 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
     """Read the files as float32 (N, C, H, W) in [0, 1]; return also how many images each holds."""
     pixels = [
         read_array(file, size) if file.suffix.lower() in ARRAYS else read_pixels(file, size)[None]
-        for file in files
+        for file in track(files, "reading pictures", "files")
     ]
     _warn_of_few_bits(files, pixels)
     first = pixels[0].shape[1:3]

@@ -53,7 +53,7 @@ from capsule_zoo.registry import (
     sizes_of,
     takes_images,
 )
-from capsule_zoo.runs.recipe import Recipe, make_objective
+from capsule_zoo.runs.recipe import LIMITS, Recipe, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
@@ -136,6 +136,8 @@ def train(
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
+    if progress and is_first_process():
+        _say(_plan(entry, data, {name: arguments.get(name) for name in LIMITS}))
     try:
         run = fit_entry(entry, data, _say, files, **arguments, checks=Checks(progress=progress))
     except NotImplementedError as error:
@@ -151,6 +153,13 @@ def train(
         for figure in entry.figures:
             draw(entry, figure, data.test.images, folder)
     return entry, run
+
+
+def _plan(entry: Entry, data: Dataset, limits: Mapping[str, Any]) -> str:
+    """Return what `train` is about to do, and for how long."""
+    length = " or ".join(f"{limit:g} {name}" for name, limit in limits.items() if limit)
+    figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
+    return f"training {entry.name} on {len(data.train):,} images of {data.name}, {length}{figures}"
 
 
 def fit_entry(

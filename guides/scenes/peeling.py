@@ -29,6 +29,7 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Found, Proposal
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
@@ -137,7 +138,7 @@ class Peeling(WindowReader):
         whole, plate = self.whole(images), self.plate(images)
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
-        for slot in range(self.model.slots):
+        for slot in track(range(self.model.slots), "looking for objects", "slots"):
             canvas = ground.drawn.expand_as(images)
             if slot:  # with what all slots so far paint, as a running sum
                 with torch.no_grad():

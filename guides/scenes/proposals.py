@@ -31,6 +31,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.common.missing_pixels import filled
@@ -359,7 +360,7 @@ class SceneGuide(Guide[Scenes]):
         flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
-        for _ in range(2 * slots):
+        for _ in track(range(2 * slots), "choosing objects", "rounds at most"):
             near = (now - flips).abs()
             best = self.log_weights(images, found, near).argmax(1)
             visited.append(near[:, 1:])

@@ -18,6 +18,7 @@ from pyro.distributions import Categorical
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
@@ -100,7 +101,8 @@ def _collected(
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
-        for batch in images.split(len(images) if is_per_image(guide) else batch_size):
+        batches = images.split(len(images) if is_per_image(guide) else batch_size)
+        for batch in track(batches, "encoding", "batches"):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]
             if missing:
@@ -219,7 +221,7 @@ def _run(
     check_whole(1, number=number, batch_size=batch_size)
     model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
-        for begin in range(0, number, batch_size):
+        for begin in track(range(0, number, batch_size), "drawing images", "batches"):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
             traced = poutine.trace(conditioned)

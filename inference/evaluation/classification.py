@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
@@ -59,7 +60,7 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
             "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
         )
     with isolated_parameters(model, guide), in_eval_mode(program), torch.no_grad():
-        batches = as_wanted(model, images).split(batch_size)
+        batches = track(as_wanted(model, images).split(batch_size), "classifying", "batches")
         return torch.cat([program.predict(batch) for batch in batches])
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import announce
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.prepare import prepare
 from capsule_zoo.inference.evaluation.summary import per_image_elbo, standard_error, summarize
@@ -107,6 +108,7 @@ def compare(
     for name, pair in pairs.items():
         options = {"draws": 0, **options}
         model, guide = pair
+        announce(f"evaluating {name}")
         idata = evaluate(model, guide, images, num_particles=num_particles, **shared, **options)
         row = summarize(idata)
         elbo = per_image_elbo(idata)

@@ -6,6 +6,7 @@
 >>> idata.to_netcdf("evaluation.nc")
 """
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import track
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
 from capsule_zoo.inference.evaluation.prepare import is_per_image, prepare
@@ -149,12 +151,12 @@ def _passes(
     """Yield passes of at most `rows` rows: (first particle, number), repeated images, labels."""
     size = len(images) if is_per_image(guide) else min(len(images), rows)
     at_once = 1 if is_per_image(guide) else max(1, rows // size)
-    for begin in range(0, len(images), size):
+    firsts = itertools.product(range(0, len(images), size), range(0, particles, at_once))
+    for begin, first in track([*firsts], "evaluating", "passes"):
         part = images[begin : begin + size]
         part_labels = None if labels is None else labels[begin : begin + size]
-        for first in range(0, particles, at_once):
-            count = min(at_once, particles - first)
-            yield (first, count), *repeated(part, part_labels, count)
+        count = min(at_once, particles - first)
+        yield (first, count), *repeated(part, part_labels, count)
 
 
 class Chain:

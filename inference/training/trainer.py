@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ import pyro
 import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
+from capsule_zoo.data.progress import Bar, write_line
 from capsule_zoo.inference.check import refuse_misfit
 from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
 from capsule_zoo.inference.training.checkpoint import (
@@ -144,7 +143,7 @@ class Trainer:
         self._load(load_checkpoint(checkpoint))
         self.saved = checkpoint
 
-    def run(self, budget: Budget, bar: tqdm) -> str:
+    def run(self, budget: Budget, bar: Bar) -> str:
         """Take steps until something ends the run, and return the reason."""
         stream, first = self._stream(), self.progress.step
         stopped = None
@@ -351,7 +350,7 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
 
 def _say(words: str | None) -> None:
     if words is not None:
-        tqdm.write(words, file=sys.stderr)
+        write_line(words)
 
 
 @contextmanager
