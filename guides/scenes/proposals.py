@@ -47,6 +47,7 @@ from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import AsObject, Pictures, together
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
+AT_ONCE = 256  # subsets that are painted at once, where there are more
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
 
 
@@ -328,7 +329,8 @@ class SceneGuide(Guide[Scenes]):
             rows = (subsets_of if all_fit else prefixes_of)(slots, images)
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
-        weight = self.log_weights(images, found, rows)
+        parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
+        weight = torch.cat([self.log_weights(images, found, part) for part in parts], 1)
         powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
         code = (rows.long() * powers).sum(-1)
         code, order = code.sort(dim=1, stable=True)
