@@ -19,7 +19,6 @@ from capsule_zoo.inference import is_bound
 from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
-from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import in_words, plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
@@ -184,9 +183,7 @@ def describe(entry: str | Path | Entry) -> Description:
             return _describe(create(source), source)
     if not registry.recipe_path(source):
         known = sorted({*list_models(), *list_weights()})
-        raise ValueError(
-            f"{unknown('entry or trained entry', source, known)}; or name a run folder"
-        )
+        raise ValueError(registry.unknown_source("entry or trained entry", source, known))
     made = read_recipe(source)
     card = made if "headline" in made else {}
     with seeded(0):

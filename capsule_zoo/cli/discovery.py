@@ -38,7 +38,7 @@ def list_entries(
         found = {name: summary(name) for name in list_models(pattern)}
         kind, known = "entry matches", list_models()
     if not found:
-        raise ValueError(f"no {kind} {pattern!r}; there are {known}")
+        raise ValueError(f"no {kind} {pattern!r}; there are {', '.join(known)}")
     print_list({name: str(words) for name, words in found.items()})
     if not weights:
         print("\nOne of them in full: capsule-zoo show ENTRY")

@@ -189,6 +189,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
         (["sample", "nothing"], "folder of a run"),
+        (["sample", "qqqq"], "the nearest of "),
         (["reproduce", "part-whole/digit"], "did you mean 'part-whole/digits'"),
     ],
 )
@@ -197,6 +198,23 @@ def test_a_mistake_is_one_clear_line(words, message, capsys, tmp_path, monkeypat
     monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
     assert message in refused(capsys, *words)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("words", [("evaluate",), ("show",), ("explore",), ("figure", "samples")])
+def test_a_path_is_the_folder_of_a_run(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *words, "runs/nothing")
+    assert said == (
+        "capsule-zoo: no such run folder: runs/nothing; make one by: capsule-zoo train ENTRY\n"
+    )
+    for name in ("vae-digits-0", "vae-digits-1", "draw-mnist-0", "old"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    (tmp_path / "runs" / "old" / "config.json").unlink()
+    said = refused(capsys, *words, "runs/vae-digit-1")
+    assert "no such run folder: runs/vae-digit-1; did you mean runs/vae-digits-1 or" in said
+    assert "holds no config.json: runs; did you mean runs/" in refused(capsys, *words, "runs")
+    assert "holds no config.json: runs/old; make one" in refused(capsys, *words, "runs/old")
 
 
 def test_a_loss_that_is_not_finite_is_told(tmp_path, capsys):

@@ -12,7 +12,6 @@ from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.guides.scenes.windows import WindowReader
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
-from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.scenes.grounds import GROUNDS
 from capsule_zoo.registry import (
     Entry,
@@ -23,6 +22,7 @@ from capsule_zoo.registry import (
     register,
     takes_images,
     trained_names,
+    unknown_source,
 )
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
@@ -57,8 +57,8 @@ def part_entry(
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         entry = create(name, **{**given, **sizes})
     elif not recipe_path(name):
-        words = unknown(what, name, [*others, *list_models(), *trained_names()])
-        raise ValueError(f"{words}; or give the folder of a run, which has to stay there")
+        words = unknown_source("name", name, [*others, *list_models(), *trained_names()])
+        raise ValueError(f"{what}: {words}; a run has to stay in its folder")
     elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
     else:
