@@ -7,7 +7,7 @@ import typer
 
 from capsule_zoo._version import __version__
 from capsule_zoo.cli.options import AsJson, EntryArgument, print_json, print_list
-from capsule_zoo.records import FOLDER, read_records
+from capsule_zoo.records import FOLDER, RESULTS, read_records
 
 
 def list_entries(
@@ -66,11 +66,9 @@ def show(name: EntryArgument, as_json: AsJson = False) -> None:
 
 
 def _print_published(entry: str) -> None:
-    """Print the published numbers of an entry, in a checkout, which has the records."""
-    from capsule_zoo.report.published import RESULTS, goals_of, lines
+    """Print the published numbers of an entry."""
+    from capsule_zoo.report.published import goals_of, lines
 
-    if not RESULTS.is_dir():
-        return
     own = [g for g in goals_of(read_records(RESULTS)) if g.entry == entry]
     if own:
         print(f"\nPublished numbers of {lines(own)}")
@@ -133,7 +131,9 @@ def published(
     entry: Annotated[
         str | None, typer.Argument(metavar="ENTRY", help="Leave out for all entries.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of the records.  [default: the zoo's own]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the numbers that papers published, beside ours.
@@ -149,7 +149,7 @@ def published(
     from capsule_zoo.models.checks import check_known
     from capsule_zoo.report.published import count, goals_of, lines
 
-    goals = goals_of(read_records(results))
+    goals = goals_of(read_records(results or RESULTS))
     known = sorted({goal.entry for goal in goals})
     if entry is not None:
         check_known("entry with published numbers", entry, known)

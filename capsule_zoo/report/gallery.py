@@ -21,7 +21,7 @@ from capsule_zoo.experiments import Experiment, find_experiment, list_experiment
 from capsule_zoo.records import figures_of, in_words, read_records
 from capsule_zoo.registry import list_models
 from capsule_zoo.report import markdown
-from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
+from capsule_zoo.report.published import Goal, goals_of
 from capsule_zoo.report.stories import Story, read_story, remainder
 
 BENCHMARKS = "benchmarks/"  # the folder of speeds, among records
@@ -133,7 +133,7 @@ def gather(folder: Path) -> Gallery:
         finding_of(name, registered.get(name), records.get(name, {}), folder)
         for name in sorted({*registered, *records})
     ]
-    goals = goals_of(records) if (RESULTS / TABLE).is_file() else []  # a wheel has no table
+    goals = goals_of(records)
     homes: dict[str, list[Description]] = {}
     for found in map(describe, list_models()):
         homes.setdefault(found.home, []).append(found)

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from capsule_zoo.records import Metric
+from capsule_zoo.records import RESULTS, Metric
 from capsule_zoo.report.markdown import with_error
 
 LIKE = "like for like"
@@ -27,7 +27,6 @@ KINDS = (
 )
 STATES = ("reached", "undecided", "missed", "not run", "not counted")
 TABLE = "published.csv"
-RESULTS = Path(__file__).resolve().parents[2] / "results"  # of the checkout; a wheel has none
 
 
 @dataclass(frozen=True)
@@ -95,16 +94,14 @@ class Goal:
 
 
 def read_published(folder: Path = RESULTS) -> list[Goal]:
-    """Return the published numbers of a checkout, without ours.
+    """Return the published numbers, without ours.
 
     Raises:
         ValueError: the folder holds no table of them, or one with an unknown kind.
     """
     path = folder / TABLE
     if not path.is_file():
-        raise ValueError(
-            f"there is no {TABLE} in {folder}; published numbers lie in a checkout, under results/"
-        )
+        raise ValueError(f"there is no {TABLE} in {folder}; the zoo's own lies in {RESULTS}")
     with path.open(newline="", encoding="utf-8") as file:
         rows = [_row(**cells) for cells in csv.DictReader(file)]
     for row in rows:
