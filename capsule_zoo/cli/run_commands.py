@@ -102,7 +102,8 @@ def train(
     entry's own limit, or after 10 epochs. Ctrl-C or SIGTERM ends it cleanly with status 130.
     --resume continues with the settings of the run; only the limits and --lr may change. Nothing is
     written before the first checkpoint, and --overwrite keeps the old run until then. Every
-    checkpoint adds the new steps to history.csv.
+    checkpoint adds the new steps to history.csv. A classifier gets an error rate on its validation
+    images; the figures are drawn last.
 
     \b
     Examples:
@@ -145,11 +146,12 @@ def train(
         log=log,
     )
     if is_first_process():
-        print_metrics(run.metrics)
+        metrics = runs.read_metrics(folder)
+        print_metrics(metrics)
         if not quiet:
             command = f"capsule-zoo {measuring_command(made)} {shlex.quote(str(folder))}"
             print(f"written to {folder}; now try: {command}")
-        print_json(as_json, run.metrics)
+        print_json(as_json, metrics)
     if run.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
 

@@ -31,7 +31,7 @@ from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.sources import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
-from capsule_zoo.inference.evaluation.classification import predicts_labels
+from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
@@ -53,7 +53,7 @@ from capsule_zoo.registry import (
     sizes_of,
     takes_images,
 )
-from capsule_zoo.runs.recipe import LIMITS, Recipe, make_objective
+from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
@@ -137,7 +137,9 @@ def train(
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
     if progress and is_first_process():
-        _say(_plan(entry, data, {name: arguments.get(name) for name in LIMITS}))
+        figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
+        what = f"{name} on {len(data.train):,} images of {data.name}"
+        _say(f"training {what}, {length_of(arguments)}{figures}")
     try:
         run = fit_entry(entry, data, _say, files, **arguments, checks=Checks(progress=progress))
     except NotImplementedError as error:
@@ -148,6 +150,8 @@ def train(
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
         files.finish(run)
+        if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
+            _note_error_rate(entry, data.validation, folder)
         if progress and entry.figures:
             _say(f"drawing {', '.join(entry.figures)}")
         for figure in entry.figures:
@@ -155,11 +159,12 @@ def train(
     return entry, run
 
 
-def _plan(entry: Entry, data: Dataset, limits: Mapping[str, Any]) -> str:
-    """Return what `train` is about to do, and for how long."""
-    length = " or ".join(f"{limit:g} {name}" for name, limit in limits.items() if limit)
-    figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
-    return f"training {entry.name} on {len(data.train):,} images of {data.name}, {length}{figures}"
+def _note_error_rate(entry: Entry, validation: Split, folder: Path) -> None:
+    """Add the error rate on validation images, if there are any, to the metrics of a run."""
+    if len(validation):
+        rate = error_rate(entry.model, entry.guide, validation)
+        for name, value in {"": rate.value, "_se": rate.se}.items():
+            note(folder, f"validation_error_rate{name}", value)
 
 
 def fit_entry(

@@ -142,7 +142,7 @@ def fit(
                 trainer.resume(checks.resume)
             with budget.bar(trainer.progress, checks.progress and workers.is_first) as bar:
                 stopped = trainer.run(budget, bar)
-            return trainer.progress.run(stopped)
+            return replace(trainer.progress.run(stopped), units=trainer.units)
 
 
 def _modules(

@@ -48,6 +48,7 @@ class Run:
         steps: optimizer steps taken, including steps before a resume.
         seconds: time by the `clock` of `Checks`, including time before a resume.
         stopped: why the run ended, in words.
+        units: the unit of the losses.
     """
 
     history: "pd.DataFrame"
@@ -56,12 +57,12 @@ class Run:
     steps: int
     seconds: float
     stopped: str
+    units: str = "nats per image"
 
     @property
     def metrics(self) -> dict[str, float | int | str]:
         """Return everything except the history."""
-        numbers = {name: value for name, value in vars(self).items() if name != "history"}
-        return {**numbers, "units": "nats per image"}
+        return {name: value for name, value in vars(self).items() if name != "history"}
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""

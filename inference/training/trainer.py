@@ -19,7 +19,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.data.progress import Bar, write_line
 from capsule_zoo.inference.check import refuse_misfit
-from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
+from capsule_zoo.inference.objectives.base import default_objective, loss_per_image, units_of
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     check_same_modules,
@@ -116,6 +116,7 @@ class Trainer:
         self.pair = pair
         self.modules = {"model": pair.model, "guide": pair.guide}
         self.objective = objective
+        self.units = units_of(objective, pair.model)
         self.batches = batches
         self.validation = validation
         self.workers = workers
@@ -223,7 +224,7 @@ class Trainer:
             return stopping
         return (
             f"no lower value in {self.checks.patience} checks since step {self.progress.best_step} "
-            f"({self.progress.best_loss:.4f} nats per image), which is restored"
+            f"({self.progress.best_loss:.4f} {self.units}), which is restored"
         )
 
     def _call_back(self) -> str | None:

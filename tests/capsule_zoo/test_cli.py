@@ -13,7 +13,9 @@ from terminal import run, small_words
 
 from capsule_zoo import cli
 from capsule_zoo.cli.options import print_metrics
+from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.inference import error_rate
 from capsule_zoo.registry import load
 
 TRAIN = ["train", "part-whole", *small_words("part-whole"), "--batch-size", "32"]
@@ -215,6 +217,35 @@ def test_a_path_is_the_folder_of_a_run(words, capsys, tmp_path, monkeypatch):
     assert "no such run folder: runs/vae-digit-1; did you mean runs/vae-digits-1 or" in said
     assert "holds no config.json: runs; did you mean runs/" in refused(capsys, *words, "runs")
     assert "holds no config.json: runs/old; make one" in refused(capsys, *words, "runs/old")
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [("cnn", "nats per image, of log p(label | image)"), ("vae", "nats per image")],
+)
+def test_a_classifier_ends_training_with_an_error_rate(name, units, capsys, tmp_path):
+    words = [
+        "train",
+        name,
+        *small_words(name, "classes"),
+        "--steps",
+        "2",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    ]
+    assert run(*words) == 0
+    found = last_json(capsys)
+    assert found["units"] == units and found == json.loads(
+        (tmp_path / "run" / "metrics.json").read_text()
+    )
+    if name == "vae":
+        assert "validation_error_rate" not in found
+        return
+    entry = load(tmp_path / "run")
+    rate = error_rate(entry.model, entry.guide, load_dataset("digits", size=8).validation)
+    assert found["validation_error_rate"] == rate.value
+    assert found["validation_error_rate_se"] == rate.se
 
 
 def test_a_loss_that_is_not_finite_is_told(tmp_path, capsys):
