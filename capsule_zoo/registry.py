@@ -355,6 +355,8 @@ def unknown_source(kind: str, source: str | Path, known: Collection[str]) -> str
         missing = "no run in the folder, which holds no config.json"
     place = folder if folder.is_dir() else folder.parent
     runs = sorted(str(path.parent) for path in place.glob("*/config.json"))
+    published = (path.with_suffix("") for path in place.glob("*.safetensors"))
+    runs += sorted(str(path) for path in published if recipe_path(path))
     near = get_close_matches(str(folder), runs, cutoff=0) or runs[:3]
     hint = f"did you mean {' or '.join(near)}?" if near else "make one by: capsule-zoo train ENTRY"
     return f"{missing}: {source}; {hint}"

@@ -136,7 +136,7 @@ print(*sorted(name for name in sys.modules if name.startswith("capsule_zoo")))
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert set(package_folders()) <= set(done.stdout.split())
-    assert done.stdout.count(" ours, ") >= 2 and "Published numbers of shape-codes" in done.stdout
+    assert done.stdout.count(": ours ") >= 2 and "Published numbers of shape-codes" in done.stdout
 
 
 def test_imports_run_one_way():

@@ -46,32 +46,37 @@ def list_entries(
     print_json(as_json, found)
 
 
-def show(name: EntryArgument, as_json: AsJson = False) -> None:
+def show(
+    name: EntryArgument,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Say of each size its type and what it means.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the components of an entry and its settings.
 
-    Prints its sizes with defaults and types, guides, latent sites, objective, training settings,
-    figures, trained weights and references.
+    Prints its guides, latent sites, data, objective, training settings, figures, trained weights,
+    published numbers and references, and the names of its sizes with their defaults.
 
     \b
     Examples:
       capsule-zoo show part-whole
+      capsule-zoo show part-whole --sizes
       capsule-zoo show part-whole-mnist --json
     """
+    from textwrap import fill
+
     from capsule_zoo.discovery import describe
-
-    found = describe(name)
-    print(found)
-    _print_published(found.name)
-    print_json(as_json, found.as_dict())
-
-
-def _print_published(entry: str) -> None:
-    """Print the published numbers of an entry."""
     from capsule_zoo.report.published import goals_of, lines
 
-    own = [g for g in goals_of(read_records(RESULTS)) if g.entry == entry]
-    if own:
-        print(f"\nPublished numbers of {lines(own)}")
+    found = describe(name)
+    goals = [goal for goal in goals_of(read_records(RESULTS)) if goal.entry == found.name]
+    published = lines(goals).partition("\n\n")[2]
+    print(f"{found.overview(published)}\n")
+    print(found.size_list if sizes else fill(found.size_names, 100, break_on_hyphens=False))
+    if not sizes:
+        print(f"\nWhat each of them means: capsule-zoo show {name} --sizes")
+    print_json(as_json, found.as_dict())
 
 
 def print_version(wanted: bool) -> None:
@@ -111,7 +116,7 @@ def report(
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page about the whole zoo: stories, pictures, comparisons, numbers, speeds.
+    """Write one page about the whole zoo: descriptions, pictures, comparisons, numbers, speeds.
 
     With --json the last line counts the published numbers by state; see `capsule-zoo published`.
 

@@ -48,10 +48,13 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Most passes over the data.  [default: see above]")
+        int | None, typer.Option(help="Stop after this many epochs.  [default: see above]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Most optimizer steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Most minutes of wall time.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop training after this many minutes; figures come on top."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of all random numbers.  [default: 0]")
     ] = None,
@@ -99,11 +102,13 @@ def train(
     """Train an entry on a data set and write a run folder.
 
     Training ends at the first of --epochs, --steps and --minutes; without any of them at the
-    entry's own limit, or after 10 epochs. Ctrl-C or SIGTERM ends it cleanly with status 130.
+    entry's own limit, or after 10 epochs. --minutes is the time of training only: the start of the
+    program and the figures at the end take their own. A classifier then gets an error rate on its
+    validation images. Ctrl-C or SIGTERM ends training cleanly with status 130.
+
     --resume continues with the settings of the run; only the limits and --lr may change. Nothing is
     written before the first checkpoint, and --overwrite keeps the old run until then. Every
-    checkpoint adds the new steps to history.csv. A classifier gets an error rate on its validation
-    images; the figures are drawn last.
+    checkpoint adds the new steps to history.csv.
 
     \b
     Examples:

@@ -141,9 +141,8 @@ def lines(goals: Iterable[Goal]) -> str:
     for entry, own in groupby(goals, key=lambda goal: goal.entry):
         found += ["", f"{entry}:", ""]
         for goal in own:
-            ours = "" if goal.ours is None else f"{with_error(goal.ours)} ours, "
-            kind = "" if goal.kind == LIKE else goal.kind
-            words = f"  {goal.whose} ({goal.source})", kind, goal.note
-            found.append(f"- {goal.state}: {ours}{goal.printed} published. {goal.quantity}.")
-            found.append("; ".join(filter(None, words)))
+            ours = "" if goal.ours is None else f"ours {with_error(goal.ours)}, "
+            state = f"not comparable: {goal.kind}" if goal.state == "not counted" else goal.state
+            found.append(f"- {goal.quantity}: {ours}published {goal.printed} ({state})")
+            found.append("; ".join(filter(None, (f"  {goal.whose} ({goal.source})", goal.note))))
     return "\n".join(found[1:])

@@ -88,10 +88,11 @@ class Peeling(WindowReader):
         glimpse: height and width of a glimpse, in its own pixels.
         hidden: units of the network that looks.
         wide: size of a glimpse, in usual sizes of an object.
-        blur: deviation of the blur through which attention sees, in usual sizes.
+        blur: standard deviation of the blur through which attention sees, in usual sizes.
         sweeps: 2 to look at and read every object again, given all the others.
-        temperature: of the places of attention, see `focus`. Places that are drawn are worth it
-            where objects can be cut apart in several ways, and several draws are combined.
+        temperature: randomness of the places of attention; 0 for the largest residual. Random
+            places are worth it where objects can be cut apart in several ways, and several draws
+            are combined.
 
     Raises:
         ValueError: a size below 1, a length that is not positive.

@@ -35,7 +35,7 @@ class NonFiniteLoss(RuntimeError):
         kept = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
         return (
             f"the loss or its gradient is not finite at step {self.step}: {where}. "
-            f"Lower lr, or set clip of fit in Python{kept}"
+            f"Lower lr, or clip gradients, in Python by pace=Pace(clip=...){kept}"
         )
 
 

@@ -146,8 +146,9 @@ def scenes(
         sizes: arguments of `Scenes`.
 
     Guides:
-        peeling: objects one after the other, each off what the earlier ones leave.
-        two-sweeps: the same, and once more, each off what all others leave.
+        peeling: objects are inferred one after the other, each from what the earlier ones leave
+            unexplained.
+        two-sweeps: peeling, and then each object again from what all others leave unexplained.
     """
     check_at_least(1, glimpse=glimpse, hidden=hidden, width=width)
     check_at_least(1, window=window)
