@@ -19,7 +19,6 @@ from capsule_zoo.inference import is_bound
 from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
-from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.pages.markdown import duration, with_error
 from capsule_zoo.pages.stories import first_line, read_story, remainder
@@ -84,6 +83,7 @@ class Description:
         source: the described object: the entry, trained weights or a run folder.
         summary: a one-line summary of the entry.
         text: what else its registration says of it.
+        data: the data set that it is trained on, if no other is named.
         sizes: the arguments of `create`, by name; for trained weights, with their values.
         guides: the guides that fit.
         sites: the latent sites of the model at these sizes.
@@ -102,6 +102,7 @@ class Description:
     source: str
     summary: str
     text: str
+    data: str
     sizes: dict[str, Size]
     guides: tuple[GuideWords, ...]
     sites: tuple[Site, ...]
@@ -121,12 +122,32 @@ class Description:
         return plain({**vars(self), "sizes": sizes})
 
     def __str__(self) -> str:
+        return f"{self.overview()}\n\n{self.size_list}"
+
+    __repr__ = __str__
+
+    @property
+    def size_list(self) -> str:
+        """The sizes as a list in Markdown, with types, defaults and what they mean."""
+        title = "Sizes, as `create(...)` or `--set` takes them"
+        return "\n".join([f"{title}:\n", *_size_lines(self.sizes)])
+
+    @property
+    def size_names(self) -> str:
+        """The sizes by name with their values, without what they mean."""
+        return f"Sizes, with their values: {', '.join(_assignments(self.sizes))}"
+
+    def overview(self, published: str = "") -> str:
+        """Return everything but the sizes, as Markdown.
+
+        Args:
+            published: published numbers in words, which follow the trained weights.
+        """
         source = "" if self.source == self.name else f" ({self.source})"
         counts = [f"{number:,} in the {part}" for part, number in self.parameters.items()]
         kind, _, never = self.objective.partition(" ")
         settings = ", ".join(f"{name}={value}" for name, value in self.training.items())
         lists: dict[str, Iterable[str]] = {
-            "Sizes, as `create(...)` or `--set` takes them": _size_lines(self.sizes),
             "Guides": (
                 f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.what}" for g in self.guides
             ),
@@ -135,12 +156,14 @@ class Description:
                 for s in self.sites
             ),
             "Training": [
+                f"- data: `{self.data}`{' by default' * (not self.card)}",
                 f"- objective: `{kind}` {never}".rstrip(),
                 f"- settings: {f'`{settings}`' if settings else 'the defaults of `fit`'}",
                 f"- learned numbers: {', '.join(counts)}",
             ],
             "Figures": [f"- {', '.join(f'`{n}`' for n in self.figures)}"] * bool(self.figures),
             "Trained weights": [f"- `load({w.name!r})`: {w}" for w in self.weights] or ["- none"],
+            "Published numbers": [published] * bool(published),
         }
         parts = [f"{self.name}{source}: {self.summary}", *filter(None, [self.text])]
         for title, lines in lists.items():
@@ -150,8 +173,6 @@ class Description:
         if self.card:
             parts.append(f"### how {self.source} was made\n\n{history(self.card)}")
         return "\n\n".join(parts)
-
-    __repr__ = __str__
 
 
 def list_weights(pattern: str = "*") -> dict[str, Weights]:
@@ -184,14 +205,13 @@ def describe(entry: str | Path | Entry) -> Description:
             return _describe(create(source), source)
     if not registry.recipe_path(source):
         known = sorted({*list_models(), *list_weights()})
-        raise ValueError(
-            f"{unknown('entry or trained entry', source, known)}; or name a run folder"
-        )
+        raise ValueError(registry.unknown_source("entry or trained entry", source, known))
     made = read_recipe(source)
     card = made if "headline" in made else {}
     with seeded(0):
         entry = registry.rebuild(Recipe.read(made))
-        return replace(_describe(entry, source), card=card)
+        found = _describe(entry, source)
+        return replace(found, card=card, data=made.get("data", found.data))
 
 
 def _describe(entry: Entry, source: str) -> Description:
@@ -207,6 +227,7 @@ def _describe(entry: Entry, source: str) -> Description:
         source=source,
         summary=summary(entry.name),
         text=remainder(registry.factory_of(entry.name).__doc__),
+        data=registry.default_data(entry.name),
         sizes=used,
         guides=tuple(guide_words(entry)),
         sites=entry.model.sites,
@@ -271,6 +292,13 @@ def history(card: dict[str, Any]) -> str:
     }
     lines = ((title * (n == 0), line) for title, own in rows.items() for n, line in enumerate(own))
     return "\n".join(f"    {title:10}{line}" for title, line in lines)
+
+
+def _assignments(sizes: Mapping[str, Size]) -> Iterator[str]:
+    """Yield sizes as they are given in a call, the inner ones in braces."""
+    for name, size in sizes.items():
+        inner = ", ".join(_assignments(size.inner))
+        yield f"{name}={{{inner}}}" if inner else f"{name}={size.default!r}"
 
 
 def _size_lines(sizes: Mapping[str, Size], indent: str = "") -> Iterator[str]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path("results")
+RESULTS = Path(__file__).resolve().parent / "results"  # the zoo's own records
+if not RESULTS.is_dir():  # a checkout keeps them next to this folder
+    RESULTS = RESULTS.parent.parent / "results"
 REPRODUCED = Path("runs/reproduced")  # new records, unless they are asked for in `FOLDER`
 FIELDS = ("experiment", "command", "seed", "data", "versions", "machine", "seconds", "metrics")
 _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
@@ -205,8 +208,8 @@ def read_records(folder: str | Path) -> dict[str, dict]:
     names = sorted(path.relative_to(folder).with_suffix("") for path in paths)
     if not names:
         raise ValueError(
-            f"there are no records in {folder}; they lie in a checkout, under results/: call this "
-            "there, name their folder by --results, or make one: capsule-zoo reproduce"
+            f"there are no records in {folder}; leave --results out for the zoo's own, name "
+            "another folder, or make one: capsule-zoo reproduce"
         )
     return {name.as_posix(): read_record(name.as_posix(), folder) for name in names}
 

@@ -17,9 +17,10 @@ has been imported, and so does a guide to one of the zoo's entries (`register_gu
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Any, TypeVar
@@ -388,8 +389,27 @@ def trained_names() -> list[str]:
 def _recipe_path(source: str | Path) -> Path:
     if path := recipe_path(source):
         return path
-    words = unknown("trained entry", str(source), trained_names())
-    raise ValueError(f"{words}; or give the folder of a run")
+    raise ValueError(unknown_source("trained entry", source, trained_names()))
+
+
+def unknown_source(kind: str, source: str | Path, known: Collection[str]) -> str:
+    """Return a message for what is neither a known name nor the folder of a run.
+
+    A path is taken for a folder, and the nearest runs beside it or inside it are named.
+    """
+    folder = Path(source)
+    if len(folder.parts) < 2 and not folder.is_dir():
+        return f"{unknown(kind, str(source), known)}; or give the folder of a run"
+    missing = "no such run folder"
+    if folder.is_dir():
+        missing = "no run in the folder, which holds no config.json"
+    place = folder if folder.is_dir() else folder.parent
+    runs = sorted(str(path.parent) for path in place.glob("*/config.json"))
+    published = (path.with_suffix("") for path in place.glob("*.safetensors"))
+    runs += sorted(str(path) for path in published if recipe_path(path))
+    near = get_close_matches(str(folder), runs, cutoff=0) or runs[:3]
+    hint = f"did you mean {' or '.join(near)}?" if near else "make one by: capsule-zoo train ENTRY"
+    return f"{missing}: {source}; {hint}"
 
 
 def save_weights(entry: Entry, card: Path, content: dict) -> None:

@@ -17,6 +17,7 @@ from capsule_zoo.data.letters import font_letters
 from capsule_zoo.data.own_pictures import all_pictures, array_file, folder, holds_pictures
 from capsule_zoo.data.pictures import is_array_file, is_picture_file
 from capsule_zoo.data.points import constellations, constellations_of
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.registration import refuse_taken
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
@@ -227,7 +228,8 @@ def _by_chunks(
     move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Move images in chunks, because a warp of all at once needs a grid of gigabytes."""
-    return torch.cat([move(chunk, generator) for chunk in images.split(2000)])
+    chunks = track(images.split(2000), "moving images", "chunks")
+    return torch.cat([move(chunk, generator) for chunk in chunks])
 
 
 _READERS: dict[str, Reader] = {

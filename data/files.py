@@ -1,12 +1,15 @@
 """Files that are written whole or not at all, and the folder of downloaded and made files."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 from urllib.request import urlopen
+
+from capsule_zoo.data.progress import track
+
+MEGABYTE = 10**6
 
 
 class MissingData(ValueError):
@@ -60,7 +63,11 @@ def fetch(url: str, file: Path) -> None:
         OSError: the file cannot be reached or written, or it is not as long as announced.
     """
     with written_whole(file) as stream, urlopen(url, timeout=60) as reply:
-        shutil.copyfileobj(reply, stream)
-        announced, came = reply.headers["Content-Length"], stream.tell()
+        announced = reply.headers["Content-Length"]
+        parts = None if announced is None else -(-int(announced) // MEGABYTE)
+        blocks = iter(lambda: reply.read(MEGABYTE), b"")
+        for block in track(blocks, f"downloading {file.name}", "MB", parts):
+            stream.write(block)
+        came = stream.tell()
         if announced is not None and int(announced) != came:
             raise OSError(f"{came:,} bytes of {int(announced):,} came from {url}")

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Labelled,
@@ -160,7 +161,7 @@ def _in_chunks(
 ) -> tuple[Tensor, Objects]:
     """Draw `number` scenes, some at a time."""
     sizes = [min(CHUNK, number - first) for first in range(0, number, CHUNK)]
-    images, found = zip(*map(draw, sizes), strict=True)
+    images, found = zip(*map(draw, track(sizes, "drawing scenes", "chunks")), strict=True)
     parts = [torch.cat([getattr(f, name) for f in found]) for name in vars(found[0])]
     return torch.cat(images), Objects(*parts)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import MissingData, fetch, from_home, user_cache
+from capsule_zoo.data.progress import announce, without_bars_in_logs
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
@@ -89,7 +90,10 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     read = getattr(torchvision.datasets, name)
     folder, download = (root, False) if root else (user_cache(), True)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # "Failed to download"
+        if download:
+            announce(f"reading {name} from {folder}, or downloading it first")
+        # torchvision prints "Failed to download", and draws bars
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), without_bars_in_logs():
             warnings.simplefilter("ignore")  # torchvision's own, about numpy
             train = read(folder, train=True, download=download)
             test = read(folder, train=False, download=download)

@@ -9,6 +9,7 @@ Each view is cast by parallel rays against the solids, exactly, and shaded by on
 >>> toys.train.select(azimuth=range(6)).split(size=48)
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import user_cache, written_whole
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
 
@@ -337,14 +339,14 @@ class Toys3D:
         azimuth = torch.arange(azimuths) * (2 * math.pi / azimuths)
         angles = torch.linspace(math.radians(30), math.radians(70), elevations)
         toys = []
-        for category in CATEGORIES:
-            for instance in range(instances):
-                solids = make_toy(category, instance, self.seed)
-                views = [
-                    render(solids, azimuth, torch.full_like(azimuth, angle), self.size)
-                    for angle in angles.tolist()
-                ]
-                toys.append((torch.stack(views) * 255).round().to(torch.uint8))
+        names = [*itertools.product(CATEGORIES, range(instances))]
+        for category, instance in track(names, "rendering toys", "toys"):
+            solids = make_toy(category, instance, self.seed)
+            views = [
+                render(solids, azimuth, torch.full_like(azimuth, angle), self.size)
+                for angle in angles.tolist()
+            ]
+            toys.append((torch.stack(views) * 255).round().to(torch.uint8))
         return torch.stack(toys).unflatten(0, (len(CATEGORIES), instances))
 
     def _views(self, images: Tensor, first: int, part: str) -> Views:

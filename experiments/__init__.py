@@ -263,6 +263,9 @@ def reproduce(
     runs, began = Path(folder) / name, time.time()
     refuse_unwritable(runs)
     command = command_of(name, options, settings)
+    options.say(f"{name}: {chosen.summary}")
+    if options.minutes is not None:
+        options.say(f"Trained for {options.minutes:g} minutes instead, and then measured")
     before = _begin(runs, name, options, filled, command)
     if before:
         options.say(f"Going on with the runs in {runs}; delete that folder to begin again")

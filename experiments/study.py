@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from capsule_zoo.data.progress import SECONDS_BETWEEN_LINES, Bar, track
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.models.common.modes import seeded
@@ -95,11 +96,12 @@ class Study(Generic[V]):
                 random numbers depend on the seed of its job only.
             settings: further arguments of the task.
         """
-        options.say(f"Running {', '.join(self.variants)} from {self.seeds} seeds")
         jobs = self.jobs(options)
+        options.say(f"Running {', '.join(self.variants)} from {self.seeds} seeds, {_length(jobs)}")
         task = partial(saved, partial(task, **settings))
         found: dict[str, list[Any]] = {name: [] for name in self.variants}
-        for job, outcome in zip(jobs, side_by_side(task, jobs, options.processes), strict=True):
+        outcomes = side_by_side(task, jobs, options.processes, progress=options.progress)
+        for job, outcome in zip(jobs, outcomes, strict=True):
             found[job.name].append(outcome)
         return found
 
@@ -165,8 +167,16 @@ def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str,
     return {name: known[name] for name in names}
 
 
+def _length(jobs: Sequence[Job]) -> str:
+    """Return how long the runs are trained, as far as it is known."""
+    minutes = [job.options.minutes for job in jobs if job.options.minutes is not None]
+    return f"{len(jobs)} runs" + (
+        f", {sum(minutes):g} minutes of training in all" if minutes else ""
+    )
+
+
 def side_by_side(
-    task: Callable[[T], S], jobs: Iterable[T], processes: int | None = None
+    task: Callable[[T], S], jobs: Iterable[T], processes: int | None = None, progress: bool = False
 ) -> list[S]:
     """Return the task's results for every job, each on one thread of its own process.
 
@@ -174,17 +184,28 @@ def side_by_side(
 
     Args:
         processes: see `Options`.
+        progress: show how many jobs have ended.
     """
+    jobs = [*jobs]
     if processes == 1:
         found = []
-        for job in jobs:
+        for job in track(jobs, "running", "runs", enabled=progress):
             with seeded(0):  # torch's random numbers are left as another process would
                 found.append(task(job))
         return found
     context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
     number = processes or torch.get_num_threads()
-    with ProcessPoolExecutor(number, context, _begin_process, (os.getpid(),)) as pool:
-        return list(pool.map(task, jobs))
+    bar = Bar("running", "runs", len(jobs), enabled=progress)
+    with bar, ProcessPoolExecutor(number, context, _begin_process, (os.getpid(),)) as pool:
+        futures = [pool.submit(task, job) for job in jobs]
+        try:
+            while running := wait(futures, SECONDS_BETWEEN_LINES, FIRST_EXCEPTION).not_done:
+                bar.advance(len(jobs) - len(running))
+                for future in {*futures} - running:
+                    future.result()  # raises what ended it
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _begin_process(parent: int) -> None:

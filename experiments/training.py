@@ -19,7 +19,7 @@ from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.registry import Entry, create, load, made_by, rebuild
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
-from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, words_of
+from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, length_of, words_of
 
 
 def begun(name: str, data: Dataset | Split, options: Options, **sizes: Any) -> Entry:
@@ -73,8 +73,8 @@ def train(
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
     chosen = combined(shared, entry.training, settings)
     limits = {each: chosen[each] for each in LIMITS if chosen.get(each) is not None}
-    length = " or ".join(f"{limit:g} {each}" for each, limit in limits.items() if limit)
-    options.say(f"Training {name or entry.name}, {entry.model.num_parameters:,} numbers, {length}")
+    size = f"{entry.model.num_parameters:,} numbers"
+    options.say(f"Training {name or entry.name}, {size}, {length_of(chosen)}")
     if options.runs is not None:
         made = places.resume and Path(places.resume).with_name("config.json")  # from its start
         known = json.loads(made.read_text()) if made and made.is_file() else None

@@ -69,9 +69,9 @@ class RecognitionLayer(PyroModule):
 
 
 class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
-    """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
+    """The recognition network of a `CapsuleHelmholtzMachine`, from the image to the top layer.
 
-    The switches' biases start at the model's.
+    It is described at the top of this file. The switches' biases start at the model's.
 
     Args:
         model: a capsule Helmholtz machine.

@@ -44,7 +44,7 @@ from capsule_zoo.models.routing.vector_capsules import CLASS
 
 
 class RecurrentEncoder(Guide[RecurrentCapsules]):
-    """The guide q(z_1, ..., z_T | image) of `RecurrentCapsules`.
+    """A recurrent encoder: the guide q(z_1, ..., z_T | image) of `RecurrentCapsules`.
 
     It is described at the top of this file.
 

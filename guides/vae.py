@@ -21,7 +21,7 @@ from capsule_zoo.models.networks.convolutional import Encoder
 
 
 class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
-    """The guide q(code | image) of a `VariationalAutoencoder`.
+    """A convolutional encoder: the guide q(code | image) of a `VariationalAutoencoder`.
 
     It is described at the top of this file.
 

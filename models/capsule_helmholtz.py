@@ -97,10 +97,11 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
 
     Args:
         image_shape: (channels, height, width), or a square number of pixels.
-        capsules: of every layer, from the top down, one layer or more.
+        capsules: number of capsules of every layer, from the top down; one layer or more.
         units: hidden units of a capsule, J.
-        visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
-            be gray.
+        visible_family: distribution of pixels, "bernoulli" (which may be gray), "gaussian" or
+            "poisson".
+        hidden_family: distribution of hidden units, "bernoulli", "gaussian" or "poisson".
         switch_start: start of the switches' biases, in nats, 0 or more. At 0 many capsules fall
             silent before they have learned anything; at 3 all of them start on, and few do.
 

@@ -66,10 +66,12 @@ class CapsuleRBM(CapsuleMachine):
 
     Args:
         image_shape: (channels, height, width), or a square number of pixels.
-        capsules: K.
+        capsules: number of capsules, K.
         units: hidden units of a capsule, J.
-        visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
-            be gray. Gaussian with Poisson units has no partition function and is refused.
+        visible_family: distribution of pixels, "bernoulli" (which may be gray), "gaussian" or
+            "poisson". Gaussian pixels with Poisson hidden units, or the reverse, have no partition
+            function and are refused.
+        hidden_family: distribution of hidden units, "bernoulli", "gaussian" or "poisson".
         sweeps: Gibbs sweeps that the model runs for a draw without images.
 
     Raises:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+MOST_LISTED = 12  # names that an error lists; of more it names the nearest
+
 
 def whole(
     name: str, value: Any, least: int | None = None, below: int | None = None, remedy: str = ""
@@ -88,8 +90,11 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
         known: the allowed names.
     """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    all_names = f"there are {list(known) or 'none'}"
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else all_names
+    hint = f"did you mean {' or '.join(map(repr, near))}?"
+    if not near:
+        few = known if len(known) <= MOST_LISTED else difflib.get_close_matches(name, known, 3, 0)
+        first = f"the nearest of {len(known)} are" if len(few) < len(known) else "there are"
+        hint = f"{first} {', '.join(few) or 'none'}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

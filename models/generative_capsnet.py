@@ -186,11 +186,12 @@ class RoutedByAddress(OnRequest):
         parts: part capsules, C.
         maps: numbers in an activation.
         channels: maps at half the image's size.
-        address: "fixed" or "learned", see `Canvas`.
+        address: "fixed" (a position on the grid) or "learned" (each cell learns its own address).
         motion: "mixed" (parts are computed from code and request) or "linear" (parts are computed
-            from the code and moved by the request), see the top of this file.
-        jitter: deviation of an address; 0 for none.
-        identity, sigma_image: of `OnRequest`.
+            from the code and moved by the request).
+        jitter: standard deviation of an address; 0 for none.
+        identity: see `OnRequest`.
+        sigma_image: standard deviation of a pixel, in units of its range.
 
     Raises:
         ValueError: a size below 1, a negative jitter, a deviation that is not positive, or an
@@ -278,7 +279,7 @@ class GenerativeCapsNet(RoutedByAddress):
         parts: part capsules, C.
         length: numbers in a part capsule.
         hidden: units of a part's networks for its address and its activation.
-        temperature: of the relaxed kind.
+        temperature: temperature of the Concrete distribution of the relaxed kind.
         options: arguments of `RoutedByAddress`, which says what is raised.
     """
 

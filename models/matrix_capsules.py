@@ -79,7 +79,7 @@ class MatrixCapsules(Classifier):
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more, padding included.
-        classes: of the label.
+        classes: number of classes of the label.
         routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
         features: channels of the first convolution, A.
         capsules: types of the primary and the two convolutional layers, (B, C, D).

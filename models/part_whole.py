@@ -47,11 +47,12 @@ class PartWholeCapsules(PaintedParts):
 
     Args:
         image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
-        objects, parts: capsules of the usual two levels.
+        objects: number of objects, the capsules of the top level.
+        parts: number of parts.
         layers: capsules of every level from the top down, two or more; overrides both.
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
-        temperature: of the relaxed presences.
+        temperature: temperature of the Concrete distribution of relaxed presences.
         painting: how parts paint the image.
         pose: the prior of an object's pose.
         belonging: weights and deviations of children.

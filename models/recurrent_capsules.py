@@ -143,12 +143,13 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         classes: capsules that are routed to, and labels.
         routing: infers the class capsules, such as `DynamicRouting(3, fair=False)` of
             `capsule_zoo.guides`. None replaces votes and routing by linear layers.
-        steps: T.
+        steps: number of drawing steps, T.
         latent: numbers in a code.
-        units: of the recurrent cell.
-        capsules: "every" step, "once", or "none", which is plain DRAW and takes no labels.
-        channels: of the convolution next to the image and of the one next to the capsules.
-        types: of primary capsules.
+        units: units of the recurrent cell.
+        capsules: when capsules see the image: at "every" step, "once", or "none", which is plain
+            DRAW and takes no labels.
+        channels: maps of the convolution next to the image and of the one next to the capsules.
+        types: number of types of primary capsules.
         canvas: how it is painted, and what it says of pixels.
         label_weight: nats for one unit of the margin loss.
 

@@ -99,13 +99,14 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     Args:
         image_shape: (channels, height, width).
-        objects, parts: numbers of capsules.
+        objects: number of object capsules.
+        parts: number of part capsules.
         template_size: height and width of a part's template, in template pixels.
         part_features: size of a part's feature vector.
         votes: sizes of the networks by which objects vote.
         classes: kinds of images; an object is present in one of them.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
-        temperature: of the relaxed presences.
+        temperature: temperature of the Concrete distribution of relaxed presences.
         sigma_image: deviation of a pixel, in units of its range.
         sigma_top: deviation of an object's pose from the identity.
         clutter: parts that no object explains.

@@ -370,14 +370,14 @@ BREAKS = (
     ),
     Break(
         "a published number is reached within one standard error",
-        "capsule_zoo/report/published.py",
+        "capsule_zoo/pages/published.py",
         "if abs(gain) <= 2 * error:",
         "if abs(gain) <= error:",
         "capsule_zoo/test_published.py",
     ),
     Break(
         "a number without an error reaches a published one",
-        "capsule_zoo/report/published.py",
+        "capsule_zoo/pages/published.py",
         """if self.ours["se"] is None:
             return""",
         """if self.ours["value"] is None:

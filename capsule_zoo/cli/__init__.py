@@ -10,7 +10,9 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from itertools import islice
+from typing import Any
 
 import typer
 
@@ -41,6 +43,19 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"capsule-zoo: {words}", file=sys.stderr)
         sys.exit(2)
+
+
+def _with_progress(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that shows its progress, unless it is called with `quiet`."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        from capsule_zoo.data.progress import show_progress
+
+        with show_progress(not options.get("quiet", False)):
+            command(*arguments, **options)
+
+    return run
 
 
 def _imports_first(words: list[str]) -> list[str]:
@@ -90,4 +105,4 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     discovery.published,
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(_with_progress(command))

@@ -7,7 +7,7 @@ import typer
 
 from capsule_zoo._version import __version__
 from capsule_zoo.cli.options import AsJson, EntryArgument, print_json, print_list
-from capsule_zoo.records import FOLDER, read_records
+from capsule_zoo.records import RESULTS, read_records
 
 
 def list_entries(
@@ -38,7 +38,7 @@ def list_entries(
         found = {name: summary(name) for name in list_models(pattern)}
         kind, known = "entry matches", list_models()
     if not found:
-        raise ValueError(f"no {kind} {pattern!r}; there are {known}")
+        raise ValueError(f"no {kind} {pattern!r}; there are {', '.join(known)}")
     print_list({name: str(words) for name, words in found.items()})
     if not weights:
         print("\nOne of them in full: capsule-zoo show ENTRY")
@@ -46,34 +46,37 @@ def list_entries(
     print_json(as_json, found)
 
 
-def show(name: EntryArgument, as_json: AsJson = False) -> None:
+def show(
+    name: EntryArgument,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Say of each size its type and what it means.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the components of an entry and its settings.
 
-    Prints its sizes with defaults and types, guides, latent sites, objective, training settings,
-    figures, trained weights and references.
+    Prints its guides, latent sites, data, objective, training settings, figures, trained weights,
+    published numbers and references, and the names of its sizes with their defaults.
 
     \b
     Examples:
       capsule-zoo show part-whole
+      capsule-zoo show part-whole --sizes
       capsule-zoo show part-whole-mnist --json
     """
+    from textwrap import fill
+
     from capsule_zoo.discovery import describe
+    from capsule_zoo.pages.published import goals_of, lines
 
     found = describe(name)
-    print(found)
-    _print_published(found.name)
+    goals = [goal for goal in goals_of(read_records(RESULTS)) if goal.entry == found.name]
+    published = lines(goals).partition("\n\n")[2]
+    print(f"{found.overview(published)}\n")
+    print(found.size_list if sizes else fill(found.size_names, 100, break_on_hyphens=False))
+    if not sizes:
+        print(f"\nWhat each of them means: capsule-zoo show {name} --sizes")
     print_json(as_json, found.as_dict())
-
-
-def _print_published(entry: str) -> None:
-    """Print the published numbers of an entry, in a checkout, which has the records."""
-    from capsule_zoo.pages.published import RESULTS, goals_of, lines
-
-    if not RESULTS.is_dir():
-        return
-    own = [g for g in goals_of(read_records(RESULTS)) if g.entry == entry]
-    if own:
-        print(f"\nPublished numbers of {lines(own)}")
 
 
 def print_version(wanted: bool) -> None:
@@ -112,7 +115,9 @@ def published(
     entry: Annotated[
         str | None, typer.Argument(metavar="ENTRY", help="Leave out for all entries.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of the records.  [default: the zoo's own]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the numbers that papers published, beside ours.
@@ -128,7 +133,7 @@ def published(
     from capsule_zoo.models.checks import check_known
     from capsule_zoo.pages.published import count, goals_of, lines
 
-    goals = goals_of(read_records(results))
+    goals = goals_of(read_records(results or RESULTS))
     known = sorted({goal.entry for goal in goals})
     if entry is not None:
         check_known("entry with published numbers", entry, known)

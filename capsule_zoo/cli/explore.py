@@ -1,6 +1,7 @@
 """The command `capsule-zoo explore`: write the explorer's notebook and show it in a browser."""
 
 import os
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 from capsule_zoo.cli.options import Data, DataRoot, EntryArgument
 
 NEEDED = ("ipywidgets", "anywidget")
-SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone
+# The first one that is installed opens the notebook; Voila shows the widgets alone.
+SERVERS = {"voila": "voila", "jupyterlab": "jupyter lab"}
 INSTALL = "pip install 'capsule-zoo[explore]'"
 
 
@@ -35,13 +37,18 @@ def explore(
       capsule-zoo explore part-whole-mnist
       capsule-zoo explore runs/part-whole-digits-0 --no-open
     """
+    from capsule_zoo.data.progress import announce
     from capsule_zoo.explore.notebook import write_notebook
 
+    announce(f"opening {source} and its images")
     path = out or Path(f"explore-{Path(source).resolve().name}.ipynb")
     write_notebook(path, source, data, data_root, overwrite)
     print(f"the notebook is {path}", flush=True)
     server = next(filter(find_spec, SERVERS), None)
     if server is None or not all(map(find_spec, NEEDED)):
         print(f"to see it, install what shows it: {INSTALL}")
-    elif opened:
+    elif not opened:
+        print(f"open it by: {SERVERS[server]} {shlex.quote(str(path))}")
+    else:
+        announce("starting the browser; Ctrl-C ends the server")
         os.execv(sys.executable, [sys.executable, "-m", server, str(path)])

@@ -48,10 +48,13 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Most passes over the data.  [default: see above]")
+        int | None, typer.Option(help="Stop after this many epochs.  [default: see above]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Most optimizer steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Most minutes of wall time.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after this many optimizer steps.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop training after this many minutes; figures come on top."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of all random numbers.  [default: 0]")
     ] = None,
@@ -100,10 +103,14 @@ def train(
 
     Training ends at the first of --epochs, --steps and --minutes; without any of them at the
     entry's own limit, or after 10 epochs. An entry that is trained in stages then has at least the
-    steps that its stages need; if a limit gives them fewer, a warning says so at the end. Ctrl-C or
-    SIGTERM ends training cleanly with status 130. --resume continues with the settings of the run;
-    only the limits and --lr may change. Nothing is written before the first checkpoint, and
-    --overwrite keeps the old run until then. Every checkpoint adds the new steps to history.csv.
+    steps that its stages need; if a limit gives them fewer, a warning says so at the end. --minutes
+    is the time of training only: the start of the program and the figures at the end take their
+    own. A classifier then gets an error rate on its validation images. Ctrl-C or SIGTERM ends
+    training cleanly with status 130.
+
+    --resume continues with the settings of the run; only the limits and --lr may change. Nothing is
+    written before the first checkpoint, and --overwrite keeps the old run until then. Every
+    checkpoint adds the new steps to history.csv.
 
     \b
     Examples:
@@ -146,11 +153,12 @@ def train(
         log=log,
     )
     if is_first_process():
-        print_metrics(run.metrics)
+        metrics = runs.read_metrics(folder)
+        print_metrics(metrics)
         if not quiet:
             command = f"capsule-zoo {measuring_command(made)} {shlex.quote(str(folder))}"
             print(f"written to {folder}; now try: {command}")
-        print_json(as_json, run.metrics)
+        print_json(as_json, metrics)
     if run.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
@@ -377,9 +385,11 @@ def figure(
     Example:
       capsule-zoo figure parses runs/part-whole-digits-0
     """
+    from capsule_zoo.data.progress import announce
     from capsule_zoo.runs import folder as runs
 
     entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
+    announce(f"drawing {name}")
     path = runs.draw(entry, name, dataset.test.images, folder)
     print(f"drawn in {path}")
     print_json(as_json, {"figure": str(path)})

@@ -11,7 +11,6 @@ from capsule_zoo.data import Dataset, MissingData
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
-from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.registry import (
     Entry,
@@ -94,8 +93,7 @@ def open_source(
         title = f"{source}, not trained"
     else:
         known = sorted({*registry.trained_names(), *list_models()})
-        problem = unknown("entry or trained entry", source, known)
-        raise ValueError(f"{problem}; or give the folder of a run")
+        raise ValueError(registry.unknown_source("entry or trained entry", source, known))
     view = view_of(entry)
     entry.model.space.check(dataset.test.images[:1])
     return view, dataset.test.images, title

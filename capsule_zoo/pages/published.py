@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule_zoo.pages.markdown import with_error
-from capsule_zoo.records import Metric
+from capsule_zoo.records import RESULTS, Metric
 
 LIKE = "like for like"
 KINDS = (
@@ -28,7 +28,6 @@ KINDS = (
 )
 STATES = ("reached", "undecided", "missed", "not run", "not counted")
 TABLE = "published.csv"
-RESULTS = Path(__file__).resolve().parents[2] / "results"  # of the checkout; a wheel has none
 
 
 @dataclass(frozen=True)
@@ -102,16 +101,14 @@ class Goal:
 
 
 def read_published(folder: Path = RESULTS) -> list[Goal]:
-    """Return the published numbers of a checkout, without ours.
+    """Return the published numbers, without ours.
 
     Raises:
         ValueError: the folder holds no table of them, or one with an unknown kind.
     """
     path = folder / TABLE
     if not path.is_file():
-        raise ValueError(
-            f"there is no {TABLE} in {folder}; published numbers lie in a checkout, under results/"
-        )
+        raise ValueError(f"there is no {TABLE} in {folder}; the zoo's own lies in {RESULTS}")
     with path.open(newline="", encoding="utf-8") as file:
         rows = [_row(**cells) for cells in csv.DictReader(file)]
     for row in rows:
@@ -151,9 +148,8 @@ def lines(goals: Iterable[Goal]) -> str:
     for entry, own in groupby(goals, key=lambda goal: goal.entry):
         found += ["", f"{entry}:", ""]
         for goal in own:
-            ours = "" if goal.ours is None else f"{with_error(goal.ours)} ours, "
-            kind = "" if goal.kind == LIKE else goal.kind
-            words = f"  {goal.whose} ({goal.source})", kind, goal.note
-            found.append(f"- {goal.state}: {ours}{goal.printed} published. {goal.quantity}.")
-            found.append("; ".join(filter(None, words)))
+            ours = "" if goal.ours is None else f"ours {with_error(goal.ours)}, "
+            state = f"not comparable: {goal.kind}" if goal.state == "not counted" else goal.state
+            found.append(f"- {goal.quantity}: {ours}published {goal.printed} ({state})")
+            found.append("; ".join(filter(None, (f"  {goal.whose} ({goal.source})", goal.note))))
     return "\n".join(found[1:])

@@ -33,7 +33,7 @@ from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.own_pictures import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
-from capsule_zoo.inference.evaluation.classification import predicts_labels
+from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
@@ -55,7 +55,7 @@ from capsule_zoo.registry import (
     sizes_of,
     takes_images,
 )
-from capsule_zoo.runs.recipe import Recipe, make_objective
+from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
@@ -141,6 +141,10 @@ def train(
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
+    if progress and is_first_process():
+        figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
+        what = f"{name} on {len(data.train):,} images of {data.name}"
+        _say(f"training {what}, {length_of(arguments)}{figures}")
     try:
         run = fit_entry(entry, data, _say, files, **arguments, checks=Checks(progress=progress))
     except NotImplementedError as error:
@@ -151,6 +155,8 @@ def train(
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
         files.finish(run)
+        if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
+            _note_error_rate(entry, data.validation, folder)
         if progress and entry.figures:
             _say(f"drawing {', '.join(entry.figures)}")
         for figure in entry.figures:
@@ -165,6 +171,14 @@ def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) ->
     if arguments.get("epochs", math.inf) * per_epoch >= needed:
         return arguments
     return {**arguments, "epochs": None, "steps": needed}
+
+
+def _note_error_rate(entry: Entry, validation: Split, folder: Path) -> None:
+    """Add the error rate on validation images, if there are any, to the metrics of a run."""
+    if len(validation):
+        rate = error_rate(entry.model, entry.guide, validation)
+        for name, value in {"": rate.value, "_se": rate.se}.items():
+            note(folder, f"validation_error_rate{name}", value)
 
 
 def fit_entry(

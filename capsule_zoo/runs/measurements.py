@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
 from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data.progress import announce
 from capsule_zoo.guides.per_image.site_laws import innermost
 from capsule_zoo.inference import (
     Checks,
@@ -120,6 +121,7 @@ def log_likelihoods(
         starts["exact"] = None
     found: dict[str, LogLikelihood] = {}
     for method, images in starts.items():
+        announce(f"log Z by {method}")
         log_z = log_partition(model, method, images=images, chains=chains, **annealing)
         error = hypot(standard_error(free_energy.numpy()), log_z.standard_error)
         found[method] = LogLikelihood(-free_energy.mean().item() - log_z.value, error, log_z)
@@ -197,7 +199,8 @@ def compare_run(
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
     seconds: dict[str, float] = {}
-    for name in guides:
+    for number, name in enumerate(guides, 1):
+        announce(f"guide {number} of {len(guides)}: {name}")
         began = time.perf_counter()
         guide = _tuned(entry, name, data, test.images, settings)
         pairs[name] = (entry.model if name in entry.guides else entry.summed.model, guide)

@@ -13,6 +13,7 @@ from PIL import Image
 from capsule_zoo.data import Split
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.data.points import read_scenes, rescaled
+from capsule_zoo.data.progress import announce, track
 from capsule_zoo.guides.constellations.amortized import AmortizedMatching
 from capsule_zoo.guides.constellations.matching import (
     ExactMatching,
@@ -61,9 +62,11 @@ def segment_run(
             f"{entry.name} finds no objects; train the entry scenes on these pictures first: "
             "capsule-zoo train scenes --data folder:PATH"
         )
+    height, width = split.images.shape[-2:]
     if slots is not None:
-        height, width = split.images.shape[-2:]
         entry = on_canvas(entry, height, width, slots)
+    size = f"{width}x{height} pixels, at most {entry.model.slots} objects in each"
+    announce(f"finding objects; pictures: {len(split):,} of {size}")
     found = find_objects(entry.model, entry.guide, split.images, **options)
     pictures = colored_objects(split.images, found.numbers, entry.model.slots)
     older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
@@ -71,7 +74,8 @@ def segment_run(
         (out / kind).mkdir(parents=True, exist_ok=True)
         for number in range(len(older)):
             (out / kind / f"{number}.png").unlink(missing_ok=True)
-    for number, (mask, picture) in enumerate(zip(found.numbers, pictures, strict=True)):
+    drawn = track([*zip(found.numbers, pictures, strict=True)], "writing", "pictures")
+    for number, (mask, picture) in enumerate(drawn):
         Image.fromarray(mask.numpy().astype(np.uint8)).save(out / f"masks/{number}.png")
         pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
         Image.fromarray(pixels).save(out / f"pictures/{number}.png")

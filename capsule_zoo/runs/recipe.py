@@ -97,6 +97,12 @@ class Recipe:
         return combined(settings, {"inputs": inputs})
 
 
+def length_of(settings: Mapping[str, Any]) -> str:
+    """Return the limits of a training in words, such as "300 steps or 2 minutes"."""
+    limits = {name: settings[name] for name in LIMITS if settings.get(name)}
+    return " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
+
+
 def make_transform(words: str | None) -> Any:
     """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
 

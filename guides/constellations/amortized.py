@@ -92,7 +92,7 @@ class Claims(Shares):
 
 
 class AmortizedMatching(MatchingGuide):
-    """A set transformer that shares the points out among objects; see the top of this file.
+    """A set transformer that shares the points out among objects.
 
     Args:
         model: the model.

@@ -67,8 +67,9 @@ class PartReader(Settings):
         coordinates: whether the pooling gets the position of each feature on the image. Otherwise
             positions follow only from the padding at the image's edge, which is too far away on
             larger images.
-        turns: number of turns of the image that are tried; see `capsule_zoo.guides.parts.turns`.
-            Only a guide can try them, because its model scores them.
+        turns: number of rotations of the image that are tried, spread over the circle (see
+            `capsule_zoo.guides.parts.turns`). Only a guide can try them, because its model scores
+            them.
         centered: whether the networks see each image with its ink in the middle. What is read is
             then equivariant under shifts.
 

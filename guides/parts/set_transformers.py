@@ -36,7 +36,10 @@ class TransformerSizes(Settings):
     """The sizes of set transformers that infer parents from sets of children.
 
     Args:
-        width, heads, blocks, inducing: sizes of each transformer; see `SetTransformer`.
+        width: numbers of each element between the layers.
+        heads: attention heads.
+        blocks: attention blocks between the children.
+        inducing: inducing points of each attention block.
 
     Raises:
         ValueError: a size out of range.

@@ -62,7 +62,8 @@ class PerceptronObjects(Settings):
     """The settings of a perceptron that infers objects from all parts together.
 
     Args:
-        width, hidden: units, and number, of its hidden layers.
+        width: units of each hidden layer.
+        hidden: number of hidden layers.
         spread: deviation over images of the logit of each presence, around the prior's; None for
             logits that are not balanced.
 

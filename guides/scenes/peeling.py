@@ -29,6 +29,7 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Found, Proposal
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
@@ -87,10 +88,11 @@ class Peeling(WindowReader):
         glimpse: height and width of a glimpse, in its own pixels.
         hidden: units of the network that looks.
         wide: size of a glimpse, in usual sizes of an object.
-        blur: deviation of the blur through which attention sees, in usual sizes.
+        blur: standard deviation of the blur through which attention sees, in usual sizes.
         sweeps: 2 to look at and read every object again, given all the others.
-        temperature: of the places of attention, see `focus`. Places that are drawn are worth it
-            where objects can be cut apart in several ways, and several draws are combined.
+        temperature: randomness of the places of attention; 0 for the largest residual. Random
+            places are worth it where objects can be cut apart in several ways, and several draws
+            are combined.
 
     Raises:
         ValueError: a size below 1, a length that is not positive.
@@ -137,7 +139,7 @@ class Peeling(WindowReader):
         whole, plate = self.whole(images), self.plate(images)
         deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
-        for slot in range(self.model.slots):
+        for slot in track(range(self.model.slots), "looking for objects", "slots"):
             canvas = ground.drawn.expand_as(images)
             if slot:  # with what all slots so far paint, as a running sum
                 with torch.no_grad():

@@ -31,6 +31,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.common.missing_pixels import filled
@@ -46,6 +47,7 @@ from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import AsObject, Pictures, together
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
+AT_ONCE = 256  # subsets that are painted at once, where there are more
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
 
 
@@ -327,7 +329,8 @@ class SceneGuide(Guide[Scenes]):
             rows = (subsets_of if all_fit else prefixes_of)(slots, images)
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
-        weight = self.log_weights(images, found, rows)
+        parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
+        weight = torch.cat([self.log_weights(images, found, part) for part in parts], 1)
         powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
         code = (rows.long() * powers).sum(-1)
         code, order = code.sort(dim=1, stable=True)
@@ -359,7 +362,7 @@ class SceneGuide(Guide[Scenes]):
         flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
-        for _ in range(2 * slots):
+        for _ in track(range(2 * slots), "choosing objects", "rounds at most"):
             near = (now - flips).abs()
             best = self.log_weights(images, found, near).argmax(1)
             visited.append(near[:, 1:])

@@ -59,7 +59,7 @@ def prefix_log_probs(stay: Tensor) -> Tensor:
 
 
 class AttendInferRepeat(WindowReader):
-    """AIR's guide: one object after the other, and their number is drawn; see the top of this file.
+    """AIR's guide, a recurrent network: one object after the other, and their number is drawn.
 
     Args:
         model, reader, ground_reader: see `WindowReader`.

@@ -36,7 +36,7 @@ _LEAST = 1e-8  # share of a place that every slot has, which keeps weighted mean
 
 
 class SlotAttention(WindowReader):
-    """Slot attention: slots compete for the places of the image; see the top of this file.
+    """Slot attention: slots compete for the places of the image.
 
     Args:
         model, reader, ground_reader: see `WindowReader`.

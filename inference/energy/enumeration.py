@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.units.exponential_family import BernoulliUnits, GaussianUnits
 from capsule_zoo.models.units.switched_units import CapsuleState
@@ -60,7 +61,7 @@ def _listed(
 ) -> Tensor:
     """Compute the log of a sum over states, which `log_mass` takes by their numbers."""
     total = model.weight.new_full((), -math.inf)
-    for begin in range(0, states, CHUNK):
+    for begin in track(range(0, states, CHUNK), "summing over states", "chunks"):
         chosen = torch.arange(begin, min(begin + CHUNK, states), device=model.weight.device)
         total = torch.logaddexp(total, log_mass(model, chosen).logsumexp(0))
     return total

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.inference.energy.enumeration import exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
@@ -136,7 +137,7 @@ def _anneal(machine: TemperedRBM, images: Tensor, betas: list[float]) -> Tensor:
     fields = machine.model.fields(images)
     law = machine.posterior(fields, betas[0])
     log_weight = torch.zeros(len(images), dtype=torch.float64, device=images.device)
-    for before, after in pairwise(betas):
+    for before, after in track([*pairwise(betas)], "annealing", "temperatures"):
         energy = machine.free_energy(images, law, before)
         law = machine.posterior(fields, after)
         log_weight += energy - machine.free_energy(images, law, after)

@@ -19,6 +19,7 @@ from pyro.distributions import Categorical
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.readable import ImageStream
 from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides.base import Guide
@@ -120,7 +121,8 @@ def _collected(
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
-        for batch in images.split(len(images) if is_per_image(guide) else batch_size):
+        batches = images.split(len(images) if is_per_image(guide) else batch_size)
+        for batch in track(batches, "encoding", "batches"):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]
             if missing:
@@ -242,7 +244,8 @@ def _run(
     model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
         batches = repeat(None) if images is None else images.split(batch_size)
-        for begin, batch in zip(range(0, number, batch_size), batches, strict=False):
+        firsts = track(range(0, number, batch_size), "drawing images", "batches")
+        for begin, batch in zip(firsts, batches, strict=False):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
             traced = poutine.trace(conditioned)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, batches_of, in_parts, opened
 from capsule_zoo.inference.functions import of_a_model
@@ -58,7 +59,8 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
     program = _told_by(model, guide)
     batches = in_parts(model, images, guide, rows=batch_size)
     with _telling(model, guide, batches[:2]):
-        return torch.cat([program.predict(batch) for batch in batches.split(batch_size)])
+        parts = track(batches.split(batch_size), "classifying", "batches")
+        return torch.cat([program.predict(batch) for batch in parts])
 
 
 @of_a_model
@@ -76,7 +78,13 @@ def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int
     program = _told_by(model, guide)
     images, labels = opened(model, split, guide, labels=True, ordered=False)
     with _telling(model, guide, images[:2]):
-        wrong = [program.predict(x) != y for x, y in batches_of(images, labels, batch_size)]
+        parts = track(
+            batches_of(images, labels, batch_size),
+            "classifying",
+            "batches",
+            -(-len(images) // batch_size),
+        )
+        wrong = [program.predict(x) != y for x, y in parts]
     return Share.of(torch.cat(wrong))
 
 

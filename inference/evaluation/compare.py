@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from capsule_zoo.data.progress import announce
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.prepare import Images, Labels, prepare
 from capsule_zoo.inference.evaluation.summary import (
@@ -114,6 +115,7 @@ def compare(
     for name, pair in pairs.items():
         options = {"draws": 0, **options}
         model, guide = pair
+        announce(f"evaluating {name}")
         idata = evaluate(model, guide, images, num_particles=num_particles, **shared, **options)
         row: dict[str, Any] = summarize(idata)
         row["remark"] = remark(row) or np.nan

@@ -6,6 +6,7 @@
 >>> idata.to_netcdf("evaluation.nc")
 """
 
+import math
 import time
 import zlib
 from collections import defaultdict
@@ -18,6 +19,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
@@ -125,12 +127,12 @@ def evaluate(
     model, guide = pair.model, pair.guide
     space = space_of(model)
     kept: list[Chain] = []
-    observed = Observed(keep=draws > 0)
+    observed, count = Observed(keep=draws > 0), _count_passes(pair, num_particles, batch_size)
     began = time.perf_counter()
     with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
             kept.append(Chain(draws, space, log_likelihood))
-            passes = _passes(pair, num_particles, batch_size)
+            passes = track(_passes(pair, num_particles, batch_size), "evaluating", "passes", count)
             with seeded(chain_seed(seed, number)):
                 for begin, particles, part, numbers in passes:
                     size = len(part) // particles[1]
@@ -197,6 +199,14 @@ def chain_seed(seed: int, chain: int) -> int:
         return seed
     state = np.random.SeedSequence(seed, spawn_key=(chain,)).generate_state(1, np.uint64)
     return int(state[0]) >> 1
+
+
+def _count_passes(pair: Prepared, particles: int, rows: int) -> int:
+    """Return the number of passes that `_passes` yields."""
+    number, whole = len(pair.images), is_per_image(pair.guide)
+    size = number if whole else min(number, rows)
+    at_once = 1 if whole else max(1, rows // size)
+    return math.ceil(number / size) * math.ceil(particles / at_once)
 
 
 def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:

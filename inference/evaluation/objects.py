@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
@@ -134,7 +135,8 @@ def find_objects(
     keep_memory()
     rows = max(1, batch_size // draws)
     with seeded(seed):
-        parts = [_found(model, guide, batch, draws) for batch in images.split(rows)]
+        batches = track(images.split(rows), "finding objects", "batches")
+        parts = [_found(model, guide, batch, draws) for batch in batches]
     objects = FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
     _warn_of_full_images(objects)
     return objects

@@ -121,6 +121,14 @@ def is_bound(objective: ELBO) -> bool:
     return isinstance(objective, _BOUNDS) and not isinstance(objective, _NO_BOUNDS)
 
 
+def units_of(objective: ELBO, model: Callable) -> str:
+    """Return the unit of a loss: the objective's own, and of which density if not of images."""
+    units = getattr(objective, "units", Objective.units)
+    if units == Objective.units and getattr(model, "supervised", False):
+        return f"{units}, of log p(label | image)"
+    return units
+
+
 @takes_arrays("images", "labels", like="model")
 def loss_per_image(
     objective: ELBO, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None

@@ -19,10 +19,12 @@ class SpreadLoss(Objective):
         Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 4.1.
     """
 
+    units = "spread loss per image"
+
     def differentiable_loss(
         self, model: MatrixCapsules, guide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the mean loss of the labels (B,) of images (B, C, H, W), in nats per image.
+        """Return the mean spread loss of the labels (B,) of images (B, C, H, W).
 
         Raises:
             ValueError: another model.

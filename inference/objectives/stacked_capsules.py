@@ -48,9 +48,15 @@ class StackedCapsuleObjective(Objective):
     it. The switches of inputs and noise need a `StackedCapsuleGuide`, and other guides keep theirs.
 
     Args:
-        image, parts: weights of the likelihoods of pixels and of part poses.
-        prior_within, prior_between: weights of the sparsity of the objects' presences.
-        posterior_within, posterior_between: weights of the sparsity of what objects explain.
+        image: weight of the likelihood of pixels.
+        parts: weight of the likelihood of part poses.
+        prior_within: weight of the penalty on presences of an image whose sum is not `present`.
+        prior_between: weight of the penalty on objects present in more, or fewer, images of a batch
+            than a class has.
+        posterior_within: weight of the entropy of the fractions of an image's parts that the
+            objects explain.
+        posterior_between: weight of the negated entropy, over a batch, of the fractions of parts
+            that the objects explain.
         deformation: weight of the penalty on dynamic relations.
         present: objects that are present in an image; by default objects / classes of the model.
         stop_inputs: whether the encoder of objects sees parts without their gradients.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.missing import checked_mask, hide
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.tensors import takes_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference.check import check_pair, name_of
@@ -116,7 +117,8 @@ def fill_in(
         few, size = (len(images), len(images)) if whole else (2, batch_size)
         check_pair(model, guide, hide(images[:few], observed[:few]))
         parts = []
-        for batch, mask in zip(images.split(size), observed.split(size), strict=True):
+        batches = [*zip(images.split(size), observed.split(size), strict=True)]
+        for batch, mask in track(batches, "filling in", "batches"):
             seen = hide(batch, mask)
             answer = guide
             if steps:

@@ -27,6 +27,7 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import is_progress_shown
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
@@ -69,7 +70,14 @@ def auto_normal(model: Model, start: Guide, images: Images, *, steps: int, seed:
         begun = FreeForm(model, images, start.discretized())
         values = {name: begun.continuous(name).transform(loc) for name, loc in begun.locs.items()}
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
-        fit_to_images(guide, model, images, steps=steps, seed=seed, checks=Checks(progress=False))
+        fit_to_images(
+            guide,
+            model,
+            images,
+            steps=steps,
+            seed=seed,
+            checks=Checks(progress=is_progress_shown()),
+        )
     return guide
 
 

@@ -47,6 +47,7 @@ from torch import Tensor
 from torch.distributions.multivariate_normal import _precision_to_scale_tril
 from torch.distributions.transforms import AbsTransform, ComposeTransform
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
 from capsule_zoo.inference.check import name_of
@@ -384,7 +385,7 @@ def climbed(
     terms = path.terms(state, slopes=True)
     damping = terms.gain.new_zeros(len(terms.gain)).double()
     found = [precision(path, state, group) for group in groups]
-    for _ in range(steps):
+    for _ in track(range(steps), "climbing", "steps"):
         slope = terms.slope(1.0).double()
         move = torch.zeros_like(slope)
         for group, matrix in zip(groups, found, strict=True):
@@ -511,7 +512,7 @@ def _from_prior(model: Model, images: Tensor, number: int, climbing: int) -> dic
     unit = every.position.std(0).clamp(min=1e-6)
     place = torch.nn.Parameter(state.position / unit)
     climb = torch.optim.Adam([place], betas=(0.8, 0.8), maximize=True)
-    for step in range(_TEMPERED):
+    for step in track(range(_TEMPERED), "searching for modes", "steps"):
         beta = min(1.0, _COLD + 2 * step / _TEMPERED)
         place.grad = unit * path.terms(state, slopes=True).slope(beta).nan_to_num()
         climb.param_groups[0]["lr"] = _RATE * (1 - step / _TEMPERED)

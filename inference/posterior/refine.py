@@ -35,6 +35,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from capsule_zoo.data import transforms
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
@@ -179,7 +180,7 @@ def refined(
         with validation_enabled(False):  # a step may lead to NaN, which is then discarded
             optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
             path = []
-            for step in range(steps):
+            for step in track(range(steps), "refining", "steps"):
                 objective, surrogate = _objective(model, free, images)
                 optimizer.zero_grad()
                 (-surrogate.sum()).backward()

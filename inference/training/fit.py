@@ -16,6 +16,7 @@ from torch import nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.data.progress import show_progress
 from capsule_zoo.data.readable import Data
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.functions import as_module, check_program
@@ -129,7 +130,7 @@ def fit(
     budget = Budget.of(epochs, steps, minutes, len(batches))
     checks = replace(checks, every=every or max(len(batches), 100), patience=patience)
     keep_memory()
-    with join_workers(device) as workers:
+    with show_progress(False), join_workers(device) as workers:  # one bar, and none in its steps
         model, guide = _modules(model, guide, batches, workers.device, labels)
         fixed = [module for role, module in (("model", model), ("guide", guide)) if role == freeze]
         for module in (model, guide):
@@ -142,9 +143,9 @@ def fit(
             trainer = Trainer(pair, objective, batches, held, workers, updates, checks)
             if checks.resume is not None:
                 trainer.resume(checks.resume)
-            with budget.bar(shown=checks.progress and workers.is_first) as bar:
+            with budget.bar(trainer.progress, checks.progress and workers.is_first) as bar:
                 stopped = trainer.run(budget, bar)
-            return trainer.progress.run(stopped)
+            return replace(trainer.progress.run(stopped), units=trainer.units)
 
 
 def _modules(

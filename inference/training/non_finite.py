@@ -43,7 +43,7 @@ class NonFiniteLoss(RuntimeError):
             kept = f"; model and guide are as they were after step {self.restored}{kept}"
         return (
             f"the loss or its gradient is not finite at step {self.step}: {where}. "
-            f"Lower lr, or set clip of fit in Python{kept}"
+            f"Lower lr, or clip gradients, in Python by pace=Pace(clip=...){kept}"
         )
 
 

@@ -50,6 +50,7 @@ class Run:
         steps: optimizer steps taken, including steps before a resume.
         seconds: time by the `clock` of `Checks`, including time before a resume.
         stopped: why the run ended, in words.
+        units: the unit of the losses.
     """
 
     history: "pd.DataFrame"
@@ -58,6 +59,7 @@ class Run:
     steps: int
     seconds: float
     stopped: str
+    units: str = "nats per image"
 
     def __repr__(self) -> str:
         """Return one line, with which a cell of a notebook ends; the table is `history`."""
@@ -67,8 +69,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float | int | str]:
         """Return everything except the history."""
-        numbers = {name: value for name, value in vars(self).items() if name != "history"}
-        return {**numbers, "units": "nats per image"}
+        return {name: value for name, value in vars(self).items() if name != "history"}
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
@@ -178,12 +179,20 @@ class Progress:
         numbers = {"step": self.step, "epoch": last[1], "seconds": self.seconds}
         return {**numbers, "loss": self.recent_loss, "held_out": last[3]}
 
-    def summary(self) -> dict[str, str]:
-        """Return the values that the progress bar shows next to the steps, in nats per image."""
-        shown = {"loss": f"{self.recent_loss:.2f}"}
+    def summary(self, steps: bool) -> str:
+        """Return what the progress bar shows after its position: pace, and losses in nats.
+
+        Args:
+            steps: include the number of steps, which a bar over seconds does not show.
+        """
+        words = [f"{self.step:,} steps"] * steps
+        recent = [row[6] for row in self._rows[-_WINDOW:]]
+        if len(recent) > 1 and recent[-1] > recent[0]:
+            words.append(f"{(len(recent) - 1) / (recent[-1] - recent[0]):.3g} steps/s")
+        words.append(f"loss {self.recent_loss:.2f}")
         if self._checked and not math.isnan(held_out := self._rows[self._checked - 1][3]):
-            shown["held-out"] = f"{held_out:.2f}"
-        return shown
+            words.append(f"held-out {held_out:.2f}")
+        return ", ".join(words)
 
     def run(self, stopped: str) -> Run:
         """Return the record that `fit` returns, of all stages."""

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 
-from tqdm.auto import tqdm
-
+from capsule_zoo.data.progress import Bar
 from capsule_zoo.inference.training.progress import Progress
 
 MANY_MINUTES = 10  # of a run that is announced
@@ -86,15 +85,20 @@ class Budget:
         """Return the reason why a run with a spent budget stopped."""
         return f"reached {self.given}"
 
-    def bar(self, shown: bool) -> tqdm:
-        """Return a progress bar over the steps or, if only time counts, over the seconds."""
-        counted = math.isfinite(self.steps)
-        total = self.steps if counted else self.seconds
-        return tqdm(total=round(total), unit=" steps" if counted else " s", disable=not shown)
+    def bar(self, progress: Progress, enabled: bool) -> Bar:
+        """Return a progress bar over the steps or, where time counts, over percents of the run."""
+        unit, total = ("steps", self.steps) if self._counts_steps else ("%", 100)
+        done = self._done(progress)
+        return Bar("training", unit, total, done=done, enabled=enabled, lasting=True)
 
-    def advance(self, bar: tqdm, progress: Progress) -> None:
+    def advance(self, bar: Bar, progress: Progress) -> None:
         """Move the bar to the present state of the run."""
-        if not bar.disable:
-            done = progress.step if math.isfinite(self.steps) else int(progress.seconds)
-            bar.set_postfix(progress.summary(), refresh=False)
-            bar.update(min(done, bar.total) - bar.n)
+        if bar.enabled:
+            bar.advance(self._done(progress), progress.summary(steps=not self._counts_steps))
+
+    @property
+    def _counts_steps(self) -> bool:
+        return math.isinf(self.seconds)
+
+    def _done(self, progress: Progress) -> float:
+        return progress.step if self._counts_steps else 100 * self.fraction(progress)

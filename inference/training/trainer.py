@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ import pyro
 import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
+from capsule_zoo.data.progress import Bar, write_line
 from capsule_zoo.inference.check import refuse_misfit
-from capsule_zoo.inference.objectives.base import check_served, loss_per_image
+from capsule_zoo.inference.objectives.base import check_served, loss_per_image, units_of
 from capsule_zoo.inference.objectives.default import default_objective
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
@@ -121,6 +120,7 @@ class Trainer:
         self.pair = pair
         self.modules = {"model": pair.model, "guide": pair.guide}
         self.objective = objective
+        self.units = units_of(objective, pair.model)
         self.batches = batches
         self.validation = validation
         self.workers = workers
@@ -151,7 +151,7 @@ class Trainer:
         self._load(load_checkpoint(checkpoint))
         self.saved = checkpoint
 
-    def run(self, budget: Budget, bar: tqdm) -> str:
+    def run(self, budget: Budget, bar: Bar) -> str:
         """Take steps until something ends the run, and return the reason."""
         stream, first, before = self._stream(), self.progress.step, self.progress.before
         stopped = None
@@ -237,7 +237,7 @@ class Trainer:
             return stopping
         return (
             f"no lower value in {self.checks.patience} checks since step {self.progress.best_step} "
-            f"({self.progress.best_loss:.4f} nats per image), which is restored"
+            f"({self.progress.best_loss:.4f} {self.units}), which is restored"
         )
 
     def _call_back(self) -> str | None:
@@ -375,7 +375,7 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
 
 def _say(words: str | None) -> None:
     if words is not None:
-        tqdm.write(words, file=sys.stderr)
+        write_line(words)
 
 
 @contextmanager

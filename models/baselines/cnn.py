@@ -38,7 +38,7 @@ class ConvolutionalClassifier(Classifier):
 
     Args:
         image_shape: (channels, height, width), 4x4 pixels or more.
-        classes: of the label.
+        classes: number of classes of the label.
         channels: maps of the two convolutions.
         hidden: units of the dense layer, half of which are dropped in training.
 

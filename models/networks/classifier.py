@@ -29,7 +29,7 @@ class Classifier(ImagesOfClasses, Model):
 
     Args:
         image_shape: (channels, height, width).
-        classes: of the label.
+        classes: number of classes of the label.
 
     Raises:
         ValueError: fewer than two classes.

@@ -76,9 +76,10 @@ class ObjectPose(Settings):
     """The prior of an object's pose: normal about one of several rotations.
 
     Args:
-        sigma_top: deviation of an object's pose from a rotation, by coordinate. Where it is wide,
-            objects copy the poses of their parts, and their presences carry no information.
-        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
+        sigma_top: standard deviation of an object's pose from a rotation, by coordinate. Where it
+            is wide, objects copy the poses of their parts, and their presences carry no
+            information.
+        sigma_place: standard deviation of an object's position, x and y; by default `sigma_top`.
         rotations: number of rotations, spread evenly over the circle and equally likely, that are
             the means of an object's pose. With 1 the only mean is the identity. Many rotations are
             nearly a uniform law.
@@ -114,7 +115,7 @@ class PartsModel(Model):
         image_shape: (channels, height, width).
         levels: levels of capsules from the top down; the last is the parts.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
-        temperature: of the relaxed presences.
+        temperature: temperature of the Concrete distribution of relaxed presences.
 
     Attributes:
         painted: the space of the images that the parts paint, whatever the model observes.

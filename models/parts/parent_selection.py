@@ -112,8 +112,10 @@ class Belonging(Settings):
     Args:
         epsilon: weight of the dummy, compared with the parents' rho.
         dummy_presence: probability that a child of the dummy is present.
-        sigma_min: least deviation of a child's pose from its parent's vote.
-        sigma_off, sigma_dummy: the same for children that are off, or whose parent is the dummy.
+        sigma_min: least standard deviation of a child's pose from its parent's vote.
+        sigma_off: standard deviation of a child's pose when the child is absent.
+        sigma_dummy: standard deviation of a child's pose when the dummy is its parent: it belongs
+            to no object.
 
     Raises:
         ValueError: a weight or a deviation is not positive, or the probability is not in (0, 1).

@@ -60,7 +60,7 @@ class Scenes(Model):
             have one channel, or one more than a scene.
         slots: S, the most objects of a scene.
         size: usual height and width of an object's picture, in pixels.
-        size_spread: deviation of the log size.
+        size_spread: standard deviation of the log size.
         size_law: "given" for the law of `size` and `size_spread`, or "learned": the median size and
             the deviation of the log size are parameters that start there.
         turn: deviation of an object's angle, in radians; 0 for upright objects.

@@ -13,7 +13,9 @@ from terminal import run, small_words
 
 from capsule_zoo import cli
 from capsule_zoo.cli.options import print_metrics
+from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.inference import error_rate
 from capsule_zoo.registry import load
 
 TRAIN = ["train", "part-whole", *small_words("part-whole"), "--batch-size", "32"]
@@ -189,6 +191,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
         (["sample", "nothing"], "folder of a run"),
+        (["sample", "qqqq"], "the nearest of "),
         (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
     ],
 )
@@ -197,6 +200,52 @@ def test_a_mistake_is_one_clear_line(words, message, capsys, tmp_path, monkeypat
     monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
     assert message in refused(capsys, *words)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("words", [("evaluate",), ("show",), ("explore",), ("figure", "samples")])
+def test_a_path_is_the_folder_of_a_run(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *words, "runs/nothing")
+    assert said == (
+        "capsule-zoo: no such run folder: runs/nothing; make one by: capsule-zoo train ENTRY\n"
+    )
+    for name in ("vae-digits-0", "vae-digits-1", "draw-mnist-0", "old"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    (tmp_path / "runs" / "old" / "config.json").unlink()
+    said = refused(capsys, *words, "runs/vae-digit-1")
+    assert "no such run folder: runs/vae-digit-1; did you mean runs/vae-digits-1 or" in said
+    assert "holds no config.json: runs; did you mean runs/" in refused(capsys, *words, "runs")
+    assert "holds no config.json: runs/old; make one" in refused(capsys, *words, "runs/old")
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [("cnn", "nats per image, of log p(label | image)"), ("vae", "nats per image")],
+)
+def test_a_classifier_ends_training_with_an_error_rate(name, units, capsys, tmp_path):
+    words = [
+        "train",
+        name,
+        *small_words(name, "classes"),
+        "--steps",
+        "2",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    ]
+    assert run(*words) == 0
+    found = last_json(capsys)
+    assert found["units"] == units and found == json.loads(
+        (tmp_path / "run" / "metrics.json").read_text()
+    )
+    if name == "vae":
+        assert "validation_error_rate" not in found
+        return
+    entry = load(tmp_path / "run")
+    rate = error_rate(entry.model, entry.guide, load_dataset("digits", size=8).validation)
+    assert found["validation_error_rate"] == rate.value
+    assert found["validation_error_rate_se"] == rate.se
 
 
 def test_a_loss_that_is_not_finite_is_told(tmp_path, capsys):

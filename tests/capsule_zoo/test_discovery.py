@@ -1,6 +1,7 @@
 """Discovery describes the zoo in full, in words and in JSON, and agrees with `create`."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from capsule_zoo import describe, list_weights, registry
 from capsule_zoo.registry import create, list_models, load, read_recipe, small_sizes
 
 NAMES = list_models()
+TITLES = ("Guides:", "Latent sites:", "Training:", "- data: `digits`", "Trained weights:",
+          "Published numbers:", "References:", "Sizes, with their values:")  # fmt: skip
 
 
 @pytest.fixture(params=NAMES)
@@ -45,6 +48,15 @@ def test_everything_is_told_in_words_of_its_own(entry):
     sizes = [*found.sizes.values(), *(s for o in found.sizes.values() for s in o.inner.values())]
     referring = [s.name for s in sizes if s.what.startswith(("argument", "as for")) and not s.inner]
     assert all(size.what for size in sizes) and referring == []
+    whats = {
+        name: size.what
+        for size in found.sizes.values()
+        for name, size in [(size.name, size), *size.inner.items()]
+    }
+    assert len(set(whats.values())) == len(whats), "two sizes share one description"
+    told += [*whats.values(), found.summary, found.text]
+    unclear = r"(of|as|the same)\b|\w+\.?$|.*(the same, | the same for|top of this file|; see `)"
+    assert [words for words in told if re.match(unclear, words)] == []
 
 
 def test_its_text_names_all_of_it_and_json_has_it_too(entry):
@@ -122,9 +134,18 @@ def test_list_shows_weights_and_says_that_it_can(capsys):
 def test_show_prints_the_description_and_json(capsys):
     assert run("show", "cnn", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    shown = "\n".join(lines)
-    assert shown.startswith(str(describe("cnn"))) and "Mazzia" in shown
-    assert json.loads(last) == describe("cnn").as_dict()
+    found, shown = describe("cnn"), "\n".join(lines)
+    places = [shown.index(f"\n{title}") for title in TITLES]
+    assert places == sorted(places) and "Mazzia" in shown
+    names = shown[places[-1] :]
+    assert all(f"{name}={size.default!r}" in names for name, size in found.sizes.items())
+    assert names.endswith("What each of them means: capsule-zoo show cnn --sizes")
+    assert not any(size.what in shown for size in found.sizes.values())
+    assert json.loads(last) == found.as_dict() and found.data == "digits"
+    assert run("show", "cnn", "--sizes") == 0
+    shown = capsys.readouterr().out
+    assert all(size.what in shown for size in found.sizes.values())
+    assert shown.endswith(f"{found.size_list}\n")
     assert run("show", "part-hole") == 2
     assert "did you mean 'part-whole'" in capsys.readouterr().err
 

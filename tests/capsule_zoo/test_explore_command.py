@@ -70,6 +70,24 @@ def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
     assert "pip install 'capsule-zoo[explore]'" in capsys.readouterr().out and len(opened) == 2
 
 
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        (("voila", "ipywidgets", "anywidget"), "open it by: voila 'my explorer.ipynb'"),
+        (("jupyterlab", "ipywidgets", "anywidget"), "open it by: jupyter lab 'my explorer.ipynb'"),
+        (("voila",), "to see it, install what shows it: pip install 'capsule-zoo[explore]'"),
+    ],
+)
+def test_a_notebook_that_is_not_opened_says_how(
+    installed, words, folder, opened, monkeypatch, capsys
+):
+    monkeypatch.setattr(explore, "find_spec", lambda name: name in installed or None)
+    assert run("explore", "run", "--no-open", "--out", "my explorer.ipynb") == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["the notebook is my explorer.ipynb", words] and not opened
+    assert said.err.startswith("opening run and its images\n")
+
+
 def test_another_notebook_is_replaced_only_when_told(folder, opened, capsys):
     path = Path("explore-run.ipynb")
     for content in ("mine", json.dumps({"cells": []})):

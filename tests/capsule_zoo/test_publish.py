@@ -45,7 +45,7 @@ def test_weights_elsewhere_are_opened_by_their_path(run, tmp_path):
     state = load("elsewhere/mine").guide.state_dict()
     assert all(torch.equal(v, state[k]) for k, v in load(run).guide.state_dict().items())
     assert describe("elsewhere/mine").card["headline"]["n"] == 400
-    with pytest.raises(ValueError, match="unknown trained entry 'elsewhere/other'"):
+    with pytest.raises(ValueError, match="folder: elsewhere/other; did you mean elsewhere/mine"):
         load("elsewhere/other")
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -217,9 +218,10 @@ def test_mnist_has_its_known_mean_and_order(mnist_root):
     assert data.test.labels[:8].tolist() == [7, 2, 1, 0, 4, 1, 4, 9]
 
 
-def test_what_torchvision_prints_of_a_failed_download_is_not_shown(tmp_path, monkeypatch, capsys):
+def test_what_torchvision_prints_of_a_download_is_not_shown(tmp_path, monkeypatch, capsys):
     def read(*arguments, **settings):
         print("Failed to download (trying next): <urlopen error>")
+        print("\r  0%|          | 0/100", file=sys.stderr)
         raise RuntimeError("Error downloading")
 
     monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)

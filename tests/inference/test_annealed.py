@@ -24,6 +24,7 @@ from toys import (
     pair,
 )
 
+from capsule_zoo.data import progress as bars
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import (
@@ -532,7 +533,8 @@ def test_enumerated_sites_are_summed_out():
     torch.testing.assert_close(terms.at(1.0), model.log_evidence(images))
 
 
-def test_progress_is_shown_for_each_pass_on_request(capsys):
+def test_progress_is_shown_for_each_pass_on_request(monkeypatch, capsys):
+    monkeypatch.setattr(bars, "SECONDS_TO_FIRST_LINE", 0)
     model, guide = pair()
     for progress, passes in ((False, 0), (True, 3)):
         how = dict(chains=2, simulated=2, progress=progress, **QUICK)

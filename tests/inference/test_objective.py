@@ -6,8 +6,12 @@ import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, pair
 
-from capsule_zoo.inference import Objective, is_bound, loss_per_image
+from capsule_zoo.data import Split
+from capsule_zoo.inference import Checks, Inputs, Objective, fit, is_bound, loss_per_image
+from capsule_zoo.inference.objectives.base import units_of
 from capsule_zoo.inference.objectives.default import default_objective
+from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
+from capsule_zoo.registry import create, small_sizes
 
 
 class MeanELBO(Objective):
@@ -118,3 +122,25 @@ def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, form, graded):
     words = rf"differentiable_loss of Wrong must return a scalar tensor, .*, not {form}$"
     with torch.set_grad_enabled(graded), pytest.raises(ValueError, match=words):
         loss_per_image(Wrong(), *pair(), conjugate_images(6))
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("vae", "nats per image"),
+        ("cnn", "nats per image, of log p(label | image)"),
+        ("matrix-capsules", "spread loss per image"),
+    ],
+)
+def test_a_run_says_the_unit_of_its_loss(name, units):
+    entry = create(name, **small_sizes(name))
+    assert units_of(entry.objective, entry.model) == units
+    shape, labels = entry.model.image_shape, torch.arange(8) % 2
+    data = Split(torch.rand(8, *shape), labels)
+    how: dict = dict(inputs=Inputs(labels=entry.model.supervised, validation=data))
+    checks = Checks(every=1, patience=1, progress=False)
+    how |= dict(objective=entry.objective, checks=checks, lr=0.3, steps=100)
+    fitted = fit(entry.model, entry.guide, data, **how)
+    assert fitted.units == fitted.metrics["units"] == units
+    assert f" {units}), which is restored" in fitted.stopped
+    assert units_of(SleepPhase(), None) == "nats per scene"

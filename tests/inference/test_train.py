@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -374,11 +375,23 @@ def test_the_model_says_which_pixels_it_takes(use):
         use(other, PointGuide(other).double(), data)
 
 
-def test_the_progress_bar_shows_the_loss_and_the_held_out_value(capsys):
+@pytest.mark.parametrize(
+    ("limits", "position"),
+    [
+        ({"steps": 6}, "training: 6 of 6 steps, 100%, "),
+        ({"minutes": 0.002}, "training: [0-9]+%, "),
+        ({"steps": 10**6, "minutes": 0.002}, "training: [0-9]+%, "),
+    ],
+)
+def test_a_log_of_training_has_whole_lines_with_steps_and_losses(limits, position, capsys):
     model, guide = pair()
-    fit(model, guide, dataset(), steps=6, every=2, **QUIET | {"progress": True})
-    shown = capsys.readouterr().err
-    assert "6/6" in shown and "loss=" in shown and "held-out=" in shown
+    fit(model, guide, dataset(), **limits, every=2, **QUIET | {"progress": True})
+    said = capsys.readouterr().err
+    last = said.splitlines()[-1]
+    assert said.endswith("\n") and said[:-1].replace("\n", "").isprintable()
+    assert re.match(position, last) and "s/s" not in said.replace("steps/s", "")
+    assert re.search(r"[0-9.]+ steps/s, loss -?[0-9.]+, held-out -?[0-9.]+$", last)
+    assert "minutes" not in limits or re.search(r"[0-9] steps, ", last)
 
 
 def test_the_record_of_a_run_is_shown_in_one_line():

@@ -101,7 +101,7 @@ def overlapping_capsule_network(
     channels: int | None = None,
     **sizes: Any,
 ) -> Entry:
-    """Class capsules that take overlapping images apart; a batch is overlaid with itself.
+    """Class capsules that separate two images, each overlaid with another of its batch.
 
     Args:
         image_shape, preset, channels: as for `capsule-network`.

@@ -31,7 +31,7 @@ def capsule_rbm(
     centered: bool = True,
     **sizes,
 ) -> Entry[CapsuleRBM, Guide]:
-    """An RBM whose hidden units come in switched groups.
+    """An RBM whose hidden units form groups that are switched on or off together.
 
     Args:
         image_shape: (channels, height, width).

@@ -82,7 +82,7 @@ def constellations(
     learned: bool = False,
     width: int = 64,
 ) -> Entry[Constellations, Guide]:
-    """Points are corners of squares and triangles, each anywhere and turned.
+    """Points are corners of squares and triangles, at any position and angle.
 
     The templates and the noise may be trained, from these shapes on, or learned from scratch.
 
@@ -90,13 +90,13 @@ def constellations(
         objects: names of shapes: square, triangle, pentagon, corner.
         sigma: noise on the templates, in their units; squares are 2 wide.
         sigma_floor: noise on the scene.
-        sigma_pose: deviation of every number of a pose.
+        sigma_pose: standard deviation of every number of a pose.
         clutter: the largest number of clutter points.
         starts: runs of EM for each set of objects, in `sinkhorn`.
         steps: steps of EM.
         learned: start with random templates, of which training learns shapes and noise by exact EM;
             only the numbers of corners of `objects` are used.
-        width: of the set transformer, in `amortized`.
+        width: width of the set transformer, in `amortized`.
     """
     check_at_least(1, starts=starts, steps=steps, width=width)
     for name in objects:

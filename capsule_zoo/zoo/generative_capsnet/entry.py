@@ -102,13 +102,13 @@ generative_capsnet_continuous = _register(
 conditional_autoencoder = _register(
     "conditional-autoencoder",
     ConditionalAutoencoder,
-    "Code and request in a convolutional decoder, without capsules.",
+    "A convolutional decoder that gets a code and the requested change, without capsules.",
     {**SMALL, "latent": 2, "hidden": 4},
 )
 broadcast_autoencoder = _register(
     "broadcast-autoencoder",
     ConditionalAutoencoder,
-    "Code and request at every cell of a grid, without capsules.",
+    "A decoder that gets a code and the requested change at every cell of a grid.",
     {**SMALL, "latent": 2, "hidden": 4},
     decoder="broadcast",
     hidden=64,

@@ -45,10 +45,10 @@ def matrix_capsules(
         routing: "em", "em-standardized" (Hui's: costs standardized over the parents, and an inverse
             temperature that rises by 1), "vb", "dynamic", "uniform" (one iteration), the learned
             ones "attention", "self" and "uncertain", or a `Routing`, such as one of your own.
-        iterations: of those that iterate; the paper uses three, which learn more slowly here
-            (see the page of results).
-        power: of the responsibilities of "em", "em-standardized" and "vb", by default 1; with three
-            iterations a quarter is better. Other routings have none.
+        iterations: iterations of a routing that iterates; the paper uses three, which learn more
+            slowly here (see the page of results).
+        power: exponent of the responsibilities of "em", "em-standardized" and "vb", by default 1;
+            with three iterations a quarter is better. Other routings have none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
     check_known("preset", preset, PRESETS)

@@ -42,7 +42,8 @@ def part_whole(
 ) -> Entry[PartWholeCapsules, PartWholeGuide]:
     """Objects choose and place their parts.
 
-    Few, large parts of bounded stretch become strokes; many free ones become blobs.
+    A few large parts of bounded stretch become strokes; many parts without a bound on stretch
+    become blobs.
 
     Args:
         image_shape: (channels, height, width).
@@ -50,10 +51,12 @@ def part_whole(
         sizes: arguments of `PartWholeCapsules`.
 
     Guides:
-        delta: parts and objects by networks, each pose a point.
-        normal: the same, each pose a normal distribution, which gives a bound.
-        low_rank: the same, with normal distributions whose coordinates are correlated.
-        routing: parts by the network, objects by agreement of the parts' votes.
+        delta: networks give parts and objects; poses are point estimates.
+        normal: networks give parts and objects; poses are normal distributions, which gives a
+            bound.
+        low_rank: networks give parts and objects; poses are normal distributions whose coordinates
+            are correlated.
+        routing: a network gives the parts, the agreement of their votes the objects.
     """
     model = sized(PartWholeCapsules, image_shape, **sizes)
     return Entry(

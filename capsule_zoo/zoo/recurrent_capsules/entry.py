@@ -51,7 +51,7 @@ def recurrent_capsules(
 def overlapping_capsules(
     image_shape: tuple[int, int, int] = (1, 28, 28), iterations: int = 3, **sizes: Any
 ) -> Entry:
-    """Recurrent capsules that take overlapping images apart; a batch is overlaid with itself.
+    """Recurrent capsules that separate two images, each overlaid with another of its batch.
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.

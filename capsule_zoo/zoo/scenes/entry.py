@@ -10,7 +10,6 @@ from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.guides.scenes.windows import WindowReader
 from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
-from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.scenes.grounds import GROUNDS
 from capsule_zoo.registry import (
     Entry,
@@ -21,6 +20,7 @@ from capsule_zoo.registry import (
     register,
     takes_images,
     trained_names,
+    unknown_source,
 )
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
@@ -55,8 +55,8 @@ def part_entry(
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         entry = create(name, **{**given, **sizes})
     elif not recipe_path(name):
-        words = unknown(what, name, [*others, *list_models(), *trained_names()])
-        raise ValueError(f"{words}; or give the folder of a run, which has to stay there")
+        words = unknown_source("name", name, [*others, *list_models(), *trained_names()])
+        raise ValueError(f"{what}: {words}; a run has to stay in its folder")
     elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
     else:
@@ -133,8 +133,9 @@ def scenes(
         sizes: arguments of `Scenes`.
 
     Guides:
-        peeling: objects one after the other, each off what the earlier ones leave.
-        two-sweeps: the same, and once more, each off what all others leave.
+        peeling: objects are inferred one after the other, each from what the earlier ones leave
+            unexplained.
+        two-sweeps: peeling, and then each object again from what all others leave unexplained.
     """
     check_at_least(1, glimpse=glimpse, hidden=hidden, width=width)
     check_at_least(1, window=window)

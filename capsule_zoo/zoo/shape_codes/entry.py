@@ -158,10 +158,13 @@ def shape_codes(
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
 
     Guides:
-        delta: proposals for all kinds by a network: parts are points, pose and code are normal.
-        normal: the same, with parts that are normal too.
-        points: the same, with parts, pose and code that are points.
-        routing: parts by the network, pose and code of every kind by ridge regressions.
+        delta: a network proposes an object of every kind; its pose and code are normal
+            distributions, parts are point estimates.
+        normal: a network proposes an object of every kind; pose, code and parts are normal
+            distributions.
+        points: a network proposes an object of every kind; pose, code and parts are point
+            estimates.
+        routing: a network gives the parts, ridge regressions pose and code of every kind.
     """
     sizes |= dict(sigma_min=sigma_min, sigma_top=sigma_top)
     model = sized(ShapeCodes, image_shape, kinds, parts, codes, **sizes)

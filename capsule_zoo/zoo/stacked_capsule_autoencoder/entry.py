@@ -149,9 +149,9 @@ def stacked_capsule_autoencoder(
         sizes: arguments of `StackedCapsuleAutoencoder` that replace values of the preset.
 
     Guides:
-        delta: parts and objects by networks, each pose a point.
-        normal: the same, each pose a normal distribution.
-        em: parts by the network, objects by expectation maximization.
+        delta: networks give parts and objects; poses are point estimates.
+        normal: networks give parts and objects; poses are normal distributions.
+        em: a network gives the parts, expectation maximization the objects.
     """
     check_known("preset", preset, MODELS)
     model = sized(StackedCapsuleAutoencoder, image_shape, **{**MODELS[preset], **sizes})

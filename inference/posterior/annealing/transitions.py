@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli
 from torch.nn.functional import one_hot
-from tqdm import tqdm
 
+from capsule_zoo.data.progress import track
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
 TARGET = 0.75  # the acceptance of steps that the pilot aims at
@@ -95,8 +95,9 @@ def anneal(
     log_weight = torch.zeros(len(path.images), dtype=torch.float64, device=path.images.device)
     accepted = torch.zeros_like(log_weight)
     terms = path.terms(state)
-    words = "annealing back" if reverse else "annealing"
-    for t in tqdm(reversed(order) if reverse else order, words, len(order), disable=not progress):
+    task = "annealing back" if reverse else "annealing"
+    along = order[::-1] if reverse else order
+    for t in track(along, task, "temperatures", enabled=progress or None):
         step = betas[t + 1] - betas[t] if reverse else betas[t] - betas[t - 1]
         log_weight += step * terms.gain.double()
         beta = betas[t].to(terms.gain) if isinstance(betas, Tensor) else betas[t]
@@ -242,7 +243,8 @@ def pilot(
     along = min(_QUICK, max(_SLOW, _CHANGE / len(betas)))
     warm_up = min(_WARM_UP, len(betas))
     first = [betas[1]] * warm_up
-    for number, beta in enumerate([*first, *betas[1:]]):
+    pilot_betas = [*first, *betas[1:]]
+    for number, beta in enumerate(track(pilot_betas, "finding step lengths", "temperatures")):
         change = _QUICK if number < warm_up else along
         epsilon = log_epsilon.exp().repeat(len(path.images) // images)
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)

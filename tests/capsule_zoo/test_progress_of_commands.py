@@ -1,0 +1,124 @@
+"""Commands say what they are about to do and how far they are; a log gets whole lines only."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+from terminal import run, small_words
+
+from capsule_zoo.data import progress
+from capsule_zoo.experiments import Options, Result, experiment, study
+from capsule_zoo.experiments.study import Study, side_by_side
+
+SIZES = ["--set", "image_shape=[1, 12, 12]", *small_words("vae", "image_shape")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "vae"
+    assert run("train", "vae", *SIZES, "--steps", 3, "--out", folder, "--quiet") == 0
+    return folder
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Return a function that runs a command and returns the lines of stderr and of stdout."""
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
+
+    def lines(*words: object) -> tuple[list[str], list[str]]:
+        assert run(*words) == 0
+        out, err = capsys.readouterr()
+        assert err.replace("\n", "").isprintable()
+        return err.splitlines(), out.splitlines()
+
+    return lines
+
+
+def test_training_says_its_length_and_what_follows(printed, tmp_path):
+    words = "train", "vae", *SIZES, "--steps", 3, "--out", tmp_path / "run"
+    lines, _ = printed(*words)
+    assert lines[0].startswith("training vae on 1,197 images of digits, 3 steps; then it draws ")
+    assert any(line.startswith("training: 3 of 3 steps, 100%") for line in lines)
+    assert printed(*words, "--overwrite", "--quiet")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (("evaluate", "--images", 3), "evaluating: 1 of 1 passes"),
+        (("figure", "samples"), "drawing samples"),
+        (("sample", "--n", 2), "drawing images: 1 of 1 batches"),
+        (("compare", "--images", 3, "--guides", "auto_normal", "--tune-steps", 2), "guide 1 of 1:"),
+        (("compare", "--images", 3, "--guides", "auto_normal", "--tune-steps", 2), "training: 1 o"),
+    ],
+)
+def test_measuring_shows_progress_beside_its_result(command, line, printed, trained):
+    name, *options = command
+    where = [*options[:1], trained, *options[1:]] if name == "figure" else [trained, *options]
+    said, result = printed(name, *where)
+    assert any(each.startswith(line) for each in said), said
+    assert result and not any(each.startswith(line) for each in result)
+
+
+def test_commands_without_a_terminal_are_silent_only_if_quiet(printed, trained):
+    said, _ = printed("compare", trained, "--images", 3, "--guides", "convolutional", "--quiet")
+    assert said == []
+
+
+@pytest.mark.usefixtures("scratch")
+def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp_path):
+    @experiment("vae/quick", data="digits", minutes=5)
+    def quick(options: Options) -> Result:
+        """Do nothing, from two seeds (5 core-minutes)."""
+        runs = Study({"one": 1, "other": 2}, seeds=2)
+        runs.run(lambda job: 0, Options(minutes=options.minutes, processes=1, runs=options.runs))
+        return Result({"number": (1.0, None, 1)})
+
+    said, _ = printed("reproduce", "vae/quick", "--minutes", 2, "--out", tmp_path)
+    assert said[0] == "== vae/quick: Do nothing, from two seeds (5 core-minutes)."
+    assert said[1] == "== Trained for 2 minutes instead, and then measured"
+    assert said[2].endswith("from 2 seeds, 4 runs, 2 minutes of training in all")
+    assert "running: 4 of 4 runs, 100%" in said
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Run the jobs of a study in threads, which start at once."""
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda n, *_: ThreadPoolExecutor(n))
+
+
+@pytest.mark.usefixtures("threads")
+def test_runs_side_by_side_are_counted_as_they_end(monkeypatch):
+    ended = Event()
+
+    def job(name: str) -> str:
+        """Return at once, or when the other jobs have been counted."""
+        return str(ended.wait(60)) if name == "long" else name
+
+    def advance(self, done: float, notes: str = "") -> None:
+        counts.append(done)
+        if done == 2:
+            ended.set()
+
+    counts: list[float] = []
+    monkeypatch.setattr(progress.Bar, "advance", advance)
+    monkeypatch.setattr(study, "SECONDS_BETWEEN_LINES", 0.01)
+    assert side_by_side(job, ["long", "b", "c"], 2, progress=True) == ["True", "b", "c"]
+    assert counts[-1] >= 2 and sorted(counts) == counts
+
+
+@pytest.mark.usefixtures("threads")
+def test_an_error_ends_the_jobs_that_have_not_begun():
+    begun = []
+
+    def job(number: int) -> None:
+        begun.append(number)
+        if number == 1:
+            raise KeyError("the reason")
+        time.sleep(0.2)
+
+    with pytest.raises(KeyError, match="the reason"):
+        side_by_side(job, range(60), 2)
+    assert len(begun) < 60
