@@ -141,7 +141,7 @@ def _register(name: str) -> Callable[..., Result]:
     return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
 
 
-COMPARED = "shape-codes", "stacked-capsule-autoencoder"
+COMPARED = ("shape-codes",)
 guide_experiments = {name: _register(name) for name in COMPARED}
 
 
