@@ -46,8 +46,8 @@ def spec(value: Any, **owners: nn.Module) -> Any:
     if isinstance(value, Remembering):
         return _of_module(value, owners)
     if isinstance(value, Settings):
-        names = [field.name for field in fields(value) if field.init] if is_dataclass(value) else []
-        held = {name: getattr(value, name) for name in names}
+        known: Any = fields(value) if is_dataclass(value) else ()
+        held = {field.name: getattr(value, field.name) for field in known if field.init}
         return {CLASS: type(value).__name__, **_of_all(held, owners)}
     if isinstance(value, Tensor):
         return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
@@ -119,7 +119,7 @@ def classes() -> dict[str, type]:
     return {kind.__name__: kind for base in (Remembering, Settings) for kind in _below(base)}
 
 
-def _below(base: type) -> Iterator[type]:
+def _below(base: Any) -> Iterator[type]:
     for kind in base.__subclasses__():
         yield kind
         yield from _below(kind)
