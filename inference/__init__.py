@@ -62,6 +62,7 @@ from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjectiv
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.annealing.annealed import (
     annealed_bounds,
+    annealed_gaps,
     annealed_log_likelihood,
 )
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
@@ -123,6 +124,7 @@ __all__ = [
     "WakeSleep",
     "Widened",
     "annealed_bounds",
+    "annealed_gaps",
     "annealed_log_likelihood",
     "as_module",
     "boxes",

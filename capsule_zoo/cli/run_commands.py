@@ -177,6 +177,7 @@ def evaluate(
 ) -> None:
     """Compute bounds on log p(image) of test images, in nats per image.
 
+    A remark tells where a few draws decide the importance-weighted bound (IWAE).
     Presences are drawn as 0 or 1, also where training relaxed them. For a classifier the result is
     the error rate. An energy model gives no bound; see log-partition. The result is added to the
     run's metrics.json.
@@ -262,10 +263,12 @@ def anneal(
     """Estimate the log-likelihood of test images from both sides, in nats per image.
 
     The lower bound is tighter than the guide's own. Its chains are annealed to the posterior of an
-    image. They start at Gauss-Newton laws around points that are refined from the guide's answers.
-    The upper bound is of images that the model draws: chains go back from their known latents. gap
-    is the distance of both bounds of these images. lost_elbo says how far the guide's ELBO lies
-    below the lower bound.
+    image. They start at the guide, or at Gauss-Newton distributions around points that are refined
+    from its answers, whichever has the higher importance-weighted bound. If such a bound exceeds
+    the lower one all the same, a warning says so. The upper bound is of images that the model
+    draws: chains go back from their known latents. gap is the mean distance of both bounds of these
+    images; gap_median and gap_largest tell whether a few of them decide it. lost_elbo says how far
+    the guide's ELBO lies below the lower bound.
 
     A prior share of .25 closes some of the gap where objects or parts may be hidden. The time grows
     with --images, --simulated, --chains and --temperatures. For energy models see log-partition.

@@ -180,7 +180,7 @@ def _scored(
         found = log_weights(model, guide, images, labels)
     except NonFiniteGuide as error:  # of a guide that refines the images of the pass
         rows, site, what = error.first.images, error.first.site, error.first.what
-    except ValueError:  # of Pyro's validation, which shows all numbers and names no image
+    except (ValueError, torch.linalg.LinAlgError):  # which name no image
         rows, site = non_finite(model, guide, images, labels)
         if not rows:
             raise

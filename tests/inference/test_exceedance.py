@@ -13,13 +13,13 @@ from toys import Conjugate, ExactGuide, conjugate_images, pair
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import (
     annealed_bounds,
+    annealed_gaps,
     annealed_log_likelihood,
     evaluate,
     gauss_newton,
     summarize,
 )
 from capsule_zoo.inference.evaluation.summary import log_mean, log_mean_error
-from capsule_zoo.inference.posterior.annealing.annealed import annealed_gaps
 from capsule_zoo.inference.posterior.annealing.exceedance import (
     bound_of_guide,
     exceedances,
@@ -270,7 +270,7 @@ def test_a_heavy_tail_decides_the_mean_gap_and_not_its_median():
     assert bounds["lower"] == pytest.approx(truth, abs=0.05)
     shown = torch.from_numpy(idata.observed_data["simulated_pixels"].values)
     gaps, far = annealed_gaps(idata), shown.mean((1, 2, 3)).abs() > 5
-    assert 1 <= far.sum() < 8 and (gaps[far] > 10).all() and (abs(gaps[~far]) < 0.3).all()
+    assert 1 <= far.sum() < 8 and gaps[far].max() > 1000 and (abs(gaps[~far]) < 0.3).all()
     assert bounds["gap"] == pytest.approx(gaps.mean()) and bounds["gap_se"] > bounds["gap"] / 4
     assert abs(bounds["gap_median"]) < 0.1 and bounds["gap_largest"] == gaps.max()
 
@@ -279,8 +279,8 @@ def test_a_cauchy_prior_counts_by_its_fisher_information():
     torch.manual_seed(0)
     model = HeavyTails().double()
     images = 3 * torch.randn(5, 1, 2, 2).double()
-    guide = gauss_newton(model, None, images, steps=50)
+    guide = gauss_newton(model, None, images, steps=20, climb=5)
     precision = 4 / model.noise**2 + 1 / 2
     assert guide.factor().flatten().tolist() == pytest.approx([precision**-0.5] * 5)
-    iwae = summarize(evaluate(model, guide, images, num_particles=2000, draws=0))["iwae"]
+    iwae = summarize(evaluate(model, guide, images, num_particles=500, draws=0))["iwae"]
     assert iwae == pytest.approx(model.log_evidence(images).mean().item(), abs=0.01)

@@ -66,10 +66,11 @@ def dark():
 REFUSED = r"is not finite at site 'code' for image 3 of 5; use another guide"
 
 
+@pytest.mark.parametrize("validated", [True, False])
 @pytest.mark.parametrize("law", ["delta", "normal", "low_rank", "corrected"])
-def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, law):
+def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, law, validated):
     model, guide, images = dark
-    with pytest.raises(NonFiniteGuide, match=REFUSED):
+    with pyro.validation_enabled(validated), pytest.raises(NonFiniteGuide, match=REFUSED):
         refine(model, guide, images, steps=4, law=law)
     shown = images[[0, 1, 2, 4]]
     assert refine(model, guide, shown, steps=4, law=law).end.isfinite().all()
