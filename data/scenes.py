@@ -416,7 +416,8 @@ def scene_source(
     parts = [(images, objects.counts) for images, objects in scenes]
     names = [f"{n} objects" for n in range(1 + max(int(counts.max()) for _, counts in parts))]
     known = tuple(objects for _, objects in scenes)
-    return Source(parts[0], parts[1], tuple(names), validation, *parts[2:], objects=known)
+    validated = parts[2] if held_out else None
+    return Source(parts[0], parts[1], tuple(names), validation, held_out=validated, objects=known)
 
 
 def multi_digits(
