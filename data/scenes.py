@@ -419,20 +419,14 @@ def scene_source(
     if min(train, test) < 1:
         raise ValueError(f"train and test must be at least 1, not {train} and {test}")
     validation = 1000 if train > 2000 else train // 10
-    splits = [draw("train", train, 1), draw("test", test, 2)]
+    scenes = [draw("train", train, 1), draw("test", test, 2)]
     if held_out:
-        splits.append(draw("validation", max(validation, 1), 3))
-    objects = tuple(known for _, known in splits)
-    labelled = [(x, known.counts) for x, known in splits]
-    most = int(torch.cat([known.counts for known in objects]).max())
-    return Source(
-        labelled[0],
-        labelled[1],
-        tuple(f"{count} objects" for count in range(1 + most)),
-        validation,
-        labelled[2] if held_out else None,
-        objects,
-    )
+        scenes.append(draw("validation", max(validation, 1), 3))
+    parts = [(images, objects.counts) for images, objects in scenes]
+    names = [f"{n} objects" for n in range(1 + max(int(counts.max()) for _, counts in parts))]
+    known = tuple(objects for _, objects in scenes)
+    validated = parts[2] if held_out else None
+    return Source(parts[0], parts[1], tuple(names), validation, held_out=validated, objects=known)
 
 
 def multi_digits(

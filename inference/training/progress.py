@@ -132,7 +132,7 @@ class Progress:
 
     @property
     def pace(self) -> float:
-        """The time of the last step in seconds; NaN after fewer than two, or by a coarse clock."""
+        """The time of the last step in seconds; NaN after fewer than two, or if no time passed."""
         before, last = [row[6] for row in self._rows[-2:]] if len(self._rows) > 1 else (0.0, 0.0)
         return last - before or math.nan
 
