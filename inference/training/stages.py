@@ -173,11 +173,13 @@ def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budge
         more["steps"] = needed_steps(stages)
     options = " ".join(f"--{name} {limit}" for name, limit in more.items())
     arguments = ", ".join(f"{name}={limit}" for name, limit in more.items())
-    were = "stage {} of {} was" if len(before.short) == 1 else "stages {} of {} were"
+    subject = f"stages {numbers} of {len(stages)} were"
+    if len(before.short) == 1:
+        subject = f"stage {numbers} of {len(stages)} was" if len(stages) > 1 else "training was"
     warnings.warn(
-        f"{were.format(numbers, len(stages))} cut short ({counts} steps), so that results may be "
-        f"poor, such as blurred draws; train again with {options} (in Python {arguments})",
-        stacklevel=3,
+        f"{subject} cut short ({counts} steps), so that results may be poor, such as blurred "
+        f"draws; train again with {options} (in Python {arguments})",
+        stacklevel=4,
     )
 
 
