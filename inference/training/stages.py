@@ -167,7 +167,7 @@ def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budge
     counts = "; ".join(f"{taken:,} of {stages[number].steps:,}" for number, taken in before.short)
     more: dict[str, int] = {}
     if math.isfinite(budget.seconds):
-        factor = max(stages[number].steps / taken for number, taken in before.short)
+        factor = max(stages[number].steps / max(1, taken) for number, taken in before.short)
         more["minutes"] = math.ceil(factor * budget.seconds / 60)
     if math.isfinite(budget.steps):
         more["steps"] = needed_steps(stages)
