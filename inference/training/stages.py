@@ -167,17 +167,19 @@ def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budge
     counts = "; ".join(f"{taken:,} of {stages[number].steps:,}" for number, taken in before.short)
     more: dict[str, int] = {}
     if math.isfinite(budget.seconds):
-        factor = max(stages[number].steps / taken for number, taken in before.short)
+        factor = max(stages[number].steps / max(1, taken) for number, taken in before.short)
         more["minutes"] = math.ceil(factor * budget.seconds / 60)
     if math.isfinite(budget.steps):
         more["steps"] = needed_steps(stages)
     options = " ".join(f"--{name} {limit}" for name, limit in more.items())
     arguments = ", ".join(f"{name}={limit}" for name, limit in more.items())
-    were = "stage {} of {} was" if len(before.short) == 1 else "stages {} of {} were"
+    subject = f"stages {numbers} of {len(stages)} were"
+    if len(before.short) == 1:
+        subject = f"stage {numbers} of {len(stages)} was" if len(stages) > 1 else "training was"
     warnings.warn(
-        f"{were.format(numbers, len(stages))} cut short ({counts} steps), so that results may be "
-        f"poor, such as blurred draws; train again with {options} (in Python {arguments})",
-        stacklevel=3,
+        f"{subject} cut short ({counts} steps), so that results may be poor, such as blurred "
+        f"draws; train again with {options} (in Python {arguments})",
+        stacklevel=4,
     )
 
 
