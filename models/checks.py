@@ -5,6 +5,7 @@ from collections.abc import Collection
 from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -55,6 +56,16 @@ def check_positive(**arguments: float) -> None:
     for name, value in arguments.items():
         if isinstance(value, str) or not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
+
+
+def check_precision(name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError that names the precision for numbers of 16 bits."""
+    if dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"{name} has the precision {dtype}, but in 16 bits log densities round by whole nats "
+            "and updates are lost; call float() of model, guide and images first, and use "
+            "torch.autocast for speed"
+        )
 
 
 def check_one_of(name: str, value: object, allowed: tuple) -> None:

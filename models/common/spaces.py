@@ -24,6 +24,10 @@ from capsule_zoo.models.common.missing_pixels import filled
 from capsule_zoo.models.common.trace_density import scored_sites
 
 
+class PixelsOutOfRange(ValueError):
+    """The error for images whose pixels leave the range of their space."""
+
+
 class ObservationSpace(ABC):
     """The base of all spaces; a subclass names its site and its dims, and writes `check`.
 
@@ -174,7 +178,7 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
             "missing pixel, use with_missing_pixels() of both model and guide"
         )
     if low < least or high > most:
-        raise ValueError(
+        raise PixelsOutOfRange(
             f"images must lie in [{least:g}, {most:g}], but these span "
             f"[{low.item():g}, {high.item():g}]; rescale them, or clamp the noise of a model's draw"
         )
