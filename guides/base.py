@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Program
+from capsule_zoo.models.base import Model, NamedModule, Program
+from capsule_zoo.models.common.param_store import agree
 from capsule_zoo.models.common.site_values import CheckedValues
 from capsule_zoo.models.common.spaces import ObservationSpace
 
@@ -71,6 +72,8 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
                 "model, for the posterior predictive see "
                 "capsule_zoo.inference.posterior_predictive"
             )
+        if isinstance(self.model, NamedModule):
+            agree(self.model)
         return super().__call__(*arguments, **keywords)
 
     def _checking(self, batch: Any) -> AbstractContextManager:

@@ -7,6 +7,7 @@ from typing import Any
 import pyro
 from torch import nn
 
+from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.common.modes import TURN
 from capsule_zoo.models.common.param_store import take_over
 
@@ -29,7 +30,8 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
     with TURN:
         modules = [program for program in programs if isinstance(program, nn.Module)]
         for module in modules:
-            take_over(module)
+            if isinstance(module, NamedModule):
+                take_over(module, warns=True)
         state = None if len(modules) == len(programs) else _not_owned_by(modules)
         frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
-from capsule_zoo.models.common.param_store import ReadingContext, take_over
+from capsule_zoo.models.common.param_store import ReadingContext, forget_names, take_over
 from capsule_zoo.models.common.plates import ImageDistribution
 from capsule_zoo.models.common.site_values import CheckedValues
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
@@ -118,6 +118,7 @@ class NamedModule(PyroModule):
 
     def _rename(self) -> None:
         """Give a copy its own name; Pyro can rename only a module that has not run yet."""
+        forget_names(self)
         for module in self.modules():
             if isinstance(module, PyroModule):
                 module._pyro_context.used = False
@@ -256,7 +257,8 @@ class Model(Program):
         return pyro.sample(self.space.site, law, obs=images)
 
     def _checking(self, batch: Any) -> AbstractContextManager:
-        return CheckedValues(self.plate_dims["images"], self.space, batch, self.normalized)
+        has_density = self.normalized or self.supervised or batch is not None
+        return CheckedValues(self.plate_dims["images"], self.space, batch, has_density)
 
     def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
         if self.missing_fill is None:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import pyro
 import torch
@@ -27,6 +27,7 @@ from torch.distributions import constraints
 
 _NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
 _entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
+_known: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
 
 
 class ReadingContext(_Context):
@@ -67,19 +68,44 @@ class StoredValues(Messenger):
         _settle(name, own, stored)
 
 
-def take_over(module: nn.Module) -> None:
-    """Take over the values that Pyro's store holds for a module, if it holds any."""
+def take_over(module: PyroModule, warns: bool = False) -> None:
+    """Take over the values that Pyro's store holds for a module, if it holds any.
+
+    Args:
+        warns: warn if it holds loaded values for another number instead.
+    """
     params = pyro.get_param_store()._params
-    if not params or not isinstance(module, PyroModule):
+    if not params:
         return
-    first = True
+    missing = None
     for name, own in _named(module):
         stored = params.get(name)
-        if stored is not None and stored is not own:
+        if stored is None:
+            missing = name
+        elif stored is not own:
             _settle(name, own, stored)
-        elif stored is None and first:
-            _warn_of_other_numbers(name)
-        first = False
+    if warns and missing is not None:
+        _warn_of_other_numbers(missing)
+
+
+def agree(module: PyroModule) -> None:
+    """Take over loaded values as `take_over` does; cheap enough for every call of a guide.
+
+    A guide may read parameters of its model before the model itself runs.
+    """
+    params = pyro.get_param_store()._params
+    if not params:
+        return
+    if (known := _known.get(module)) is None:
+        known = _known[module] = list(_named(module))
+    if any(params.get(name, own) is not own for name, own in known):
+        take_over(module)
+        _known[module] = list(_named(module))
+
+
+def forget_names(module: PyroModule) -> None:
+    """Forget the names of a module that gets another one."""
+    _known.pop(module, None)
 
 
 def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:

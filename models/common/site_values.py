@@ -32,7 +32,7 @@ class CheckedValues(Messenger):
         space: the space of the observations of a model; None for a guide.
         batch: the observations that the program was called with, already checked; None if there
             are none.
-        normalized: as for `Model`.
+        has_density: False for an energy model without its argument, which runs a chain.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class CheckedValues(Messenger):
         plate_dim: int,
         space: ObservationSpace | None,
         batch: Tensor | None,
-        normalized: bool = True,
+        has_density: bool = True,
     ) -> None:
         super().__init__()
         self.inner = -plate_dim
         self.space = space
         self.batch = batch
-        self.normalized = normalized
+        self.has_density = has_density
 
     def _pyro_param(self, msg: Any) -> None:
         if isinstance(own := msg["args"][-1], Tensor):
@@ -64,7 +64,7 @@ class CheckedValues(Messenger):
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
             self._check_shape(msg["name"], law, value, expected, observed)
         if observed and msg["is_observed"]:
-            self._check_observation(value)
+            self._check_observation(value, intervened=msg["name"] != self.space.site)
 
     def _check_shape(self, name: str, law: Any, value: Any, expected: Size, observed: bool) -> None:
         """Raise ValueError unless the value of a site broadcasts to the shape of a draw."""
@@ -74,14 +74,14 @@ class CheckedValues(Messenger):
                 f"site {name!r} takes a torch.Tensor of shape {tuple(expected)} here, not "
                 f"{type(value).__name__}; call torch.as_tensor(value)"
             )
-        rank, event = len(expected) - law.event_dim, tuple(law.event_shape)
-        outer = value.dim() - law.event_dim
-        fits = outer >= 0 and tuple(value.shape[outer:]) == event
+        rank, outer = len(expected) - law.event_dim, value.dim() - law.event_dim
         images = self.inner - (len(law.batch_shape) - rank)  # dims up to that of the images
-        if fits:
-            last = outer if observed else min(outer, images)
-            fits = last <= rank and all(
-                value.shape[outer - i] in (1, expected[rank - i]) for i in range(1, last + 1)
+        if observed:  # one observation for each image
+            fits = outer >= images and value.shape == expected[rank - outer :] and outer <= rank
+        else:
+            inner = range(1, 1 + min(outer, images))
+            fits = value.shape[outer:] == law.event_shape and all(
+                value.shape[outer - i] in (1, expected[rank - i]) for i in inner
             )
         if not fits:
             remedy = "give one value for each image, or a value that broadcasts to this shape"
@@ -94,10 +94,10 @@ class CheckedValues(Messenger):
                 f"{tuple(value.shape)}; {remedy}"
             )
 
-    def _check_observation(self, value: Tensor) -> None:
+    def _check_observation(self, value: Tensor, intervened: bool) -> None:
         """Check an observation by name as the argument of the model is checked."""
         assert self.space is not None
-        if self.batch is None and not self.normalized:
+        if not self.has_density and not intervened:
             raise ValueError(
                 f"site {self.space.site!r} is observed by name in an energy model, which without "
                 "its argument runs a Markov chain and has no density; pass the observations, "
