@@ -23,7 +23,10 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.site_values import observed_by_name
+from capsule_zoo.models.common.spaces import space_of
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
+from capsule_zoo.models.common.trace_density import scored_sites
 
 
 class IncompatibleGuide(ValueError):
@@ -92,6 +95,17 @@ def refuse_misfit(
 ) -> None:
     """Raise IncompatibleGuide unless the guide fits, using the current parameter store."""
     arguments = call_arguments(images, labels)
+    program = getattr(model, "function", model)  # of a FunctionModule
+    if (site := space_of(program).site) in observed_by_name(program):
+        raise IncompatibleGuide.of(
+            model,
+            guide,
+            [
+                f"site {site!r} is observed by name, but the guide infers the latents of what is "
+                "passed; pass the observations, and the model without pyro.condition"
+            ],
+            suggest=False,
+        )
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         model_trace = _trace(model, arguments)
         try:
@@ -141,6 +155,11 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
                 f"site {name!r} is extra: the model draws no such latent site; leave it out "
                 'or mark it infer={"is_auxiliary": True}'
             )
+    if not problems and not any(x["is_observed"] for x in scored_sites(model_trace).values()):
+        problems.append(
+            "the model observes no site, so that the images have no density; give the bare model, "
+            "not one in which poutine.block or poutine.uncondition hides them"
+        )
     return problems
 
 
@@ -166,6 +185,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
         )
+    masks = [site["mask"] for site in (model_site, guide_site)]
+    if any(mask is not None for mask in masks) and not _equal_masks(*masks):
+        problems.append(
+            f"site {name!r} is masked differently in model and guide; mask it by poutine.mask in "
+            "both, or in neither"
+        )
     kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
     if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
         words = ["discrete" if kind else "continuous" for kind in kinds]
@@ -182,6 +207,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
                 f"{max(bare)} in the {where}; draw it within pyro.plate(..., dim={max(bare)})"
             )
     return problems
+
+
+def _equal_masks(first: Tensor | bool | None, second: Tensor | bool | None) -> bool:
+    """Return whether two masks hide the same values; None hides nothing."""
+    masks = [torch.as_tensor(True if mask is None else mask) for mask in (first, second)]
+    return bool((masks[0] == masks[1]).all())
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:

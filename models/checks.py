@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_SHORT = {torch.float16, torch.bfloat16}
+
 
 def whole(
     name: str, value: Any, least: int | None = None, below: int | None = None, remedy: str = ""
@@ -58,13 +60,13 @@ def check_positive(**arguments: float) -> None:
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
 
 
-def check_precision(name: str, dtype: torch.dtype) -> None:
+def check_precision(role: str, name: str, dtype: torch.dtype) -> None:
     """Raise ValueError that names the precision for numbers of 16 bits."""
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in _SHORT:
         raise ValueError(
-            f"{name} has the precision {dtype}, but in 16 bits log densities round by whole nats "
-            "and updates are lost; call float() of model, guide and images first, and use "
-            "torch.autocast for speed"
+            f"{role} {name!r} has the precision {dtype}, but in 16 bits log densities round by "
+            "whole nats and updates are lost; call float() of model, guide and images first, and "
+            "use torch.autocast for speed"
         )
 
 

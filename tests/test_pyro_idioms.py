@@ -39,6 +39,11 @@ WITH_LABELS = ["cnn", "matrix-capsules"]
 UNPLACED = "ignore:site 'image' is observed by name with pixels outside"
 
 
+def _is_relaxed(name: str) -> bool:
+    model = create(name, **small_sizes(name)).model
+    return model.discretized() is not model
+
+
 def make(name: str, seed: int = 0, **sizes: object) -> Entry:
     """Return an entry in float64, in evaluation mode."""
     pyro.set_rng_seed(seed)
@@ -195,6 +200,35 @@ def test_a_kind_without_the_dim_of_capsules_is_refused():
     named = pyro.condition(entry.model, data={"object_kind": kinds[:, None]})
     other = trace_of(named, observations(entry))
     assert_close(other.log_prob_sum(), trace.log_prob_sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plate_of_the_images_is_not_observed_in_place_of_the_site(name):
+    entry = make(name)
+    model = pyro.condition(entry.model, data={"images": observations(entry)})
+    site = entry.model.space.site
+    with pytest.raises(ValueError, match=f"'images' is the plate .*; observe the site '{site}'"):
+        model(batch_size=BATCH)
+
+
+RELAXED = [name for name in NAMES if _is_relaxed(name)]
+
+
+@pytest.mark.parametrize("name", RELAXED)
+def test_values_of_the_other_form_are_not_taken_in_silence(name):
+    """A relaxed site holds logits, and the discrete one 0 or 1."""
+    entry = make(name)
+    discrete = entry.model.discretized()
+    sites = [s for s in discrete.sites if s.discrete]
+    relaxed = {s.name for s in entry.model.sites if not s.discrete}
+    drawn = {form: trace_of(form, batch_size=BATCH).nodes for form in (entry.model, discrete)}
+    for site in [s.name for s in sites if s.name in relaxed]:
+        value = drawn[entry.model][site]["value"]
+        with pytest.raises(ValueError, match=rf"'{site}' is discrete and gets values outside"):
+            pyro.condition(discrete, data={site: value})(batch_size=BATCH)
+        value = drawn[discrete][site]["value"]
+        with pytest.warns(UserWarning, match=rf"'{site}' is relaxed .* values are 0 or 1"):
+            pyro.condition(entry.model, data={site: value})(batch_size=BATCH)
 
 
 # 2. Missing pixels by name.

@@ -29,7 +29,6 @@ from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.training_data import tensor_of
-from capsule_zoo.models.checks import check_precision
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of
 
@@ -95,7 +94,8 @@ def prepare(
     """
     name = str(images.name) if isinstance(images, Split) else "images"
     pixels = as_wanted(model, images, guide)
-    check_precision(name_of(model), pixels.dtype)
+    if pixels.dtype.itemsize < 4:
+        raise ValueError("log weights round in 16 bits; call float() of model and guide first")
     classes = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
     if classes is not None:
         classes = labels_for(pixels, classes).to(pixels.device)

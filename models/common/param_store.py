@@ -27,6 +27,7 @@ from torch.distributions import constraints
 
 _NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
 _entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
+_STORE = pyro.get_param_store()
 _known: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
 
 
@@ -55,17 +56,24 @@ class StoredValues(Messenger):
         super().__init__()
         self._searched = False
 
-    def _pyro_param(self, msg: Any) -> None:
-        if len(msg["args"]) < 2 or pyro_modules._MODULE_LOCAL_PARAMS:
+    def _process_message(self, msg: Any) -> None:
+        if msg["type"] != "param" or pyro_modules._MODULE_LOCAL_PARAMS:
             return
-        name, own = msg["args"][:2]
-        stored = pyro.get_param_store()._params.get(name)
+        name, own = msg["name"], msg["args"][-1]
+        stored = _STORE._params.get(name)
+        if own is name:  # a PyroParam, which Pyro has brought into agreement
+            if stored is not None and _entered.get(name) is not stored:
+                _entered[name] = stored
+            return
         if stored is own or not isinstance(own, nn.Parameter):
             return
         if stored is None and not self._searched:
             self._searched = True
             _warn_of_other_numbers(name)
         _settle(name, own, stored)
+
+    def _postprocess_message(self, msg: Any) -> None:
+        """Leave the result as it is."""
 
 
 def take_over(module: PyroModule, warns: bool = False) -> None:
@@ -74,7 +82,7 @@ def take_over(module: PyroModule, warns: bool = False) -> None:
     Args:
         warns: warn if it holds loaded values for another number instead.
     """
-    params = pyro.get_param_store()._params
+    params = _STORE._params
     if not params:
         return
     missing = None
@@ -93,7 +101,7 @@ def agree(module: PyroModule) -> None:
 
     A guide may read parameters of its model before the model itself runs.
     """
-    params = pyro.get_param_store()._params
+    params = _STORE._params
     if not params:
         return
     if (known := _known.get(module)) is None:
@@ -120,8 +128,8 @@ def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
                 yield param_with_module_name(name, ".".join([*parents[depth + 1 :], last])), own
                 break
         else:
-            if not last.endswith("_unconstrained"):  # of a PyroParam, which Pyro itself updates
-                yield f"{part._pyro_name}.{last}", own
+            last = last.removesuffix("_unconstrained")  # of a PyroParam
+            yield f"{part._pyro_name}.{last}", own
 
 
 def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
@@ -130,7 +138,6 @@ def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
     Raises:
         ValueError: the values have another shape.
     """
-    store = pyro.get_param_store()
     if stored is not None:
         if _entered.get(name) is not stored:  # loaded or set, not left by the module itself
             if stored.shape != own.shape:
@@ -140,10 +147,10 @@ def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
                     "pyro.clear_param_store(), and save and load by state_dict"
                 )
             own.data.copy_(stored.detach())
-        store._param_to_name.pop(stored, None)
-    store._params[name] = own
-    store._param_to_name[own] = name
-    store._constraints[name] = constraints.real
+        _STORE._param_to_name.pop(stored, None)
+    _STORE._params[name] = own
+    _STORE._param_to_name[own] = name
+    _STORE._constraints.setdefault(name, constraints.real)
     _entered[name] = own
 
 
@@ -152,7 +159,7 @@ def _warn_of_other_numbers(name: str) -> None:
     start = _NUMBERED.match(name)
     if start is None:
         return
-    for other, stored in pyro.get_param_store()._params.items():
+    for other, stored in _STORE._params.items():
         there = other.startswith(start["kind"]) and _NUMBERED.match(other)
         if not there or there["kind"] != start["kind"] or there["number"] == start["number"]:
             continue

@@ -6,26 +6,31 @@ under the latents of every other one, and no error is raised. These checks refus
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.poutine.messenger import Messenger
+from pyro.poutine import Trace
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.messenger import Messenger, _context_wrap
 from torch import Size, Tensor
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.checks import check_precision
 from capsule_zoo.models.common.spaces import ObservationSpace, PixelsOutOfRange
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE
 
+_RELAXED = LogitRelaxedBernoulli, ExpRelaxedCategorical
+
 
 class CheckedValues(Messenger):
-    """The effect handler that refuses values that do not fit the sites in the images plate.
+    """The effect handler that refuses values that do not fit, and parameters of 16 bits.
 
-    It refuses parameters of 16 bits as well.
-
-    A value fits where it is as large as a draw or broadcasts to one. To the left of the images it
-    may have dims that the draw lacks, those of enumeration. An observation by name must also be
-    what the model accepts as its argument; pixels out of range, which a Gaussian model itself
-    draws, are reported once as a warning.
+    A value fits a site in the images plate where it is as large as a draw or broadcasts to one. To
+    the left of the images it may have dims that the draw lacks, those of enumeration. Values of a
+    discrete site lie in its support. An observation by name must also be what the model accepts as
+    its argument; pixels out of range, which a Gaussian model itself draws, only give a warning.
 
     Args:
         plate_dim: the dim of the images plate.
@@ -48,27 +53,39 @@ class CheckedValues(Messenger):
         self.batch = batch
         self.has_density = has_density
 
-    def _pyro_param(self, msg: Any) -> None:
-        if isinstance(own := msg["args"][-1], Tensor):
-            check_precision(f"parameter {msg['name']!r}", own.dtype)
+    def _process_message(self, msg: Any) -> None:
+        if msg["type"] == "param" and isinstance(own := msg["args"][-1], Tensor):
+            check_precision("parameter", msg["name"], own.dtype)
 
-    def _pyro_post_sample(self, msg: Any) -> None:
-        law, value = msg["fn"], msg["value"]
-        if not isinstance(law, TorchDistributionMixin):  # the indices of a plate
+    def _postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "sample":
+            self._check_sample(msg)
+
+    def _check_sample(self, msg: Any) -> None:
+        """Check the value of a site, once it is there."""
+        name, law, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
+        if not isinstance(law, TorchDistributionMixin):
+            if name == IMAGES_PLATE and msg["is_observed"]:
+                site = "of the model" if self.space is None else repr(self.space.site)
+                raise ValueError(
+                    f"{name!r} is the plate of the observations and has no density; observe the "
+                    f"site {site}"
+                )
             return
-        observed = self.space is not None and msg["name"].removesuffix("__CF") == self.space.site
+        observed = self.space is not None and name == self.space.site
         if observed and value is self.batch:
             return
         expected = law.shape()
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
-            self._check_shape(msg["name"], law, value, expected, observed)
-        if observed and msg["is_observed"]:
-            self._check_observation(value, intervened=msg["name"] != self.space.site)
+            self._check_shape(name, law, value, expected, observed)
+        if not observed:
+            _check_form(name, law, value)
+        elif msg["is_observed"]:
+            self._check_observation(value, intervened=msg["name"] != name)
 
     def _check_shape(self, name: str, law: Any, value: Any, expected: Size, observed: bool) -> None:
         """Raise ValueError unless the value of a site broadcasts to the shape of a draw."""
-        name = name.removesuffix("__CF")
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"site {name!r} takes a torch.Tensor of shape {tuple(expected)} here, not "
@@ -113,3 +130,44 @@ class CheckedValues(Messenger):
                 "(noise of the model's own draws may stay)",
                 stacklevel=2,
             )
+
+
+def _check_form(name: str, law: Any, value: Tensor) -> None:
+    """Check that a latent value has the form of its site, discrete or relaxed.
+
+    Raises:
+        ValueError: a value of a discrete site outside of its support.
+    """
+    try:
+        support = law.support
+    except NotImplementedError:  # a distribution of a user's own
+        return
+    if support.is_discrete:
+        if not bool(support.check(value).all()):
+            raise ValueError(
+                f"site {name!r} is discrete and gets values outside of its support, {support}; "
+                "where they are those of a relaxed guide, use discretized() of both model and guide"
+            )
+    elif isinstance(getattr(law, "component_distribution", law), _RELAXED) and bool(
+        ((value == 0) | (value == 1)).all() & value.any()  # a logit of 0 is a usual start
+    ):
+        warnings.warn(
+            f"site {name!r} is relaxed and holds logits, but all values are 0 or 1; for discrete "
+            "values use discretized() of both model and guide",
+            stacklevel=2,
+        )
+
+
+def observed_by_name(program: Callable) -> set[str]:
+    """Return the names of sites that `pyro.condition` around a program observes."""
+    names: set[str] = set()
+    while (inner := getattr(program, "func", None)) is not None:
+        if inner is _context_wrap:
+            handler, program = program.args  # type: ignore[attr-defined]
+            if isinstance(handler, ConditionMessenger):
+                names |= set(
+                    handler.data.nodes if isinstance(handler.data, Trace) else handler.data
+                )
+        else:
+            program = inner
+    return names

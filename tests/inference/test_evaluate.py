@@ -354,7 +354,7 @@ def test_draws_under_autocast_are_kept():
         found = evaluate(entry.model, entry.guide, images, num_particles=2)
     assert found.posterior["image_code"].dtype == found.sample_stats.log_weight.dtype == np.float32
     for kind in (torch.bfloat16, torch.float16):
-        with pytest.raises(ValueError, match=r"in 16 bits log densities round.*; call float"):
+        with pytest.raises(ValueError, match="log weights round in 16 bits; call float"):
             evaluate(entry.model.to(kind), entry.guide.to(kind), images)
 
 
