@@ -1,12 +1,15 @@
 """The base of every guide of the zoo, which is made from a model and names its sites."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Program
+from capsule_zoo.models.base import Model, NamedModule, Program
+from capsule_zoo.models.common.param_store import agree
+from capsule_zoo.models.common.site_values import CheckedValues
 from capsule_zoo.models.common.spaces import ObservationSpace
 
 M = TypeVar("M", bound=Model)
@@ -69,7 +72,13 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
                 "model, for the posterior predictive see "
                 "capsule_zoo.inference.posterior_predictive"
             )
+        if isinstance(self.model, NamedModule):
+            agree(self.model)
         return super().__call__(*arguments, **keywords)
+
+    def _checking(self, batch: Any) -> AbstractContextManager:
+        dims = getattr(self.model, "plate_dims", {"images": -1})
+        return CheckedValues(dims["images"], None, batch)
 
     @property
     def model(self) -> M:

@@ -28,7 +28,10 @@ from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.site_values import observed_by_name
+from capsule_zoo.models.common.spaces import space_of
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
+from capsule_zoo.models.common.trace_density import scored_sites
 
 
 class IncompatibleGuide(ValueError):
@@ -100,6 +103,17 @@ def refuse_misfit(
     arguments = call_arguments(images, labels)
     refuse_non_finite_parameters(*(part for part in (model, guide) if isinstance(part, nn.Module)))
     warn_of_another_model(model, guide, images, labels)
+    program = getattr(model, "function", model)  # of a FunctionModule
+    if (site := space_of(program).site) in observed_by_name(program):
+        raise IncompatibleGuide.of(
+            model,
+            guide,
+            [
+                f"site {site!r} is observed by name, but the guide infers the latents of what is "
+                "passed; pass the observations, and the model without pyro.condition"
+            ],
+            suggest=False,
+        )
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         with in_one_line(model):
             model_trace = _trace(model, arguments)
@@ -152,6 +166,11 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
                 f"site {name!r} is extra: the model draws no such latent site; leave it out "
                 'or mark it infer={"is_auxiliary": True}'
             )
+    if not problems and not any(x["is_observed"] for x in scored_sites(model_trace).values()):
+        problems.append(
+            "the model observes no site, so that the images have no density; give the bare model, "
+            "not one in which poutine.block or poutine.uncondition hides them"
+        )
     return problems
 
 
@@ -179,6 +198,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             "give the plates around it the same size in both, and the same poutine.scale"
         )
     problems += _plate_problems(name, model_site, guide_site)
+    masks = [site["mask"] for site in (model_site, guide_site)]
+    if any(mask is not None for mask in masks) and not _equal_masks(*masks):
+        problems.append(
+            f"site {name!r} is masked differently in model and guide; mask it by poutine.mask in "
+            "both, or in neither"
+        )
     kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
     if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
         words = ["discrete" if kind else "continuous" for kind in kinds]
@@ -218,6 +243,12 @@ def _plate_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
 def _plates(site: dict) -> dict[str, int]:
     """Return the dims of a site's plates by name."""
     return {frame.name: frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+
+
+def _equal_masks(first: Tensor | bool | None, second: Tensor | bool | None) -> bool:
+    """Return whether two masks hide the same values; None hides nothing."""
+    masks = [torch.as_tensor(True if mask is None else mask) for mask in (first, second)]
+    return bool((masks[0] == masks[1]).all())
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:

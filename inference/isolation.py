@@ -7,12 +7,16 @@ from typing import Any
 import pyro
 from torch import nn
 
+from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.common.modes import TURN
+from capsule_zoo.models.common.param_store import take_over
 
 
 @contextmanager
 def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
     """Yield within an empty parameter store, so that no module picks up another module's values.
+
+    Values that were loaded into the global store under a module's name are taken over before.
 
     Pyro keys its global store by name, and the store overrides a module's own parameters. All
     AutoGuides of one class share their names. The store also sets `requires_grad` on every
@@ -25,6 +29,9 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
     """
     with TURN:
         modules = [program for program in programs if isinstance(program, nn.Module)]
+        for module in modules:
+            if isinstance(module, NamedModule):
+                take_over(module, warns=True)
         state = None if len(modules) == len(programs) else _not_owned_by(modules)
         frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
 

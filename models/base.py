@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pyro.distributions import is_validation_enabled
+import pyro
+from pyro.distributions import TorchDistribution, is_validation_enabled
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_tensor, check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+from capsule_zoo.models.common.param_store import ReadingContext, forget_names, take_over
+from capsule_zoo.models.common.plates import ImageDistribution
 from capsule_zoo.models.common.remembering import Remembering, note_changes
+from capsule_zoo.models.common.site_values import CheckedValues
 from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
         def __init__(self, name: str = "") -> None: ...
 
         def _pyro_set_supermodule(self, name: str, context: Any) -> None: ...
+
+        def __getstate__(self) -> dict: ...
 
         __getattr__: None  # type: ignore[misc,assignment]
 
@@ -79,20 +85,37 @@ class NamedModule(Remembering, PyroModule):
 
     Pyro keys its global parameter store by name, so two instances of one class would share their
     parameters and the second would never train. Every instance, copies included, gets a new number.
+    Values that were loaded into the store under its name are taken over; see `param_store`.
     """
 
     def __init__(self) -> None:
         super().__init__(self._fresh_name())
+        self._pyro_context = ReadingContext()
 
     @classmethod
     def _fresh_name(cls) -> str:
         return f"{cls.__name__}_{next(_instances)}"
 
     def __deepcopy__(self, memo: dict) -> "NamedModule":
+        take_over(self)
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin._rename()
         return twin
+
+    def __getstate__(self) -> dict:
+        take_over(self)
+        return super().__getstate__()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's tensors by name; see `torch.nn.Module.state_dict`."""
+        take_over(self)
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Copy tensors into the module; see `torch.nn.Module.load_state_dict`."""
+        take_over(self)  # or values that the store holds would replace these at the next call
+        return super().load_state_dict(*args, **kwargs)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -100,10 +123,11 @@ class NamedModule(Remembering, PyroModule):
 
     def _rename(self) -> None:
         """Give a copy its own name; Pyro can rename only a module that has not run yet."""
+        forget_names(self)
         for module in self.modules():
             if isinstance(module, PyroModule):
                 module._pyro_context.used = False
-        self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
+        self._pyro_set_supermodule(self._fresh_name(), ReadingContext())
 
     def discretized(self) -> Self:
         """Return the module for headline numbers: this module itself unless it is relaxed."""
@@ -162,19 +186,24 @@ class Program(NamedModule):
         for name, value in options.items():
             if name != self.observes and isinstance(value, np.ndarray):
                 check_tensor(name, value)
-        if batch is None:
+        checking, observed = is_validation_enabled(), None
+        if batch is not None:
+            if self.space is not None and checking:
+                self.space.check(batch)
+            if self.missing_fill is not None:
+                observed, batch = ~batch.isnan(), filled(batch, self.missing_fill)
+                if arguments:
+                    arguments = (batch, *arguments[1:])
+                else:
+                    options = {**options, self.observes: batch}
+        with self._checking(batch) if checking else nullcontext(), self._scoring(observed):
             return super().__call__(*arguments, **options)
-        if self.space is not None and is_validation_enabled():
-            self.space.check(batch)
-        if self.missing_fill is None:
-            return super().__call__(*arguments, **options)
-        whole = filled(batch, self.missing_fill)
-        with self._scoring(~batch.isnan()):
-            if arguments:
-                return super().__call__(whole, *arguments[1:], **options)
-            return super().__call__(**{**options, self.observes: whole})
 
-    def _scoring(self, observed: Tensor) -> AbstractContextManager:
+    def _checking(self, batch: Any) -> AbstractContextManager:
+        """Return the context in which values from outside are checked, site by site."""
+        raise NotImplementedError
+
+    def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
         """Return the context in which only the observed pixels are scored."""
         return nullcontext()
 
@@ -245,8 +274,26 @@ class Model(Program):
         space = self.space.with_missing_pixels()
         return self.sharing_parameters(space=space, missing_fill=space.fill)
 
-    def _scoring(self, observed: Tensor) -> AbstractContextManager:
-        return ScoreObserved(self.space.site, observed, self.plate_dims["images"])
+    def sample_image(self, law: TorchDistribution, images: Tensor | None) -> Tensor:
+        """Draw or observe the image site in the plate of images, (*outer, B, C, H, W).
+
+        Args:
+            law: distribution of the images, event shape (C, H, W), whose batch shape ends in 1 for
+                each dim to the right of the plate of images.
+            images: (B, C, H, W), or None to draw them.
+        """
+        for _ in range(-1 - self.plate_dims["images"]):
+            law = ImageDistribution(law)
+        return pyro.sample(self.space.site, law, obs=images)
+
+    def _checking(self, batch: Any) -> AbstractContextManager:
+        has_density = self.normalized or self.supervised or batch is not None
+        return CheckedValues(self.plate_dims["images"], self.space, batch, has_density)
+
+    def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
+        if self.missing_fill is None:
+            return nullcontext()
+        return ScoreObserved(self.space.site, observed)
 
 
 def _in_a_step_of_svi() -> bool:

@@ -6,9 +6,11 @@ from operator import index
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 MOST_LISTED = 12  # names that an error lists; of more it names the nearest
+_SHORT = {torch.float16, torch.bfloat16}
 
 
 def whole(
@@ -67,6 +69,16 @@ def check_positive(**arguments: float) -> None:
     for name, value in arguments.items():
         if isinstance(value, str) or not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
+
+
+def check_precision(role: str, name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError that names the precision for numbers of 16 bits."""
+    if dtype in _SHORT:
+        raise ValueError(
+            f"{role} {name!r} has the precision {dtype}, but in 16 bits log densities round by "
+            "whole nats and updates are lost; call float() of model, guide and images first, and "
+            "use torch.autocast for speed"
+        )
 
 
 def check_one_of(name: str, value: object, allowed: tuple) -> None:

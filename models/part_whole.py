@@ -61,7 +61,7 @@ class PartWholeCapsules(PaintedParts):
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W). Plates
+    The value of the image site has that shape too, although the images plate is at dim -2. Plates
     outside the model, at dim -3 and further left, add their dims in front of B. Presences cannot be
     enumerated (`EnumeratedPresence`). Parameters may be a `PyroSample`; see `models.plates`.
     """
@@ -130,8 +130,7 @@ class PartWholeCapsules(PaintedParts):
                     draw = self._marginal if self.selection == "marginal" else self._enumerated
                     presence, pose = draw(level.name, law)
                 capsules = Capsules.drawn(level, presence, pose)
-            observed = None if images is None else images[:, None]
-            return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(-4)
+            return self.sample_image(self.image_law(capsules), images)
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
         """Compute p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.

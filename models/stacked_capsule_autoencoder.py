@@ -116,8 +116,7 @@ class StackedCapsuleAutoencoder(PartsModel):
             unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W). In the scope
-    "parts" (`with_scope`) parts have broad laws of their own.
+    In the scope "parts" (`with_scope`) parts have broad laws of their own.
     """
 
     scopes = ("scene", "objects", "parts")
@@ -197,8 +196,7 @@ class StackedCapsuleAutoencoder(PartsModel):
                 parts = self._draw_parts(self.votes(self._draw_objects()))
             if self.scope == "objects":
                 return parts.pose
-            observed = None if images is None else images[:, None]
-            return pyro.sample("image", self.image_law(parts), obs=observed).squeeze(-4)
+            return self.sample_image(self.image_law(parts), images)
 
     def _draw_objects(self) -> FeaturedCapsules:
         like, level = self.template_logits, self.levels[0]

@@ -32,6 +32,7 @@ from capsule_zoo.inference import (
     reconstruct,
 )
 from capsule_zoo.inference.check import is_discrete, latent_sites
+from capsule_zoo.inference.posterior.annealing.path import Given
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.specification import build, spec
 from capsule_zoo.registry import (
@@ -459,7 +460,8 @@ def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: s
     """Check that an outer plate leaves every site's distribution unchanged, index by index."""
     for k in range(PARTICLES):
         values = {n: s["value"][k] for n, s in sites.items() if not s["is_observed"]}
-        alone = drawn_in(poutine.trace(poutine.condition(program, values)).get_trace(*arguments))
+        with Given(values):
+            alone = drawn_in(poutine.trace(program).get_trace(*arguments))
         assert alone.keys() == sites.keys()
         for name, site in sites.items() if only is None else [(only, sites[only])]:
             found, expected = site["log_prob"][k], alone[name]["log_prob"]

@@ -63,7 +63,7 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figu
     with seeded(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
         scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
-        rows = {"ancestral": scale(drawn["image"]["fn"].mean.squeeze(1))}
+        rows = {"ancestral": scale(drawn["image"]["fn"].mean)}
         for done in (steps, 2 * steps):
             state = entry.guide.gibbs(state, steps)
             mean = entry.model.mean_image(entry.guide.expectations(state))

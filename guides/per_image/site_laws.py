@@ -24,6 +24,8 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.distributions.transforms import ComposeTransform, Transform, identity_transform
 
+from capsule_zoo.models.common.plates import ImageDistribution
+
 _RELAXED = (
     LogitRelaxedBernoulli,
     laws.RelaxedBernoulli,
@@ -60,7 +62,9 @@ class OtherLaws(Messenger):
 
 
 def base_distribution(law: Any) -> Any:
-    """Return the distribution inside the wrappers of `to_event`, `expand` and `mask`."""
+    """Return the distribution inside `ImageDistribution` and `to_event`, `expand` and `mask`."""
+    if isinstance(law, ImageDistribution):
+        law = law.law
     while isinstance(law, (Independent, ExpandedDistribution, MaskedDistribution)):
         law = law.base_dist
     return law

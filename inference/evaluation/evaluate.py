@@ -180,7 +180,7 @@ def _scored(
         found = log_weights(model, guide, images, labels)
     except NonFiniteGuide as error:  # of a guide that refines the images of the pass
         rows, site, what = error.first.images, error.first.site, error.first.what
-    except (ValueError, torch.linalg.LinAlgError):  # which name no image
+    except (ValueError, RuntimeError):  # which name no image
         rows, site = non_finite(model, guide, images, labels)
         if not rows:
             raise
@@ -345,13 +345,16 @@ def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, N
     Returns:
         (images, ...) and the names of the dims after the images, None for a dim without a name.
     """
-    rank = site["fn"].event_dim
+    law = site["fn"]
+    rank = law.event_dim
     event: Names = (None,) * rank  # unknown
     if site["name"] == space.site and rank == len(space.dims):
         event = space.dims
     elif site["name"].endswith("_pose") and rank == 1:
         event = ("coordinate",)
-    return images_first(value, (*plate_names(site, value.dim() - len(event)), *event))
+    outer = value.dim() - rank
+    inner = len(law.batch_shape) + rank - len(law.shape())  # batch dims that its values lack
+    return images_first(value, (*plate_names(site, outer + inner)[:outer], *event))
 
 
 def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:

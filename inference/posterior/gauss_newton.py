@@ -63,6 +63,7 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.plates import ImageDistribution
 from capsule_zoo.models.common.spaces import tiled
 
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
@@ -272,6 +273,12 @@ def measured(law: Any, value: Tensor) -> Measured:
     """
     if isinstance(law, Independent | ExpandedDistribution):
         return measured(law.base_dist, value)
+    if isinstance(law, ObservedPixels) and isinstance(law.law, ImageDistribution):
+        assert law.observed is not None  # the images are passed
+        inside = ObservedPixels(law.law.law, law.observed.unsqueeze(-4))
+        return measured(inside, value.unsqueeze(-4))
+    if isinstance(law, ImageDistribution):  # the law inside has a dim more than the value
+        return measured(law.law, value.unsqueeze(-4))
     if isinstance(law, MaskedDistribution | ObservedPixels):
         masked = isinstance(law, MaskedDistribution)
         inner, mask = (law.base_dist, law._mask) if masked else (law.law, law.observed)

@@ -143,7 +143,7 @@ def refine(
         check_positive(lr=lr)
     try:
         found = refined(model, guide, images, steps, method, lr, starts, law, seed)
-    except (ValueError, torch.linalg.LinAlgError):  # which name no image
+    except (ValueError, RuntimeError):  # which name no image
         with isolated_parameters(model), in_eval_mode(model), seeded(seed):
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
         if not bad:

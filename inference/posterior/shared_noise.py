@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.models.common.plates import ImageDistribution
 from capsule_zoo.models.constellations.matching_laws import (
     MatchedPoints,
     RandomMatching,
@@ -57,6 +58,8 @@ def carry(value: Tensor, before: Any, after: Any) -> Tensor:
     """
     if same_law(before, after):
         return value
+    if isinstance(before, ImageDistribution):  # the laws inside have a dim more than the values
+        return carry(value.unsqueeze(-4), before.law, after.law).squeeze(-4)
     before, after = base_distribution(before), base_distribution(after)
     return carried(after, before, value).to(value.dtype)
 

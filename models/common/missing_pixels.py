@@ -54,12 +54,13 @@ class ObservedPixels(dist.TorchDistribution):
 
     Attributes:
         law: the law of the whole image, which gives the draws and means.
-        observed: True where a pixel counts; it broadcasts to the images.
+        observed: True where a pixel counts; it broadcasts to the images. None where NaN in a value
+            marks the missing pixels.
     """
 
     arg_constraints = {}
 
-    def __init__(self, law: dist.TorchDistribution, observed: Tensor) -> None:
+    def __init__(self, law: dist.TorchDistribution, observed: Tensor | None) -> None:
         self.law = law
         self.observed = observed
         super().__init__(law.batch_shape, law.event_shape, validate_args=False)
@@ -72,12 +73,18 @@ class ObservedPixels(dist.TorchDistribution):
     def mean(self) -> Tensor:
         return self.law.mean
 
+    def shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:
+        """Return the shape of draws."""
+        return self.law.shape(sample_shape)
+
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ObservedPixels":
         """Return the same law with more batch dims."""
         return ObservedPixels(self.law.expand(batch_shape), self.observed)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of the observed pixels, in nats."""
+        if self.observed is None:
+            return log_prob_of_pixels(self.law, filled(value, 0.0), ~value.isnan())
         return log_prob_of_pixels(self.law, value, self.observed)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
@@ -90,15 +97,14 @@ class ScoreObserved(Messenger):
 
     Args:
         site: the name of the site.
-        observed: (B, C, H, W).
-        plate_dim: the dim of the plate of the images, as in `Model.plate_dims`.
+        observed: True where a pixel is observed, (B, C, H, W); None where the value that is
+            observed by name has NaN at missing pixels.
     """
 
-    def __init__(self, site: str, observed: Tensor, plate_dim: int) -> None:
+    def __init__(self, site: str, observed: Tensor | None) -> None:
         super().__init__()
         self.site = site
-        inner = [1] * (-plate_dim - 1)  # sizes for the plates inside the plate of the images
-        self.observed = observed.reshape(len(observed), *inner, *observed.shape[1:])
+        self.observed = observed
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] == self.site:

@@ -28,6 +28,10 @@ from capsule_zoo.models.common.trace_density import scored_sites
 _ONE_BATCH = "of a Dataset of the zoo give a split, such as data.test, of a DataLoader one batch"
 
 
+class PixelsOutOfRange(ValueError):
+    """The error for images whose pixels leave the range of their space."""
+
+
 class ObservationSpace(Settings, ABC):
     """The base of all spaces; a subclass names its site and its dims, and writes `check`.
 
@@ -178,7 +182,7 @@ def _check_pixels(images: Tensor, least: float, most: float) -> None:
         )
     if low < least or high > most:
         span = ", ".join(told_apart(end.item(), least, most) for end in (low, high))
-        raise ValueError(
+        raise PixelsOutOfRange(
             f"images must lie in [{least:g}, {most:g}], but these span [{span}]; rescale them, or "
             f"clamp rounding, or the noise of a model's draw: images.clamp({least:g}, {most:g})"
         )

@@ -316,7 +316,8 @@ class Scenes(Model):
             with AsObject(f"slot_{slot}"):
                 placed.append(self.placed(self.draw_object(plate)))
         mean = self.blend(presence[..., None, :], together(placed), ground).squeeze(-4)
-        return self.draw("image", self.image_law(self.with_inner(mean, 3)), plate, obs=images)
+        with plate:
+            return self.sample_image(self.image_law(self.with_inner(mean, 3)), images)
 
     @pyro_method
     def draw_object(self, plate: pyro.plate) -> Drawn:
@@ -358,8 +359,6 @@ class Scenes(Model):
 
     def draw(self, name: str, law: dist.TorchDistribution, plate: pyro.plate, **how: Any) -> Tensor:
         """Draw a site of the scene and return it without inner dims, (*batch, B, *event)."""
-        if how.get("obs") is not None:
-            how["obs"] = self.with_inner(how["obs"], law.event_dim)
         with plate:
             return self.without_inner(pyro.sample(name, law, **how), law.event_dim)
 

@@ -44,8 +44,7 @@ class Tones(Model):
             logits = pyro.sample("tones", dist.Normal(self.origin, SPREAD).to_event(1))
             colors = logits.sigmoid().unflatten(-1, (-1, self.grid, self.grid))
             mean = enlarged(colors, self.image_shape[1:])
-            drawn = pyro.sample("image", dist.Normal(mean, 0.3).to_event(3), obs=images)
-        return drawn.flatten(self.plate_dims["images"] - 3, -4)
+            return self.sample_image(dist.Normal(mean, 0.3).to_event(3), images)
 
 
 def enlarged(pictures: Tensor, size: tuple[int, int]) -> Tensor:

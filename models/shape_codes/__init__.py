@@ -173,8 +173,7 @@ class ShapeCodes(PaintedParts):
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
                 parts = draw("part", self.shapes(kind, pose, code))
             drawn = Capsules.drawn(self.levels[-1], *parts)
-            observed = None if images is None else images[:, None]
-            return pyro.sample("image", self.image_law(drawn), obs=observed).squeeze(-4)
+            return self.sample_image(self.image_law(drawn), images)
 
     def _draw_object(self, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Draw kind (B, 1), pose (B, 1, 6) and code (B, 1, d), or return an object at rest."""

@@ -212,8 +212,7 @@ class CapsuleMachine(Model):
     def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
         """Draw the image site under a field (B, C, H, W), in the images plate."""
         law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
-        observed = None if images is None else images[:, None]
-        return pyro.sample("image", law, obs=observed).squeeze(-4)
+        return self.sample_image(law, images)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:

@@ -16,6 +16,7 @@ from toys import (
     conjugate_images,
 )
 
+from capsule_zoo import inference
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import IncompatibleGuide, check_pair, evaluate, fit
 from capsule_zoo.models import VariationalAutoencoder
@@ -293,3 +294,32 @@ def test_running_statistics_and_modes_are_left_as_they_were():
     check_pair(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
     assert all(torch.equal(before[n], value) for n, value in entry.guide.state_dict().items())
     assert all(part.training for part in entry.guide.modules())
+
+
+def test_a_model_whose_images_are_hidden_is_refused():
+    model, images = Conjugate(), conjugate_images(2, torch.float32)
+    for hidden in (poutine.block(model, hide=["image"]), poutine.uncondition(model)):
+        with pytest.raises(IncompatibleGuide, match="observes no site, so that the images have no"):
+            check_pair(hidden, ExactGuide(model), images)
+
+
+@pytest.mark.parametrize("mask", [False, torch.tensor([True, False])])
+def test_a_site_that_is_masked_in_one_half_alone_is_refused(mask):
+    model, images = Conjugate(), conjugate_images(2, torch.float32)
+    guide = ExactGuide(model)
+    error = refused(poutine.mask(model, mask=mask), guide, images)
+    assert "'code' is masked differently in model and guide" in str(error)
+    check_pair(poutine.mask(model, mask=mask), poutine.mask(guide, mask=mask), images)
+
+
+@pytest.mark.parametrize("verb", ["check_pair", "evaluate", "fit"])
+def test_images_that_are_observed_by_name_are_refused_beside_the_argument(verb):
+    """`fit` shuffles its images: those by name would be scored under the latents of others."""
+    entry = create("vae", **small_sizes("vae"))
+    images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
+    named = pyro.condition(entry.model, data={"image": images})
+    with pytest.raises(IncompatibleGuide, match=r"observed by name.*without pyro.cond"):
+        options = {"steps": 1} if verb == "fit" else {}
+        getattr(inference, verb)(poutine.scale(named, scale=1.0), entry.guide, images, **options)
+    latent = pyro.condition(entry.model, data={"image_code": torch.zeros(2, entry.model.latent)})
+    check_pair(latent, NoGuide(entry.model), images[:2])

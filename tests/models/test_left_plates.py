@@ -156,6 +156,7 @@ def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide, k
     assert reached[0] == reached[1]
 
 
+@pytest.mark.filterwarnings("ignore:site 'image' is observed by name with pixels outside")
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
 @pytest.mark.parametrize("observed", [False, True])
 def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):

@@ -1,0 +1,174 @@
+"""Pyro's parameter store, kept in agreement with the parameters of the zoo's modules.
+
+Pyro trains the tensors of its store, and a module computes with its own parameters. They are the
+same tensors until values are loaded into the store, set there or assigned: then the module computes
+with its old values, and training changes tensors that nothing reads. Here a module takes such
+values over before it reads a parameter, and its own tensor goes back into the store.
+
+Pyro finds values by name. Names are numbered in the order in which modules are made, so that values
+that were saved by another program may not be found. This is reported by a warning.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+from pyro.nn import module as pyro_modules
+from pyro.nn.module import _Context
+from pyro.params.param_store import param_with_module_name
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+_NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
+_entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
+_STORE = pyro.get_param_store()
+_known: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
+
+
+class ReadingContext(_Context):
+    """The context of a module that reads its parameters: they agree with Pyro's store."""
+
+    _handler: "StoredValues | None" = None
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self.active == 1 and not torch.compiler.is_exporting():
+            self._handler = StoredValues()
+            self._handler.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.active == 1 and self._handler is not None:
+            self._handler.__exit__(*error)
+            self._handler = None
+        super().__exit__(*error)
+
+
+class StoredValues(Messenger):
+    """The effect handler under which a parameter and the store's tensor of its name are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._searched = False
+
+    def _process_message(self, msg: Any) -> None:
+        if msg["type"] != "param" or pyro_modules._MODULE_LOCAL_PARAMS:
+            return
+        name, own = msg["name"], msg["args"][-1]
+        stored = _STORE._params.get(name)
+        if own is name:  # a PyroParam, which Pyro has brought into agreement
+            if stored is not None and _entered.get(name) is not stored:
+                _entered[name] = stored
+            return
+        if stored is own or not isinstance(own, nn.Parameter):
+            return
+        if stored is None and not self._searched:
+            self._searched = True
+            _warn_of_other_numbers(name)
+        _settle(name, own, stored)
+
+    def _postprocess_message(self, msg: Any) -> None:
+        """Leave the result as it is."""
+
+
+def take_over(module: PyroModule, warns: bool = False) -> None:
+    """Take over the values that Pyro's store holds for a module, if it holds any.
+
+    Args:
+        warns: warn if it holds loaded values for another number instead.
+    """
+    params = _STORE._params
+    if not params:
+        return
+    missing = None
+    for name, own in _named(module):
+        stored = params.get(name)
+        if stored is None:
+            missing = name
+        elif stored is not own:
+            _settle(name, own, stored)
+    if warns and missing is not None:
+        _warn_of_other_numbers(missing)
+
+
+def agree(module: PyroModule) -> None:
+    """Take over loaded values as `take_over` does; cheap enough for every call of a guide.
+
+    A guide may read parameters of its model before the model itself runs.
+    """
+    params = _STORE._params
+    if not params:
+        return
+    if (known := _known.get(module)) is None:
+        known = _known[module] = list(_named(module))
+    if any(params.get(name, own) is not own for name, own in known):
+        take_over(module)
+        _known[module] = list(_named(module))
+
+
+def forget_names(module: PyroModule) -> None:
+    """Forget the names of a module that gets another one."""
+    _known.pop(module, None)
+
+
+def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a module under their names in Pyro's store."""
+    for path, own in module.named_parameters():
+        part: Any = module
+        *parents, last = path.split(".")
+        for depth, child in enumerate(parents):
+            holder, part = part, part._modules[child]
+            if not isinstance(part, PyroModule):
+                name = f"{holder._pyro_name}.{child}"
+                yield param_with_module_name(name, ".".join([*parents[depth + 1 :], last])), own
+                break
+        else:
+            last = last.removesuffix("_unconstrained")  # of a PyroParam
+            yield f"{part._pyro_name}.{last}", own
+
+
+def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
+    """Put a module's parameter into the store, with the values that were loaded there, if any.
+
+    Raises:
+        ValueError: the values have another shape.
+    """
+    if stored is not None:
+        if _entered.get(name) is not stored:  # loaded or set, not left by the module itself
+            if stored.shape != own.shape:
+                raise ValueError(
+                    f"Pyro's parameter store holds {name!r} of shape {tuple(stored.shape)}, but "
+                    f"the module's has shape {tuple(own.shape)}: they are of another module; call "
+                    "pyro.clear_param_store(), and save and load by state_dict"
+                )
+            own.data.copy_(stored.detach())
+        _STORE._param_to_name.pop(stored, None)
+    _STORE._params[name] = own
+    _STORE._param_to_name[own] = name
+    _STORE._constraints.setdefault(name, constraints.real)
+    _entered[name] = own
+
+
+def _warn_of_other_numbers(name: str) -> None:
+    """Warn where the store lacks a module's name and holds loaded values of another number."""
+    start = _NUMBERED.match(name)
+    if start is None:
+        return
+    for other, stored in _STORE._params.items():
+        there = other.startswith(start["kind"]) and _NUMBERED.match(other)
+        if not there or there["kind"] != start["kind"] or there["number"] == start["number"]:
+            continue
+        if _entered.get(other) is not stored:
+            module, holder = (f"{x['kind']}_{x['number']}" for x in (start, there))
+            warnings.warn(
+                f"Pyro's parameter store holds loaded values of {holder}, which {module} does not "
+                "take: names are numbered in the order in which modules are made; save and load "
+                "by torch.save((model, guide), path) or by state_dict",
+                stacklevel=2,
+            )
+            return

@@ -1,0 +1,173 @@
+"""Checks of values that a site gets from outside, as by `pyro.condition`, `pyro.do` or a replay.
+
+Pyro broadcasts a value and its distribution. Where the value has more images than the site, or its
+last batch dim is that of the images while the site's is that of capsules, every image is scored
+under the latents of every other one, and no error is raised. These checks refuse such a value.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.poutine import Trace
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.messenger import Messenger, _context_wrap
+from torch import Size, Tensor
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+
+from capsule_zoo.models.checks import check_precision
+from capsule_zoo.models.common.spaces import ObservationSpace, PixelsOutOfRange
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE
+
+_RELAXED = LogitRelaxedBernoulli, ExpRelaxedCategorical
+
+
+class CheckedValues(Messenger):
+    """The effect handler that refuses values that do not fit, and parameters of 16 bits.
+
+    A value fits a site in the images plate where it is as large as a draw or broadcasts to one. To
+    the left of the images it may have dims that the draw lacks, those of enumeration. Values of a
+    discrete site lie in its support. An observation by name must also be what the model accepts as
+    its argument; pixels out of range, which a Gaussian model itself draws, only give a warning.
+
+    Args:
+        plate_dim: the dim of the images plate.
+        space: the space of the observations of a model; None for a guide.
+        batch: the observations that the program was called with, already checked; None if there
+            are none.
+        has_density: False for an energy model without its argument, which runs a chain.
+    """
+
+    def __init__(
+        self,
+        plate_dim: int,
+        space: ObservationSpace | None,
+        batch: Tensor | None,
+        has_density: bool = True,
+    ) -> None:
+        super().__init__()
+        self.inner = -plate_dim
+        self.space = space
+        self.batch = batch
+        self.has_density = has_density
+
+    def _process_message(self, msg: Any) -> None:
+        if msg["type"] == "param" and isinstance(own := msg["args"][-1], Tensor):
+            check_precision("parameter", msg["name"], own.dtype)
+
+    def _postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "sample":
+            self._check_sample(msg)
+
+    def _check_sample(self, msg: Any) -> None:
+        """Check the value of a site, once it is there."""
+        name, law, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
+        if not isinstance(law, TorchDistributionMixin):
+            if name == IMAGES_PLATE and msg["is_observed"]:
+                site = "of the model" if self.space is None else repr(self.space.site)
+                raise ValueError(
+                    f"{name!r} is the plate of the observations and has no density; observe the "
+                    f"site {site}"
+                )
+            return
+        observed = self.space is not None and name == self.space.site
+        if observed and value is self.batch:
+            return
+        expected = law.shape()
+        other = not isinstance(value, Tensor) or value.shape != expected
+        if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
+            self._check_shape(name, law, value, expected, observed)
+        if not observed:
+            _check_form(name, law, value)
+        elif msg["is_observed"]:
+            self._check_observation(value, intervened=msg["name"] != name)
+
+    def _check_shape(self, name: str, law: Any, value: Any, expected: Size, observed: bool) -> None:
+        """Raise ValueError unless the value of a site broadcasts to the shape of a draw."""
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"site {name!r} takes a torch.Tensor of shape {tuple(expected)} here, not "
+                f"{type(value).__name__}; call torch.as_tensor(value)"
+            )
+        rank, outer = len(expected) - law.event_dim, value.dim() - law.event_dim
+        images = self.inner - (len(law.batch_shape) - rank)  # dims up to that of the images
+        if observed:  # one observation for each image
+            fits = outer >= images and value.shape == expected[rank - outer :] and outer <= rank
+        else:
+            inner = range(1, 1 + min(outer, images))
+            fits = value.shape[outer:] == law.event_shape and all(
+                value.shape[outer - i] in (1, expected[rank - i]) for i in inner
+            )
+        if not fits:
+            remedy = "give one value for each image, or a value that broadcasts to this shape"
+            if observed:
+                remedy = "give observations as the model takes them, model(observations)"
+                if value.shape[1:] == expected[1:]:
+                    remedy = f"call the program with batch_size={len(value)}"
+            raise ValueError(
+                f"site {name!r} takes a value of shape {tuple(expected)} here, not "
+                f"{tuple(value.shape)}; {remedy}"
+            )
+
+    def _check_observation(self, value: Tensor, intervened: bool) -> None:
+        """Check an observation by name as the argument of the model is checked."""
+        assert self.space is not None
+        if not self.has_density and not intervened:
+            raise ValueError(
+                f"site {self.space.site!r} is observed by name in an energy model, which without "
+                "its argument runs a Markov chain and has no density; pass the observations, "
+                "model(observations)"
+            )
+        try:
+            self.space.check(self.space.as_batch(value))
+        except PixelsOutOfRange:
+            low, high = getattr(self.space, "pixel_range", (0.0, 1.0))
+            warnings.warn(
+                f"site {self.space.site!r} is observed by name with pixels outside of "
+                f"[{low:g}, {high:g}], which the model refuses as its argument; rescale the images "
+                "(noise of the model's own draws may stay)",
+                stacklevel=2,
+            )
+
+
+def _check_form(name: str, law: Any, value: Tensor) -> None:
+    """Check that a latent value has the form of its site, discrete or relaxed.
+
+    Raises:
+        ValueError: a value of a discrete site outside of its support.
+    """
+    try:
+        support = law.support
+    except NotImplementedError:  # a distribution of a user's own
+        return
+    if support.is_discrete:
+        if not bool(support.check(value).all()):
+            raise ValueError(
+                f"site {name!r} is discrete and gets values outside of its support, {support}; "
+                "where they are those of a relaxed guide, use discretized() of both model and guide"
+            )
+    elif isinstance(getattr(law, "component_distribution", law), _RELAXED) and bool(
+        ((value == 0) | (value == 1)).all() & value.any()  # a logit of 0 is a usual start
+    ):
+        warnings.warn(
+            f"site {name!r} is relaxed and holds logits, but all values are 0 or 1; for discrete "
+            "values use discretized() of both model and guide",
+            stacklevel=2,
+        )
+
+
+def observed_by_name(program: Callable) -> set[str]:
+    """Return the names of sites that `pyro.condition` around a program observes."""
+    names: set[str] = set()
+    while (inner := getattr(program, "func", None)) is not None:
+        if inner is _context_wrap:
+            handler, program = program.args  # type: ignore[attr-defined]
+            if isinstance(handler, ConditionMessenger):
+                names |= set(
+                    handler.data.nodes if isinstance(handler.data, Trace) else handler.data
+                )
+        else:
+            program = inner
+    return names

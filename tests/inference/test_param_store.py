@@ -1,0 +1,303 @@
+"""Pyro's parameter store and the zoo's modules hold the same values, whatever a user changes.
+
+A new process is played by a clear store and by numbers of names that begin again at 0.
+"""
+
+import copy
+import itertools
+import warnings
+
+import pyro
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+
+from capsule_zoo.inference import encode, evaluate, summarize
+from capsule_zoo.models import base
+from capsule_zoo.registry import Entry, create, load, save, small_sizes
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    """Number names from 0, as at the start of a process; call it to start another one."""
+
+    def start() -> None:
+        monkeypatch.setattr(base, "_instances", itertools.count())
+        pyro.clear_param_store()
+
+    start()
+    return start
+
+
+def make(name: str = "vae", seed: int = 0) -> Entry:
+    pyro.set_rng_seed(seed)
+    return create(name, **small_sizes(name))
+
+
+def images_for(entry: Entry) -> torch.Tensor:
+    return entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
+
+
+def svi_of(entry: Entry) -> SVI:
+    return SVI(entry.model, entry.guide, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
+
+
+def trained(entry: Entry, steps: int = 5) -> SVI:
+    svi = svi_of(entry)
+    for _ in range(steps):
+        svi.step(images_for(entry))
+    return svi
+
+
+def parameters(entry: Entry) -> dict[str, torch.Tensor]:
+    modules = {"model": entry.model, "guide": entry.guide}
+    return {
+        f"{role}.{name}": value.detach().clone()
+        for role, module in modules.items()
+        for name, value in module.named_parameters()
+    }
+
+
+def assert_same(entry: Entry, values: dict[str, torch.Tensor]) -> None:
+    now = parameters(entry)
+    assert now.keys() == values.keys()
+    assert all(torch.equal(now[name], value) for name, value in values.items())
+
+
+def loss_at(entry: Entry, seed: int = 5) -> float:
+    pyro.set_rng_seed(seed)
+    return svi_of(entry).evaluate_loss(images_for(entry))
+
+
+@pytest.mark.parametrize("name", ["vae", "part-whole", "capsule-helmholtz", "scenes"])
+def test_training_goes_on_after_the_store_was_loaded_as_if_it_had_not_been(name, tmp_path):
+    store, losses = pyro.get_param_store(), []
+    for loads in (False, True):
+        entry = make(name)
+        svi = trained(entry)
+        if loads:
+            store.save(tmp_path / "store.pt")
+            store.load(tmp_path / "store.pt")
+        losses.append([svi.step(images_for(entry)) for _ in range(5)])
+    assert losses[1] == losses[0]
+
+
+@pytest.mark.parametrize("name", ["vae", "part-whole"])
+def test_a_new_process_takes_the_saved_values_over_and_trains_them(name, tmp_path, new_process):
+    old = make(name)
+    trained(old)
+    values, loss = parameters(old), loss_at(old)
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    new_process()
+    entry = make(name, seed=1)
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    assert loss_at(entry) == loss
+    assert_same(entry, values)
+    trained(entry)
+    after = parameters(entry)
+    assert all(not torch.equal(after[name], value) for name, value in values.items())
+    assert_same(old, values)
+
+
+def by_set_state() -> None:
+    state = copy.deepcopy(pyro.get_param_store().get_state())
+    for value in state["params"].values():
+        value.data += 0.01
+    pyro.get_param_store().set_state(state)
+
+
+def by_assignment() -> None:
+    store = pyro.get_param_store()
+    for name, value in list(store.items()):
+        store[name] = value.detach() + 0.01
+
+
+def assert_trains(entry: Entry, svi: SVI) -> None:
+    """Check that a step moves every parameter, and that the store holds the module's tensors."""
+    svi.evaluate_loss(images_for(entry))
+    tensors = {id(p) for module in (entry.model, entry.guide) for p in module.parameters()}
+    assert {id(p) for p in pyro.get_param_store()._params.values()} == tensors
+    before = parameters(entry)
+    svi.step(images_for(entry))
+    after = parameters(entry)
+    assert all(not torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("way", [by_set_state, by_assignment])
+def test_values_that_are_set_in_the_store_are_those_of_the_module(way):
+    entry = make()
+    svi = trained(entry)
+    before = parameters(entry)
+    way()
+    svi.evaluate_loss(images_for(entry))
+    assert_same(entry, {name: value + 0.01 for name, value in before.items()})
+    assert_trains(entry, svi)
+
+
+def save_and_load(tmp_path, entry: Entry) -> dict[str, torch.Tensor]:
+    """Return the values that a store was saved with, which is loaded after other ones were set."""
+    trained(entry)
+    values = parameters(entry)
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    trained(entry)
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    return values
+
+
+READERS = {
+    "evaluate": lambda entry: summarize(
+        evaluate(entry.model, entry.guide, images_for(entry), num_particles=2)
+    )["elbo"],
+    "encode": lambda entry: encode(entry.model, entry.guide, images_for(entry))["image_code"].sum(),
+    "method": lambda entry: (
+        entry.model.image_law(torch.ones(1, entry.model.latent)).mean.detach().sum()
+    ),
+    "module": lambda entry: Trace_ELBO()(entry.model, entry.guide)(images_for(entry)).item(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_whatever_reads_a_module_first_reads_the_values_that_were_loaded(reader, tmp_path):
+    entry = make()
+    values, read = save_and_load(tmp_path, entry), READERS[reader]
+    pyro.set_rng_seed(3)
+    found = float(read(entry))
+    plain = make(seed=1)
+    for role, module in {"model": plain.model, "guide": plain.guide}.items():
+        module.load_state_dict({n: values[f"{role}.{n}"] for n in module.state_dict()})
+    pyro.set_rng_seed(3)
+    assert found == float(read(plain))
+
+
+def _pickled(pair, path):
+    torch.save(pair, path)
+    return torch.load(path, weights_only=False)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "torch", "save"])
+def test_copies_and_files_hold_the_values_that_were_loaded(way, tmp_path):
+    entry = make()
+    values = save_and_load(tmp_path, entry)
+    pair = entry.model, entry.guide
+    if way == "save":
+        save(entry, tmp_path / "run")
+        twin = load(tmp_path / "run")
+    else:
+        twin = make(seed=1)
+        copied = copy.deepcopy(pair) if way == "deepcopy" else _pickled(pair, tmp_path / "pair.pt")
+        twin.model, twin.guide = copied
+    assert_same(twin, values)
+
+
+def test_what_is_loaded_last_counts(tmp_path):
+    entry = make()
+    values = save_and_load(tmp_path, entry)
+    other = {role: getattr(make(seed=1), role).state_dict() for role in ("model", "guide")}
+    entry.model.load_state_dict(other["model"])
+    entry.guide.load_state_dict(other["guide"])
+    loss_at(entry)
+    assert torch.equal(entry.model.decoder.expand.weight, other["model"]["decoder.expand.weight"])
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    loss_at(entry)
+    assert_same(entry, values)
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_pyro_module_that_updates_a_module_is_followed(called_before, tmp_path, new_process):
+    old = make()
+    for role in ("model", "guide"):
+        pyro.module(role, getattr(old, role))
+    trained(old)
+    values = parameters(old)
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    new_process()
+    make(), make()  # other numbers
+    entry = make(seed=1)
+    if called_before:
+        trained(entry)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*holds loaded values of")
+        pyro.get_param_store().load(tmp_path / "store.pt")
+        for role in ("model", "guide"):
+            pyro.module(role, getattr(entry, role), update_module_params=True)
+        svi = svi_of(entry)
+        svi.evaluate_loss(images_for(entry))
+        assert_same(entry, values)
+        before = parameters(entry)
+        svi.step(images_for(entry))
+        after = parameters(entry)
+    assert all(not torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_values_of_other_numbers_are_reported(tmp_path, new_process):
+    trained(make())
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    new_process()
+    make()
+    entry = make()  # numbers 2 and 3
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    with pytest.warns(UserWarning, match=r"loaded values of .*_[01], which .*_[23] does not take"):
+        trained(entry, steps=1)
+    with pytest.warns(UserWarning, match="state_dict"):
+        evaluate(make().model, entry.guide, images_for(entry))
+
+
+def test_two_models_in_one_process_say_nothing(tmp_path):
+    first, second = make(), make()
+    trained(first)
+    trained(second)
+    store = pyro.get_param_store()
+    store.save(tmp_path / "store.pt")
+    store.load(tmp_path / "store.pt")
+    trained(first)
+    trained(second)
+    del first, second
+    trained(make())
+
+
+def test_values_of_another_shape_are_refused(tmp_path, new_process):
+    trained(make())
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    new_process()
+    sizes = {**small_sizes("vae"), "latent": 7}
+    entry = create("vae", **sizes)
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    with pytest.raises(ValueError, match=r"of shape .* but the module's has shape .* state_dict"):
+        loss_at(entry)
+
+
+def test_a_cleared_store_stops_no_training():
+    losses = []
+    for clears in (False, True):
+        entry = make()
+        svi = trained(entry)
+        if clears:
+            pyro.clear_param_store()
+        losses.append([svi.step(images_for(entry)) for _ in range(5)])
+    assert losses[1] == losses[0]
+
+
+def test_frozen_parameters_stay_frozen_in_the_store():
+    entry = make()
+    entry.model.requires_grad_(False)
+    before = parameters(entry)
+    trained(entry)
+    after = parameters(entry)
+    changed = {name for name, value in before.items() if not torch.equal(after[name], value)}
+    assert changed == {name for name in before if name.startswith("guide.")}
+    assert not any(p.requires_grad for p in entry.model.parameters())
+
+
+def test_an_optimizer_of_pyro_finds_its_state_again(tmp_path):
+    losses = []
+    for saves in (False, True):
+        entry = make()
+        svi = trained(entry)
+        if saves:
+            pyro.get_param_store().save(tmp_path / "store.pt")
+            svi.optim.save(tmp_path / "optim.pt")
+            pyro.get_param_store().load(tmp_path / "store.pt")
+            svi = svi_of(entry)
+            svi.optim.load(tmp_path / "optim.pt")
+        losses.append([svi.step(images_for(entry)) for _ in range(5)])
+    assert losses[1] == losses[0]
