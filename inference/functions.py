@@ -17,6 +17,7 @@ from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import TURN
+from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
 Found = TypeVar("Found")
@@ -137,6 +138,7 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
         if not isinstance(model, Model):
             kind = "a guide" if isinstance(model, Guide) else "no capsule_zoo.models.Model"
             raise ValueError(f"model is a {name_of(model)}, which is {kind}; call {form}")
+        take_over(model)
         return verb(*args, **kwargs)
 
     return checked
