@@ -18,6 +18,7 @@ from capsule_zoo.inference.check import in_one_line, latent_sites, name_of
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import TURN
+from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
 Found = TypeVar("Found")
@@ -146,6 +147,7 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
                 f"that declares its sites: subclass capsule_zoo.models.Model, {_declaration(given)}"
                 "; fit, evaluate and compare take the program as it is"
             )
+        take_over(model)
         with in_one_line(model):
             return verb(*args, **kwargs)
 

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyro
+from pyro.infer.autoguide import AutoGuide
 from torch import nn
 
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.common.modes import TURN
-from capsule_zoo.models.common.param_store import take_over
+from capsule_zoo.models.common.param_store import take_over, warn_of_unread
 
 
 @contextmanager
@@ -32,6 +33,8 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
         for module in modules:
             if isinstance(module, NamedModule):
                 take_over(module, warns=True)
+            elif isinstance(module, AutoGuide):
+                warn_of_unread(module)
         state = None if len(modules) == len(programs) else _not_owned_by(modules)
         frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
 

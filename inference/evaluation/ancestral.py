@@ -34,9 +34,10 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.checks import check_known, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import observed_in
+from capsule_zoo.models.common.trace_density import scored_sites
 
 Sites = Mapping[str, Tensor]
 
@@ -239,7 +240,11 @@ def _run(
     batch_size: int,
     images: Tensor | ImageStream | None = None,
 ) -> Tensor:
-    """Return the results of `read` on traces of the discrete model, batch by batch."""
+    """Return the results of `read` on traces of the discrete model, batch by batch.
+
+    Raises:
+        ValueError: a given name that is no site of the model.
+    """
     check_whole(1, number=number, batch_size=batch_size)
     model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
@@ -250,7 +255,10 @@ def _run(
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
             traced = poutine.trace(conditioned)
             if batch is None:
-                found.append(read(traced.get_trace(batch_size=end - begin)))
+                trace = traced.get_trace(batch_size=end - begin)
             else:
-                found.append(read(traced.get_trace(batch)))
+                trace = traced.get_trace(batch)
+            for name in given:  # Pyro ignores a name that the model does not have
+                check_known("site", name, list(scored_sites(trace)))
+            found.append(read(trace))
     return torch.cat(found)

@@ -140,7 +140,7 @@ def posterior_predictive(
     """Return new images that the model draws given the inferred latents, with pixel noise.
 
     In Pyro's terms it is `Predictive(poutine.uncondition(model), guide=guide,
-    num_samples=num_samples)(images)["image"]` on the discrete pair, without the plate's extra dim.
+    num_samples=num_samples)(images)["image"]` on the discrete pair.
     Sites that the model sums out are drawn as for `reconstruct`, where Pyro takes their prior.
 
     Args:

@@ -154,6 +154,21 @@ def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
     _entered[name] = own
 
 
+def warn_of_unread(guide: Any) -> None:
+    """Warn where the store holds values for an AutoGuide that has not run yet.
+
+    Only a call makes its parameters, and lets it take these values over.
+    """
+    start = f"{guide._pyro_name}."
+    if guide.prototype_trace is None and any(name.startswith(start) for name in _STORE._params):
+        warnings.warn(
+            f"{guide._pyro_name} has not run yet and starts anew, while Pyro's parameter store "
+            "holds values under its name; call guide(images) first to take them over, or "
+            "pyro.clear_param_store() if they are of another guide",
+            stacklevel=2,
+        )
+
+
 def _warn_of_other_numbers(name: str) -> None:
     """Warn where the store lacks a module's name and holds loaded values of another number."""
     start = _NUMBERED.match(name)

@@ -11,6 +11,7 @@ import pyro
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 
 from capsule_zoo.inference import encode, evaluate, summarize
 from capsule_zoo.models import base
@@ -301,3 +302,22 @@ def test_an_optimizer_of_pyro_finds_its_state_again(tmp_path):
             svi.optim.load(tmp_path / "optim.pt")
         losses.append([svi.step(images_for(entry)) for _ in range(5)])
     assert losses[1] == losses[0]
+
+
+def test_an_autoguide_takes_loaded_values_over_when_it_is_called(tmp_path):
+    entry = make()
+    model, images = entry.model, images_for(entry)
+    old = AutoNormal(model)
+    svi = SVI(model, old, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
+    for _ in range(5):
+        svi.step(images)
+    median = old.median()["image_code"]
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    pyro.clear_param_store()
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    with pytest.warns(UserWarning, match=r"AutoNormal has not run yet .* first to take them over"):
+        evaluate(model, AutoNormal(model), images, num_particles=2)
+    guide = AutoNormal(model)
+    guide(images)
+    evaluate(model, guide, images, num_particles=2)
+    assert torch.equal(guide.median()["image_code"], median)
