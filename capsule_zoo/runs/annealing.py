@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
+from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
 from capsule_zoo.inference import (
     SemiAmortized,
@@ -117,6 +118,7 @@ def guide_losses(
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     how = dict(steps=refinement, modes=modes, climbing=climbing)
+    announce(f"finding where chains start, for {len(test)} images")
     start = start_of(entry, guide, test.images, seed=seed, **how)
     settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
     annealed = annealed_log_likelihood(entry.model, start, test, **settings)
