@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
+from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
 from capsule_zoo.inference import SemiAmortized, annealed_bounds, annealed_log_likelihood, evaluate
 from capsule_zoo.inference.evaluation.summary import (
@@ -118,6 +119,7 @@ def guide_losses(
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps)
+    announce(f"finding where chains start, for {len(test)} images")
     starts = starts_of(entry, guide, test.images, names, seed=seed, **how)
     settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
     annealed = annealed_log_likelihood(entry.model, starts, test, **settings)

@@ -157,9 +157,9 @@ def train(
         files.finish(run)
         if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
             _note_error_rate(entry, data.validation, folder)
-        if progress and entry.figures:
-            _say(f"drawing {', '.join(entry.figures)}")
         for figure in entry.figures:
+            if progress:
+                _say(f"drawing {figure}")
             draw(entry, figure, data.test.images, folder)
     return entry, run
 

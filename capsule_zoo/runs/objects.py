@@ -147,6 +147,7 @@ def parse_file(
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
     chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
+    announce(f"parsing {len(points):,} scenes by {guide}")
     found = chosen.parse(rescaled(points.double()), present)
     archive = io.BytesIO()
     np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})

@@ -46,6 +46,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.progress import announce
 from capsule_zoo.guides import GaussNewton
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import point_sites
@@ -336,6 +337,8 @@ class _Run(NamedTuple):
         """
         parts = []
         for number, part in enumerate(images.split(rows)):
+            kind, last = "simulated images" if latents else "images", number * rows + len(part)
+            announce(f"annealing {kind} {number * rows + 1} to {last} of {len(images)}")
             known = latents and {name: value.split(rows)[number] for name, value in latents.items()}
             try:
                 found = self._of_part(part, number, known)
