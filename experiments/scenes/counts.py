@@ -204,7 +204,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
         draws: draws of the guide that are combined.
     """
     entry = load(options.run or WEIGHTS)
-    sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
+    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
     for number in MORE:
         sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
     found: dict[str, Any] = {}
@@ -223,8 +223,8 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
                 numbers["count_accuracy_one_draw"] = mean_and_error(drawn.float())
                 if name == "drawn_places":
                     found["true pixels above"] = Table(pixel_agreement(read, options))
-            for quantity, number in numbers.items():
-                found.setdefault(quantity + suffix, {})[name] = number
+            for quantity, value in numbers.items():
+                found.setdefault(quantity + suffix, {})[name] = value
             doubt = chances.scatter(1, read.counts[:, None], 0).sum(1)
             own = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(own)
