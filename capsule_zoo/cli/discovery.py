@@ -123,7 +123,8 @@ def published(
     """Print the numbers that papers published, beside ours.
 
     A number counts as reached or missed only if ours is measured in the same way. Within two
-    standard errors it is undecided. Where we have two bounds the worse one counts.
+    standard errors, or if ours has no standard error, it is undecided. Where we have two bounds the
+    worse one counts.
 
     \b
     Examples:

@@ -178,7 +178,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
         draws: draws of the guide that are combined.
     """
     entry = load(options.run or WEIGHTS)
-    sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
+    sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
     for number in MORE:
         sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
     found: dict[str, Any] = {}
