@@ -7,7 +7,7 @@ import pytest
 from capsule_zoo import cli
 from capsule_zoo.registry import small_sizes
 
-PATIENCE = 1800  # seconds until another program hangs, on a machine that is busy with other work
+PATIENCE = 1800  # seconds after which a started program counts as hung, also on a busy machine
 
 
 def run(*words: object) -> int | None:
