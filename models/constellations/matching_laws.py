@@ -87,7 +87,7 @@ class RandomMatching(dist.TorchDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw matchings; points fill the first slots."""
+        """Draw matchings; points fill the first slots, and what does not fit is left out."""
         presence = self.presence.expand(*sample_shape, *self.presence.shape)
         owner, clutter = corner_table(self.law, presence.device)[0][1:], self.law.clutter
         count = torch.randint(clutter + 1, (*presence.shape[:-1], 1), device=presence.device)
@@ -97,7 +97,7 @@ class RandomMatching(dist.TorchDistribution):
         code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(there.shape)
         code = torch.where(there, code, torch.full_like(code, -1))
         place = torch.rand(there.shape, device=presence.device).masked_fill(~there, 2.0)
-        return code.gather(-1, place.argsort(-1))
+        return code.gather(-1, place.argsort(-1))[..., : self.slots]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log probability of matchings, given which slots hold a point."""
