@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.tensors import as_tensor, takes_arrays
+from capsule_zoo.data.tensors import accept_arrays, as_tensor
 
 SIDES = ("left", "right", "top", "bottom")
 
 
-@takes_arrays("images", "observed")
+@accept_arrays("images", "observed")
 def hide(images: Tensor, observed: Tensor) -> Tensor:
     """Return images (B, C, H, W) with NaN where they are not observed.
 

@@ -29,7 +29,7 @@ Data = Dataset | Split | Tensor | np.ndarray | TorchDataset | DataLoader | Seque
 _SHUFFLING = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 
-def readable(
+def as_source(
     data: Data, name: str, check: CheckImages, labels: bool
 ) -> Split | TorchDataset | DataLoader:
     """Return data as one of three kinds; data in memory becomes a split.
@@ -75,8 +75,10 @@ def _batches_in(data: Sequence) -> Sequence:
     first = data[0] if data else None
     pair = len(data) == 2 and _rank(first) > 2 and _rank(data[1]) == 1
     batches = [data] if pair else data
-    whole = (batch[0] if isinstance(batch, list | tuple) and batch else batch for batch in batches)
-    ranks = {_rank(images) for images in whole}
+    images_of = (
+        batch[0] if isinstance(batch, list | tuple) and batch else batch for batch in batches
+    )
+    ranks = {_rank(images) for images in images_of}
     return batches if ranks == {4} or (pair and len(ranks) == 1) else []
 
 
@@ -96,9 +98,10 @@ class ImageStream:
     """The images of a torch `DataLoader` or `Dataset`, read again each time they are split.
 
     It takes the place of a tensor (N, C, H, W) in code that splits its images and does nothing
-    else with them, so that they need not fit in memory. Every reading gives the same images in the
-    same order: what the data draw from the global streams of torch, numpy and `random` is a
-    function of the number of the batch alone. The global streams are left as they were.
+    else with them, so that they need not fit in memory. Two readings in parts of one size give the
+    same images in the same order: what the data draw from the global streams of torch, numpy and
+    `random` is a function of the number of the part alone. The global streams are left as they
+    were.
 
     Args:
         data: a loader or a map-style data set.
@@ -143,7 +146,7 @@ class ImageStream:
             read = read_loader(self.data, self.check, self.labels)
         else:
             read = read_in_order(self.data, rows, self.check, self.labels)
-        for batch in in_rows(read, rows):
+        for batch in rebatch(read, rows):
             size += len(batch[0])
             yield self.convert(batch)
         self._size = size
@@ -161,21 +164,21 @@ class ImageStream:
         return self._first[rows] if rows.stop <= 2 else next(self.split(rows.stop))
 
 
-def in_rows(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
-    """Yield batches of `rows` images each, whatever the sizes of the given ones."""
-    held: list[Batch] = []
+def rebatch(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
+    """Yield batches of `rows` images each, whatever their sizes are."""
+    pending: list[Batch] = []
     for batch in batches:
-        held.append(batch)
-        if sum(len(images) for images, _ in held) >= rows:
-            images, labels = join_batches(held)
-            whole = len(images) // rows * rows
-            for begin in range(0, whole, rows):
+        pending.append(batch)
+        if sum(len(images) for images, _ in pending) >= rows:
+            images, labels = join_batches(pending)
+            full = len(images) // rows * rows
+            for begin in range(0, full, rows):
                 part = slice(begin, begin + rows)
                 yield images[part], None if labels is None else labels[part]
-            rest = images[whole:], None if labels is None else labels[whole:]
-            held = [rest] if len(rest[0]) else []
-    if held:
-        yield join_batches(held)
+            rest = images[full:], None if labels is None else labels[full:]
+            pending = [rest] if len(rest[0]) else []
+    if pending:
+        yield join_batches(pending)
 
 
 def join_batches(batches: list[Batch]) -> Batch:

@@ -1,6 +1,6 @@
 """Conversion of numpy arrays, lists and numbers to tensors, for arguments of public functions.
 
->>> @takes_arrays("images", "motions")
+>>> @accept_arrays("images", "motions")
 ... def warp_images(images, motions): ...
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 Taken = ParamSpec("Taken")
 Result = TypeVar("Result")
-_CONVERTED = (np.ndarray, np.generic, list, tuple, int, float, str)  # a str is refused
+_ARRAY_TYPES = (np.ndarray, np.generic, list, tuple, int, float, str)  # a str is refused
 
 
 def tensor_of(array: np.ndarray, name: str) -> Tensor:
@@ -43,15 +43,15 @@ def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        found = torch.as_tensor(np.asarray(value))
+        tensor = torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
             f"{name} must be a torch.Tensor, a numpy array or a list of numbers of one shape, not "
             f"{type(value).__name__}"
         ) from None
     if like is None:
-        return found if isinstance(value, np.ndarray) else found.to(_default(found))
-    return found.to(like.device, like.dtype if found.is_floating_point() else found.dtype)
+        return tensor if isinstance(value, np.ndarray) else tensor.to(_default(tensor))
+    return tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def as_tensors(name: str, values: Any, like: Tensor | None = None) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def as_tensors(name: str, values: Any, like: Tensor | None = None) -> dict[str, 
     return {site: as_tensor(f"{name}[{site!r}]", value, like) for site, value in values.items()}
 
 
-def takes_arrays(
+def accept_arrays(
     *names: str, like: str = ""
 ) -> Callable[[Callable[Taken, Result]], Callable[Taken, Result]]:
     """Return a decorator of functions whose arguments may be arrays, lists and numbers too.
@@ -79,12 +79,12 @@ def takes_arrays(
         @wraps(function)
         def converting(*args: Taken.args, **kwargs: Taken.kwargs) -> Result:
             bound = form.bind(*args, **kwargs)
-            given = bound.arguments
+            arguments = bound.arguments
             for name in names:
-                if isinstance(value := given.get(name), Mapping):
-                    given[name] = as_tensors(name, value, _parameter(given.get(like)))
-                elif isinstance(value, _CONVERTED):
-                    given[name] = as_tensor(name, value, _parameter(given.get(like)))
+                if isinstance(value := arguments.get(name), Mapping):
+                    arguments[name] = as_tensors(name, value, _parameter(arguments.get(like)))
+                elif isinstance(value, _ARRAY_TYPES):
+                    arguments[name] = as_tensor(name, value, _parameter(arguments.get(like)))
             return function(*bound.args, **bound.kwargs)
 
         return converting

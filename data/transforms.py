@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.tensors import as_tensor, takes_arrays
+from capsule_zoo.data.tensors import accept_arrays, as_tensor
 
 
 def motion(
@@ -52,7 +52,7 @@ def motion(
     return torch.stack([torch.stack(first, -1), torch.stack(second, -1)], -2)
 
 
-@takes_arrays("images", "motions")
+@accept_arrays("images", "motions")
 def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -> Tensor:
     """Move images (B, C, H, W) by `motions` (B, 2, 3) or (1, 2, 3).
 
@@ -87,7 +87,7 @@ def pixel_centers(height: int, width: int) -> Tensor:
     return torch.stack([x, y], -1).view(-1, 2)
 
 
-@takes_arrays("images", "x", "y")
+@accept_arrays("images", "x", "y")
 def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Move images by whole pixels, `x` to the right and `y` down (B,), without interpolation."""
     count, channels, height, width = images.shape
@@ -101,7 +101,7 @@ def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return images.flatten(2).gather(2, source).view_as(images) * inside
 
 
-@takes_arrays("images", "motions")
+@accept_arrays("images", "motions")
 def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
     """Compute the bounds of each image's ink after `motions`, (B, 4) = (left, right, top, bottom).
 
@@ -210,7 +210,7 @@ class Binarize:
         ValueError: a pixel outside [0, 1].
     """
 
-    @takes_arrays("images")
+    @accept_arrays("images")
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
         if ((images < 0) | (images > 1)).any():
             raise ValueError(
@@ -240,16 +240,16 @@ class Standardize:
             raise ValueError(f"scale must be positive, not {self.scale!r}; are all pixels alike?")
 
     @classmethod
-    @takes_arrays("images")
+    @accept_arrays("images")
     def of(cls, images: Tensor) -> Self:
         """Return the transform to mean 0 and variance 1 over all pixels of these images."""
         return cls(images.mean().item(), images.std(correction=0).item())
 
-    @takes_arrays("images")
+    @accept_arrays("images")
     def __call__(self, images: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return (images - self.mean) / self.scale
 
-    @takes_arrays("images")
+    @accept_arrays("images")
     def inverse(self, images: Tensor) -> Tensor:
         """Return the pixels whose standard scores are `images`."""
         return images * self.scale + self.mean
@@ -274,14 +274,14 @@ class Requests(ABC):
     def motions(self, parameters: Tensor) -> Tensor:
         """Return the requests as affine matrices (B, 2, 3); see `capsule_zoo.data.transforms`."""
 
-    @takes_arrays("low", "high")
+    @accept_arrays("low", "high")
     def draw(self, low: Tensor, high: Tensor) -> Tensor:
         """Draw requests (B, n), every parameter uniform from `low` to `high`, (B,) each."""
         low, high = low[:, None], high[:, None]
         uniform = torch.rand(len(low), self.parameters, dtype=low.dtype, device=low.device)
         return low + (high - low) * uniform
 
-    @takes_arrays("images", "parameters")
+    @accept_arrays("images", "parameters")
     def move(self, images: Tensor, parameters: Tensor) -> Tensor:
         """Transform images (B, C, H, W) in [0, 1] as requested: bilinear, zero outside."""
         return warp_images(images, self.motions(parameters)).clamp(0, 1)
@@ -294,12 +294,12 @@ class Rotations(Requests):
     identity = (1.0, 0.0)
     parameters = 1
 
-    @takes_arrays("parameters")
+    @accept_arrays("parameters")
     def numbers(self, parameters: Tensor) -> Tensor:
         angle = parameters[:, 0].deg2rad()
         return torch.stack([angle.cos(), angle.sin()], -1)
 
-    @takes_arrays("parameters")
+    @accept_arrays("parameters")
     def motions(self, parameters: Tensor) -> Tensor:
         return motion(parameters[:, 0])
 
@@ -316,11 +316,11 @@ class Shifts(Requests):
     identity = (0.0, 0.0)
     parameters = 2
 
-    @takes_arrays("parameters")
+    @accept_arrays("parameters")
     def numbers(self, parameters: Tensor) -> Tensor:
         return parameters / self.reach
 
-    @takes_arrays("parameters")
+    @accept_arrays("parameters")
     def motions(self, parameters: Tensor) -> Tensor:
         x, y = parameters.unbind(-1)
         return motion(torch.zeros_like(x), shift=(x, y))

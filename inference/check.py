@@ -18,7 +18,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 import capsule_zoo.guides as guides
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -73,7 +73,7 @@ def guides_made_for(model: Callable) -> list[str]:
     )
 
 
-@takes_arrays("images", "labels", like="model")
+@accept_arrays("images", "labels", like="model")
 def check_pair(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:
@@ -115,7 +115,7 @@ def refuse_misfit(
             suggest=False,
         )
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
-        with in_one_line(model):
+        with shorten_errors(model):
             model_trace = _trace(model, arguments)
         try:
             guide_trace = _trace(guide, arguments)
@@ -317,7 +317,7 @@ def _not_finite(module: nn.Module, name: str) -> str:
 
 
 @contextmanager
-def in_one_line(model: Callable) -> Iterator[None]:
+def shorten_errors(model: Callable) -> Iterator[None]:
     """Raise a ValueError of Pyro that prints a tensor of bad values again, as one line."""
     try:
         yield

@@ -12,9 +12,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.check import in_one_line, latent_sites, name_of
+from capsule_zoo.inference.check import latent_sites, name_of, shorten_errors
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import TURN
@@ -79,7 +79,7 @@ class _OwnParameters(Messenger):
         msg["stop"] = True
 
 
-@takes_arrays("images", "labels")
+@accept_arrays("images", "labels")
 def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -> nn.Module:
     """Return a model or a guide as a torch module that owns its parameters.
 
@@ -134,8 +134,8 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
     @wraps(verb)
     def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
         try:
-            given = known.bind(*args, **kwargs).arguments
-            model = given["model"]
+            arguments = known.bind(*args, **kwargs).arguments
+            model = arguments["model"]
         except TypeError as error:
             raise TypeError(f"{error}; call {form}") from None
         if isinstance(model, Guide) or not callable(model):
@@ -144,33 +144,33 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
         if not isinstance(model, Model):
             raise ValueError(
                 f"model is a {name_of(model)}, a plain Pyro program, and {verb.__name__} needs one "
-                f"that declares its sites: subclass capsule_zoo.models.Model, {_declaration(given)}"
-                "; fit, evaluate and compare take the program as it is"
+                "that declares its sites: subclass capsule_zoo.models.Model, "
+                f"{_declaration(arguments)}; fit, evaluate and compare take the program as it is"
             )
         take_over(model)
-        with in_one_line(model):
+        with shorten_errors(model):
             return verb(*args, **kwargs)
 
     return checked
 
 
-def _declaration(given: Mapping[str, Any]) -> str:
+def _declaration(arguments: Mapping[str, Any]) -> str:
     """Return what a `Model` declares in place of a plain program, as read from a run on images.
 
     Args:
-        given: arguments of a call by name; without a run the words are general.
+        arguments: those of a call by name; without a run the result is general.
     """
     sites, space = 'Site("z", plates=("images",), event_dim=1)', "ImageSpace((1, 28, 28))"
     try:
-        images = given["images"]
+        images = arguments["images"]
         images = getattr(images, "images", images)[:2]
         with TURN, torch.random.fork_rng(), torch.no_grad(), poutine.block():
-            drawn = latent_sites(poutine.trace(given["model"]).get_trace(images))
-        read = ", ".join(
+            drawn = latent_sites(poutine.trace(arguments["model"]).get_trace(images))
+        declared = ", ".join(
             f'Site("{name}", plates=("images",), event_dim={site["fn"].event_dim})'
             for name, site in drawn.items()
         )
-        sites = read or sites
+        sites = declared or sites
         space = f"ImageSpace({tuple(images.shape[1:])})"
     except Exception:  # no images, or not those of the program
         pass

@@ -40,16 +40,16 @@ def foreign_parameters(model: Callable, guide: Callable) -> dict[str, Tensor]:
     """
     if isinstance(guide, AutoGuide) and not guide._model:  # Pyro forgets it in a pickle
         return {}
-    model, held = poutine.unwrap(model), poutine.unwrap(getattr(guide, "model", None))
-    if held is model or not isinstance(model, nn.Module) or not isinstance(held, nn.Module):
+    model, other = poutine.unwrap(model), poutine.unwrap(getattr(guide, "model", None))
+    if other is model or not isinstance(model, nn.Module) or not isinstance(other, nn.Module):
         return {}
     shared = {_storage(parameter) for parameter in model.parameters()}
     constants = dict(model.named_buffers())
     foreign: dict[str, Tensor] = {}
-    for name, parameter in held.named_parameters():
+    for name, parameter in other.named_parameters():
         if parameter.numel() and _storage(parameter) not in shared:
             foreign[name] = parameter
-    for name, buffer in held.named_buffers():
+    for name, buffer in other.named_buffers():
         if buffer.numel() and not _same(buffer, constants.get(name)):
             foreign[name] = buffer
     return foreign
@@ -76,7 +76,7 @@ def warn_of_another_model(
     except Exception:
         return  # the check of the pair reports it
     if reads.names:
-        warnings.warn(another_model(model, guide, reads.names), UserWarning, stacklevel=2)
+        warnings.warn(other_model_message(model, guide, reads.names), UserWarning, stacklevel=2)
 
 
 def refuse_another_model(model: Callable, guide: Callable) -> None:
@@ -85,16 +85,16 @@ def refuse_another_model(model: Callable, guide: Callable) -> None:
     For objectives that take a part of the model's own density from the guide.
     """
     if foreign := foreign_parameters(model, guide):
-        raise ValueError(another_model(model, guide, list(foreign)))
+        raise ValueError(other_model_message(model, guide, list(foreign)))
 
 
-def another_model(model: Callable, guide: Callable, names: list[str]) -> str:
+def other_model_message(model: Callable, guide: Callable, names: list[str]) -> str:
     """Return the message for a guide that reads these parameters of another model."""
-    few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    kind = type(poutine.unwrap(model)).__name__
+    listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    model_class = type(poutine.unwrap(model)).__name__
     return (
-        f"{type(guide).__name__} was made from another {kind} than the one that is given, and "
-        f"reads parameters of that other one ({few}); {REMEDY}"
+        f"{type(guide).__name__} was made from another {model_class} than the one that is given, "
+        f"and reads parameters of that other one ({listed}); {REMEDY}"
     )
 
 

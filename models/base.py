@@ -231,7 +231,7 @@ class Model(Program):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
         check_whole(1, batch_size=kwargs.get("batch_size", 1))
-        if not self.normalized and not self.supervised and _in_a_step_of_svi():
+        if not self.normalized and not self.supervised and _is_svi_step():
             raise ValueError(
                 f"{type(self).__name__} is an energy model, whose density is known up to log Z "
                 "only, so that an ELBO has no floor; give SVI loss=ContrastiveDivergence(), or "
@@ -296,10 +296,11 @@ class Model(Program):
         return ScoreObserved(self.space.site, observed)
 
 
-def _in_a_step_of_svi() -> bool:
+def _is_svi_step() -> bool:
     """Return True in `SVI.step`, which records all parameters, unless they are hidden from it."""
-    recording = [isinstance(each, TraceMessenger) and each.param_only for each in _PYRO_STACK]
-    return any(recording) and not any(isinstance(each, BlockMessenger) for each in _PYRO_STACK)
+    if any(isinstance(handler, BlockMessenger) for handler in _PYRO_STACK):
+        return False
+    return any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK)
 
 
 def _images_of(space: ObservationSpace) -> ImageSpace:

@@ -22,7 +22,7 @@ from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from torch import Tensor, nn
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import (
@@ -54,7 +54,7 @@ class Corrected(PerImageGuide):
         ValueError: `guide` is no guide of the zoo.
     """
 
-    @takes_arrays("images", like="model")
+    @accept_arrays("images", like="model")
     def __init__(self, guide: Guide, images: Tensor) -> None:
         if not isinstance(guide, Guide):
             raise ValueError(f"guide must be a Guide, not {type(guide).__name__}")

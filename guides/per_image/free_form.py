@@ -30,7 +30,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import ByLogits
@@ -66,7 +66,7 @@ class FreeForm(PerImageGuide):
         ValueError: unknown `law`, a rank below 1, or a guide to start from that lacks a site.
     """
 
-    @takes_arrays("images", like="model")
+    @accept_arrays("images", like="model")
     def __init__(
         self,
         model: Model,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pyro.distributions as dist
 from torch import Tensor
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.free_form import draw_sites
 from capsule_zoo.models.base import Model
@@ -31,7 +31,7 @@ class KnownLatents(Guide[Model]):
 
     per_image = True  # the values belong to these images, in this order
 
-    @takes_arrays("values", like="model")
+    @accept_arrays("values", like="model")
     def __init__(self, model: Model, values: Mapping[str, Tensor]) -> None:
         super().__init__(model)
         names = [site.name for site in model.latent_sites]

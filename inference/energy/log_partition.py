@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.progress import track
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.energy.enumeration import exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -51,7 +51,7 @@ class LogPartition(NamedTuple):
     direction: str
 
 
-@takes_arrays("images", like="model")
+@accept_arrays("images", like="model")
 def log_partition(
     model: CapsuleRBM,
     method: str = "exact",

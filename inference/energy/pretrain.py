@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.guides.recognition import RecognitionLayer, RecognitionMachine
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
@@ -29,7 +29,7 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.units.exponential_family import FAMILIES, BernoulliUnits
 
 
-@takes_arrays("images", like="machine")
+@accept_arrays("images", like="machine")
 def pretrain(
     machine: CapsuleHelmholtzMachine, guide: RecognitionMachine, images: Tensor, **settings: Any
 ) -> list[Run]:

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.readable import ImageStream
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
     as_wanted,
     discrete_form,
-    in_parts,
     is_per_image,
+    stream_images,
 )
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
@@ -107,7 +107,7 @@ def _of_guide(
     if is_per_image(guide):
         return as_wanted(guide, images, check=check)
     check_whole(1, batch_size=rows)
-    return in_parts(guide, images, rows=rows, check=check)
+    return stream_images(guide, images, rows=rows, check=check)
 
 
 def _collected(
@@ -205,7 +205,7 @@ def image_log_likelihood(
 
 
 @of_a_model
-@takes_arrays("given", like="model")
+@accept_arrays("given", like="model")
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
@@ -230,7 +230,7 @@ def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     return read
 
 
-@takes_arrays("given", "images", like="model")
+@accept_arrays("given", "images", like="model")
 def _run(
     model: Model,
     read: Callable[[Trace], Tensor],

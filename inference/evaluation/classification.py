@@ -17,7 +17,13 @@ from torch.nn import functional as F
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, batches_of, in_parts, opened
+from capsule_zoo.inference.evaluation.prepare import (
+    Images,
+    as_wanted,
+    open_images,
+    split_batches,
+    stream_images,
+)
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.other_model import warn_of_another_model
@@ -56,9 +62,9 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
         ValueError: neither predicts classes, or the model does not take the images.
     """
     check_whole(1, batch_size=batch_size)
-    program = _told_by(model, guide)
-    batches = in_parts(model, images, guide, rows=batch_size)
-    with _telling(model, guide, batches[:2]):
+    program = _classifier(model, guide)
+    batches = stream_images(model, images, guide, rows=batch_size)
+    with _prediction_mode(model, guide, batches[:2]):
         parts = track(batches.split(batch_size), "classifying", "batches")
         return torch.cat([program.predict(batch) for batch in parts])
 
@@ -75,11 +81,11 @@ def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int
         ValueError: as for `classify`; or there are no labels, or one that is no class of the model.
     """
     check_whole(1, batch_size=batch_size)
-    program = _told_by(model, guide)
-    images, labels = opened(model, split, guide, labels=True, ordered=False)
-    with _telling(model, guide, images[:2]):
+    program = _classifier(model, guide)
+    images, labels = open_images(model, split, guide, labels=True, ordered=False)
+    with _prediction_mode(model, guide, images[:2]):
         parts = track(
-            batches_of(images, labels, batch_size),
+            split_batches(images, labels, batch_size),
             "classifying",
             "batches",
             -(-len(images) // batch_size),
@@ -88,7 +94,7 @@ def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int
     return Share.of(torch.cat(wrong))
 
 
-def _told_by(model: Model, guide: nn.Module) -> Any:
+def _classifier(model: Model, guide: nn.Module) -> Any:
     """Return the model or the guide, whichever predicts classes."""
     program = next((part for part in (model, guide) if hasattr(part, "predict")), None)
     if program is None:
@@ -100,11 +106,11 @@ def _told_by(model: Model, guide: nn.Module) -> Any:
 
 
 @contextmanager
-def _telling(model: Model, guide: nn.Module, few: Tensor) -> Iterator[None]:
+def _prediction_mode(model: Model, guide: nn.Module, example: Tensor) -> Iterator[None]:
     """Open the context in which classes are predicted, after a check on `few` images."""
     with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         if not hasattr(model, "predict"):
-            warn_of_another_model(model, guide, few)
+            warn_of_another_model(model, guide, example)
         yield
 
 

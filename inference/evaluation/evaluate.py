@@ -27,9 +27,9 @@ from capsule_zoo.inference.evaluation.prepare import (
     Images,
     Labels,
     Prepared,
-    batches_of,
     is_per_image,
     prepare,
+    split_batches,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
@@ -213,7 +213,9 @@ def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
     """Yield passes of at most `rows` rows, see `Pass`."""
     whole = is_per_image(pair.guide)
     at_once, begin = (1 if whole else 0), 0
-    for part, labels in batches_of(pair.images, pair.labels, len(pair.images) if whole else rows):
+    for part, labels in split_batches(
+        pair.images, pair.labels, len(pair.images) if whole else rows
+    ):
         at_once = at_once or max(1, rows // len(part))  # of the first, and then of all
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)

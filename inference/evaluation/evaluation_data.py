@@ -4,7 +4,7 @@ from typing import Any
 
 from arviz import InferenceData
 
-from capsule_zoo.inference.evaluation.summary import WHOLE
+from capsule_zoo.inference.evaluation.summary import AT_ONCE
 
 
 class EvaluationData(InferenceData):
@@ -19,6 +19,6 @@ class EvaluationData(InferenceData):
         if "sample_stats" in other.groups() and "log_weight" in other.sample_stats:
             raise ValueError(
                 "extend keeps one of two evaluations and drops the other; of the same images with "
-                'other seeds, join them by arviz.concat(first, second, dim="chain")' + WHOLE
+                'other seeds, join them by arviz.concat(first, second, dim="chain")' + AT_ONCE
             )
         super().extend(other, *arguments, **options)

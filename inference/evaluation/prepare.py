@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from capsule_zoo._version import __version__
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.data.batches import Batch
-from capsule_zoo.data.readable import Data, ImageStream, is_shuffled, join_batches, readable
+from capsule_zoo.data.readable import Data, ImageStream, as_source, is_shuffled, join_batches
 from capsule_zoo.data.splits import labels_for
 from capsule_zoo.inference.check import (
     IncompatibleGuide,
@@ -103,9 +103,9 @@ def prepare(
     images = images.test if isinstance(images, Dataset) else images
     name = str(images.name) if isinstance(images, Split) else "images"
     whole = is_per_image(guide)
-    pixels, classes = opened(model, images, guide, labels=labels is True, ordered=whole)
+    pixels, classes = open_images(model, images, guide, labels=labels is True, ordered=whole)
     if whole or not streamed:
-        pixels, classes = in_memory(pixels, classes)
+        pixels, classes = read_images(pixels, classes)
     if pixels.dtype.itemsize < 4:
         raise ValueError("log weights round in 16 bits; call float() of model and guide first")
     if not isinstance(labels, bool | None):
@@ -117,7 +117,7 @@ def prepare(
             "labels=True for those of the data, for log p(label | image), or measure "
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
-    shown = next(batches_of(pixels, classes, len(pixels) if whole else 2))
+    shown = next(split_batches(pixels, classes, len(pixels) if whole else 2))
     mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
         if discrete:
@@ -212,24 +212,24 @@ def as_wanted(
         data: anything that `fit` takes; all its images are read.
         check: whether images that the model does not take are refused.
     """
-    return in_memory(*opened(model, data, *programs, check=check))[0]
+    return read_images(*open_images(model, data, *programs, check=check))[0]
 
 
-def in_parts(
+def stream_images(
     model: Callable, data: Images, *programs: Callable | None, rows: int, check: bool = True
 ) -> Tensor | ImageStream:
     """Return images as `as_wanted` does, but as a stream where there are more than `rows`.
 
     Images that are in memory already stay a tensor.
     """
-    images, _ = opened(model, data, *programs, check=check)
+    images, _ = open_images(model, data, *programs, check=check)
     if isinstance(images, Tensor):
         return images
-    few = images[: rows + 1]
-    return few if len(few) <= rows else images
+    first = images[: rows + 1]
+    return first if len(first) <= rows else images
 
 
-def opened(
+def open_images(
     model: Callable,
     data: Images,
     *programs: Callable | None,
@@ -253,7 +253,7 @@ def opened(
             "of its data set; give DataLoader(..., shuffle=False)"
         )
     accept = space_of(model).check if check else _accept
-    source = readable(data.test if isinstance(data, Dataset) else data, "images", accept, labels)
+    source = as_source(data.test if isinstance(data, Dataset) else data, "images", accept, labels)
     modules = [program for program in (model, *programs) if isinstance(program, nn.Module)]
     refuse_non_finite_parameters(*modules)
     parameter = next((p for module in modules for p in module.parameters()), None)
@@ -271,14 +271,16 @@ def opened(
     return ImageStream(source, accept, convert, labels), None
 
 
-def in_memory(images: Tensor | ImageStream, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def read_images(
+    images: Tensor | ImageStream, labels: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Return images and labels as tensors, for which a stream is read."""
     if isinstance(images, Tensor):
         return images, labels
     return join_batches(list(images.batches(_READ_AT_ONCE)))
 
 
-def batches_of(
+def split_batches(
     images: Tensor | ImageStream, labels: Tensor | None, rows: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield images and labels in parts of `rows`; labels of a stream are its own, unless given."""
@@ -287,8 +289,8 @@ def batches_of(
         yield from zip(images.split(rows), numbers, strict=False)
         return
     begin = 0
-    for part, own in images.batches(rows):
-        yield part, own if labels is None else labels[begin : begin + len(part)]
+    for part, numbers in images.batches(rows):
+        yield part, numbers if labels is None else labels[begin : begin + len(part)]
         begin += len(part)
 
 

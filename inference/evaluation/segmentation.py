@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 
 
-@takes_arrays("found", "true", "present")
+@accept_arrays("found", "true", "present")
 def segmentation_accuracy(
     found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
@@ -53,7 +53,7 @@ def _best_match(agree: Tensor) -> Tensor:
     return torch.tensor(found, device=agree.device)
 
 
-@takes_arrays("found", "true")
+@accept_arrays("found", "true")
 def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
     orders = [
@@ -66,7 +66,7 @@ def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     return options[best, torch.arange(len(found), device=found.device)]
 
 
-@takes_arrays("found", "true", "present")
+@accept_arrays("found", "true", "present")
 def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
     from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
@@ -75,7 +75,7 @@ def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     return torch.tensor(scores)
 
 
-@takes_arrays("found", "true", "present")
+@accept_arrays("found", "true", "present")
 def variation_of_information(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
     from sklearn.metrics import mutual_info_score as shared  # takes a second, and few need it

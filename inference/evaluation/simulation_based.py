@@ -34,7 +34,7 @@ import torch
 from pyro import poutine, validation_enabled
 from torch import Tensor
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     p: float
 
 
-@takes_arrays("truth", "draws")
+@accept_arrays("truth", "draws")
 def sbc_ranks(truth: Tensor, draws: Tensor) -> Tensor:
     """Return the number of posterior draws below each prior draw, (N, D); ties are broken randomly.
 
@@ -77,7 +77,7 @@ def sbc_ranks(truth: Tensor, draws: Tensor) -> Tensor:
     return below + (lot * (ties + 1)).long()
 
 
-@takes_arrays("ranks")
+@accept_arrays("ranks")
 def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
     """Test by chi-square that ranks (N, D) are uniform from 0 to `draws`.
 

@@ -123,7 +123,7 @@ def refuse_mixture(idata: "InferenceData") -> None:
     for name in ("presence", "bound_on", "data", "num_images", "checksum"):
         values = sorted({str(value) for value in each_value(idata.attrs.get(name, ""))})
         if len(values) > 1:
-            remedy = WHOLE if name in ("data", "num_images", "checksum") else ""
+            remedy = AT_ONCE if name in ("data", "num_images", "checksum") else ""
             raise ValueError(
                 f"idata joins evaluations whose {name!r} differs ({', '.join(values)}); "
                 f"summarize each one separately{remedy}"
@@ -132,7 +132,7 @@ def refuse_mixture(idata: "InferenceData") -> None:
     _refuse_same_draws(idata)
 
 
-WHOLE = (
+AT_ONCE = (
     ", or evaluate all images at once: evaluate(model, guide, DataLoader(images, batch_size=500), "
     "draws=0) reads them batch by batch"
 )
@@ -141,11 +141,11 @@ WHOLE = (
 def _refuse_joined_images(idata: "InferenceData") -> None:
     """Raise ValueError where the images of several evaluations were put one after the other."""
     log_weight = idata.sample_stats["log_weight"]
-    numbers, known = log_weight["image"].values, int(each_value(idata.attrs["num_images"])[0])
-    if len(np.unique(numbers)) < len(numbers) or len(numbers) > known:
+    numbers, expected = log_weight["image"].values, int(each_value(idata.attrs["num_images"])[0])
+    if len(np.unique(numbers)) < len(numbers) or len(numbers) > expected:
         raise ValueError(
-            f"idata holds {len(numbers)} images, but is described as an evaluation of {known}; "
-            f"summarize each one separately{WHOLE}"
+            f"idata holds {len(numbers)} images, but is described as an evaluation of {expected}; "
+            f"summarize each one separately{AT_ONCE}"
         )
 
 

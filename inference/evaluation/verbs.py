@@ -31,9 +31,9 @@ from capsule_zoo.inference.evaluation.prepare import (
     Images,
     as_wanted,
     discrete_form,
-    in_parts,
     is_per_image,
     refuse_relaxed_draws,
+    stream_images,
 )
 from capsule_zoo.inference.functions import check_module, of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -199,13 +199,13 @@ def _ready(
     check_module(guide)
     wanted: Tensor | ImageStream
     if is_per_image(guide):
-        wanted = few = as_wanted(model, images, guide)
+        wanted = example = as_wanted(model, images, guide)
     else:
-        wanted = in_parts(model, images, guide, rows=batch_size)
-        few = wanted[:2]
+        wanted = stream_images(model, images, guide, rows=batch_size)
+        example = wanted[:2]
     with isolated_parameters(model, guide):
-        warn_of_another_model(model, guide, few)
-        refuse_relaxed_draws(model, guide, few, remedy=_REMEDY)
+        warn_of_another_model(model, guide, example)
+        refuse_relaxed_draws(model, guide, example, remedy=_REMEDY)
         yield _passes(guide, wanted, num_samples, seed, batch_size)
 
 

@@ -29,7 +29,7 @@ from pyro.infer.util import torch_backward, torch_item
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.sharing import sharing
@@ -129,7 +129,7 @@ def units_of(objective: ELBO, model: Callable) -> str:
     return units
 
 
-@takes_arrays("images", "labels", like="model")
+@accept_arrays("images", "labels", like="model")
 def loss_per_image(
     objective: ELBO, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capsule_zoo.data.missing import checked_mask, hide
 from capsule_zoo.data.progress import track
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference.check import check_pair, name_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, is_per_image
@@ -60,7 +60,7 @@ class FilledIn:
     ess: Tensor
 
 
-@takes_arrays("observed", "fill")
+@accept_arrays("observed", "fill")
 @of_a_model
 def fill_in(
     model: Model,

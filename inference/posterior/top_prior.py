@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
@@ -71,7 +71,7 @@ class TopPrior:
         parts = [sites.split(table.to(self.dtype))[0] for sites, table in tables]
         return {**parts[0], **parts[1]}
 
-    @takes_arrays("values")
+    @accept_arrays("values")
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute the log density (N,) of the sites' values (N, ...), in nats."""
         binary, real = (sites.join(values).to(self.mean) for sites in self.layout)
@@ -92,7 +92,7 @@ class TopPrior:
         return -distance / 2 - self.scale_tril.diagonal().log().sum() - normalizer
 
 
-@takes_arrays("values", like="model")
+@accept_arrays("values", like="model")
 def fit_top_prior(
     model: Model,
     values: Mapping[str, Tensor],

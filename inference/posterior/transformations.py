@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Requests
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
@@ -92,7 +92,7 @@ class Transformations:
 
 
 @torch.inference_mode(False)
-@takes_arrays("images", "grid", like="model")
+@accept_arrays("images", "grid", like="model")
 def infer_transformation(
     model: OnRequest,
     guide: ConditionalEncoder,

@@ -20,7 +20,7 @@ from pyro.infer import ELBO
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, OtherLaws, family_of
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
@@ -54,7 +54,7 @@ class Widened(Guide):
     guide: nn.Module
     per_image: bool
 
-    @takes_arrays("images", like="model")
+    @accept_arrays("images", like="model")
     def __init__(
         self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
     ) -> None:

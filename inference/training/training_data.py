@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Batches, Dataset, Split
 from capsule_zoo.data.batches import BatchSource, Transform
-from capsule_zoo.data.readable import Data, readable
+from capsule_zoo.data.readable import Data, as_source
 from capsule_zoo.data.seeds import RandomStream
 from capsule_zoo.data.streams import (
     ItemBatches,
@@ -45,7 +45,7 @@ def training_batches(
         ValueError: `data` is of another kind, or holds images that the model does not take.
     """
     check = space_of(model).check
-    source = readable(data.train if isinstance(data, Dataset) else data, "data", check, labels)
+    source = as_source(data.train if isinstance(data, Dataset) else data, "data", check, labels)
     if isinstance(source, DataLoader):
         if batch_size is not None:
             raise ValueError(
@@ -74,7 +74,7 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
     check = space_of(model).check
     if isinstance(validation, Dataset):
         validation = validation.validation
-    source = readable(validation, "validation", check, labels)
+    source = as_source(validation, "validation", check, labels)
     with RandomStream(0).active():
         if isinstance(source, DataLoader):
             return _first_images(source, partial(images_and_labels, check=check, labels=labels))

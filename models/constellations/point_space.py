@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.spaces import ObservationSpace
 
 FEWEST = 2  # points that fix a similarity
@@ -26,10 +27,7 @@ class PointSpace(ObservationSpace):
 
     def check(self, batch: Tensor) -> None:
         """Raise ValueError, with a remedy, unless `batch` holds scenes of two points or more."""
-        if not isinstance(batch, Tensor):
-            raise ValueError(
-                f"points must be a torch.Tensor of shape (B, N, 2), not {type(batch).__name__}"
-            )
+        check_tensor("points", batch, "torch.Tensor of shape (B, N, 2)", "give one batch")
         if batch.dim() != 3 or batch.shape[-1] != 2:
             one = batch.dim() == 2 and batch.shape[-1] == 2
             remedy = (

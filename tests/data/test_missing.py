@@ -34,7 +34,9 @@ def test_masks_of_every_shape_hide_their_pixels_alone(shape):
     ("observed", "match"),
     [
         (torch.ones(4, 6), "bool, not torch.float32"),
-        ([[True]], "bool, not list"),
+        ([[True]], r"observed must have the shape.*not \(1, 1\)"),
+        ([[1.0]], "bool, not torch.float32"),
+        ("left", r"observed must be a torch.Tensor, a numpy array or a list.*not str"),
         (torch.ones(6, 4, dtype=torch.bool), r"observed must have the shape.*not \(6, 4\)"),
         (torch.ones(3, 1, 4, 6, dtype=torch.bool), "observed must have the shape"),
     ],

@@ -57,12 +57,12 @@ def test_labels_that_are_no_tensor_are_refused_with_a_remedy(name, kind):
     """Pyro's own training hands them on as they are; `labels.repeat` of numpy repeats otherwise."""
     entry, images = make(name)
     labels = {"array": np.arange(4) % 2, "list": [0, 1, 0, 1], "number": 1}[kind]
-    words = {
+    pattern = {
         "array": r"not ndarray; call torch.from_numpy\(labels\)",
         "list": r"not list; call torch.tensor\(labels\)",
         "number": r"not int; call torch.tensor\(labels\)",
     }
-    match = rf"^labels must be a tensor of integers \(B,\), {words[kind]}$"
+    match = rf"^labels must be a tensor of integers \(B,\), {pattern[kind]}$"
     with pytest.raises(ValueError, match=match):
         entry.model(images, labels)
     with pytest.raises(ValueError, match=match):
@@ -77,9 +77,9 @@ def test_labels_that_are_no_tensor_are_refused_with_a_remedy(name, kind):
 @pytest.mark.parametrize("name", ["vae", "cnn", "capsule-rbm"])
 def test_images_that_are_no_tensor_are_refused_by_a_model_with_a_remedy(name):
     entry, images = make(name)
-    for given, kind in ((images.numpy(), "ndarray"), (images.tolist(), "list")):
+    for value, kind in ((images.numpy(), "ndarray"), (images.tolist(), "list")):
         with pytest.raises(ValueError, match=rf"images must be .*, not {kind}; call torch\.") as e:
-            entry.model(given)
+            entry.model(value)
         assert "\n" not in str(e.value)
 
 
@@ -191,27 +191,27 @@ def test_public_functions_take_arrays_and_lists(name, change):
     torch.manual_seed(0)
     expected = CALLS[name](lambda tensor: tensor)
     torch.manual_seed(0)
-    found = CALLS[name](change)
+    result = CALLS[name](change)
     if expected is not None:
-        assert_close(found, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
+        assert_close(result, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
 
 
 def test_a_grid_of_requests_may_be_a_list():
     pair, images = pair_of("conditional-autoencoder")
     options = dict(starts=1, steps=0, num_particles=2)
     grids = [torch.tensor([0.0, 90.0]), [0.0, 90.0], np.array([0, 90])]
-    found = [infer_transformation(*pair, images, Rotations(), grid=x, **options) for x in grids]
-    assert all(torch.equal(found[0].best, each.best) for each in found)
+    result = [infer_transformation(*pair, images, Rotations(), grid=x, **options) for x in grids]
+    assert all(torch.equal(result[0].best, item.best) for item in result)
     assert isinstance(Rotations(), Requests)
 
 
 @pytest.mark.parametrize("verb", [encode, reconstruct])
 def test_verbs_take_arrays_of_any_precision(verb):
     pair, images = pair_of("vae")
-    expected, found = verb(*pair, images), verb(*pair, images.double().numpy())
+    expected, result = verb(*pair, images), verb(*pair, images.double().numpy())
     if verb is encode:
-        expected, found = expected["image_code"], found["image_code"]
-    assert torch.equal(expected, found)
+        expected, result = expected["image_code"], result["image_code"]
+    assert torch.equal(expected, result)
     both, pictures = pair_of("cnn")
     assert torch.equal(classify(*both, pictures), classify(*both, pictures.numpy()))
 
@@ -219,8 +219,8 @@ def test_verbs_take_arrays_of_any_precision(verb):
 @pytest.mark.parametrize("value", ["word", [[1.0], [1.0, 2.0]], [None], object(), {1: 2}])
 def test_what_is_no_array_of_numbers_is_named(value):
     kind = type(value).__name__
-    words = rf"grid must be a torch.Tensor, a numpy array or a list of numbers .*, not {kind}"
-    with pytest.raises(ValueError, match=words):
+    pattern = rf"grid must be a torch.Tensor, a numpy array or a list of numbers .*, not {kind}"
+    with pytest.raises(ValueError, match=pattern):
         as_tensor("grid", value)
     pair, _ = pair_of("vae")
     with pytest.raises(ValueError, match=r"given\['image_code'\] must be .*, not str"):
@@ -229,8 +229,8 @@ def test_what_is_no_array_of_numbers_is_named(value):
 
 def test_a_split_takes_arrays_and_lists():
     images, labels = torch.rand(3, 1, 2, 2), torch.tensor([2, 0, 1])
-    for given in ((images.numpy(), labels.numpy()), (images, labels.tolist())):
-        split = Split(*given)
+    for value in ((images.numpy(), labels.numpy()), (images, labels.tolist())):
+        split = Split(*value)
         assert torch.equal(split.images, images) and torch.equal(split.labels, labels)
         assert split.labels.dtype == torch.int64
     for wrong in (["a", "b", "c"], [0.5, 1.5, 2.5], [[0, 1, 2]], 3, np.array(["a", "b", "c"])):

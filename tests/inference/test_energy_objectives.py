@@ -36,7 +36,7 @@ BOUNDS = [
     WakeSleep(recycle_top=False),
     ReweightedWakeSleep(2),
 ]
-WORDS = "is an energy model, whose density is known up to log Z only, so that .* has no floor; pass"
+PATTERN = "is an energy model, whose density is known up to log Z only, .* has no floor; pass"
 QUIET = dict(checks=Checks(progress=False))
 KINDS = pytest.mark.parametrize("kind", [RBM, CapsuleRBM])
 
@@ -63,26 +63,26 @@ def test_without_an_objective_an_rbm_learns_by_contrastive_divergence(kind):
     assert list(run.history["loss"]) == list(same.history["loss"])
 
 
-@pytest.mark.parametrize("objective", BOUNDS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("objective", BOUNDS, ids=lambda item: type(item).__name__)
 def test_a_bound_is_refused_before_the_first_step(objective):
     model, guide, images = small()
     before = [p.detach().clone() for p in model.parameters()]
     remedy = r"objective=ContrastiveDivergence\(\)"
-    with pytest.raises(ValueError, match=rf"^RBM {WORDS} {remedy}") as caught:
+    with pytest.raises(ValueError, match=rf"^RBM {PATTERN} {remedy}") as caught:
         fit(model, guide, images, steps=3, objective=objective, **QUIET)
     assert type(objective).__name__ in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         loss_per_image(objective, model, guide, images)
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("objective", BOUNDS[3:], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("objective", BOUNDS[3:], ids=lambda item: type(item).__name__)
 def test_the_zoos_bounds_refuse_in_pyros_own_training_too(objective):
     model, guide, images = small()
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), loss=objective)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         svi.step(images)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         objective(model, guide)
 
 

@@ -11,7 +11,7 @@ from toys import ExactGuide, conjugate_images, pair
 
 from capsule_zoo import data as zoo_data
 from capsule_zoo.data import Split
-from capsule_zoo.data.readable import in_rows
+from capsule_zoo.data.readable import rebatch
 from capsule_zoo.inference import (
     classify,
     compare,
@@ -80,19 +80,19 @@ def test_every_model_gives_the_results_of_all_images_at_once(name):
         whole = evaluate(model, guide, images, labels=labels, **options)
         parts = evaluate(model, guide, loader, labels=True, **options)
     else:
-        whole, parts = (evaluate(model, guide, each, **options) for each in (images, loader))
+        whole, parts = (evaluate(model, guide, item, **options) for item in (images, loader))
     for group in whole.groups():
         assert parts[group].identical(whole[group]), group
-    timeless = [{**each.attrs, "seconds": 0} for each in (whole, parts)]
+    timeless = [{**item.attrs, "seconds": 0} for item in (whole, parts)]
     assert timeless[0] == timeless[1] and whole.attrs["num_images"] == NUMBER
     for number in (1, 3):
         settings = dict(num_samples=number, seed=2, batch_size=4)
-        found = [encode(model, guide, each, **settings) for each in (images, loader)]
-        for site, values in found[0].items():
-            assert torch.equal(values, found[1][site]), site
+        result = [encode(model, guide, item, **settings) for item in (images, loader)]
+        for site, values in result[0].items():
+            assert torch.equal(values, result[1][site]), site
         if not model.supervised:
             for verb in (reconstruct, posterior_predictive):
-                whole, parts = (verb(model, guide, each, **settings) for each in (images, loader))
+                whole, parts = (verb(model, guide, item, **settings) for item in (images, loader))
                 assert torch.equal(whole, parts)
     if name != "draw" and any(hasattr(part, "predict") for part in (model, guide)):
         assert torch.equal(*(classify(model, guide, x, batch_size=4) for x in (images, loader)))
@@ -143,16 +143,16 @@ def test_labels_of_the_data_are_used_where_they_are_wanted(kind):
     entry, images, labels = make("cnn")
     both, data = (entry.model, entry.guide), kind(images, labels)
     expected = (classify(*both, images) != labels).double().mean()
-    for each in (data, DataLoader(data, batch_size=3), DataLoader(data, 3, shuffle=True)):
-        assert error_rate(*both, each).value == pytest.approx(expected)
-        assert error_rate(*both, each).n == NUMBER
+    for item in (data, DataLoader(data, batch_size=3), DataLoader(data, 3, shuffle=True)):
+        assert error_rate(*both, item).value == pytest.approx(expected)
+        assert error_rate(*both, item).n == NUMBER
     whole = evaluate(*both, images, labels=labels, num_particles=1)
-    for each in (data, DataLoader(data, batch_size=3)):
+    for item in (data, DataLoader(data, batch_size=3)):
         assert torch.equal(
-            weights(whole), weights(evaluate(*both, each, labels=True, num_particles=1))
+            weights(whole), weights(evaluate(*both, item, labels=True, num_particles=1))
         )
-    given = evaluate(*both, DataLoader(images, 3), labels=labels, num_particles=1, batch_size=2)
-    assert_close(weights(whole), weights(given))
+    value = evaluate(*both, DataLoader(images, 3), labels=labels, num_particles=1, batch_size=2)
+    assert_close(weights(whole), weights(value))
     assert isinstance(fgsm(entry.model, Split(images, labels), 0.1), Split)
     for nothing in (images, TensorDataset(images), DataLoader(images, 3), Items(images)):
         with pytest.raises(ValueError, match="has no labels, which are needed here: give a Split"):
@@ -185,12 +185,12 @@ def test_images_are_read_batch_by_batch():
     ):
         for source in (data, DataLoader(data, batch_size=3)):
             data.read, reads[:] = 0, []
-            found = call(source)
+            result = call(source)
             assert data.read >= number
             assert max(np.diff(reads[3:])) <= 2 * rows
-    few = evaluate(model, guide, data, num_particles=1, draws=0, batch_size=rows)
-    assert "observed_data" not in few.groups()
-    assert len(found["code"]) == number
+    part = evaluate(model, guide, data, num_particles=1, draws=0, batch_size=rows)
+    assert "observed_data" not in part.groups()
+    assert len(result["code"]) == number
 
 
 def test_a_loader_that_shuffles_is_refused_where_rows_are_those_of_images():
@@ -243,12 +243,12 @@ def test_other_data_are_refused_in_one_line(verb, data, message):
 def test_batches_of_any_sizes_become_batches_of_one_size():
     images, labels = torch.arange(11.0)[:, None], torch.arange(11)
     for sizes in ([1] * 11, [11], [4, 4, 3], [2, 9], [7, 1, 3]):
-        given = zip(images.split(sizes), labels.split(sizes), strict=True)
-        parts = list(in_rows(given, 4))
+        value = zip(images.split(sizes), labels.split(sizes), strict=True)
+        parts = list(rebatch(value, 4))
         assert [len(x) for x, _ in parts] == [4, 4, 3]
         assert torch.equal(torch.cat([x for x, _ in parts]), images)
         assert torch.equal(torch.cat([y for _, y in parts]), labels)
-    assert [y for _, y in in_rows([(images, None)], 4)] == [None] * 3
+    assert [y for _, y in rebatch([(images, None)], 4)] == [None] * 3
 
 
 # Evaluations of parts of the images
@@ -287,8 +287,8 @@ def test_draws_that_were_joined_twice_are_refused():
             summarize(az.concat(az.concat(one, two, dim=dim), one, dim=dim))
         assert summarize(az.concat(one, two, dim=dim))["num_particles"] == 200
     assert summarize(one.isel(draw=slice(10)))["num_particles"] == 20
-    few = summarize(one.isel(image=slice(2)))
-    assert few["num_images"] == 2
+    part = summarize(one.isel(image=slice(2)))
+    assert part["num_images"] == 2
 
 
 def test_images_that_were_put_one_after_the_other_are_refused():
@@ -311,7 +311,7 @@ def test_what_a_loader_gives_is_what_chunks_give_by_hand():
     model, _ = pair()
     images = conjugate_images(10)
     guide = ExactGuide(model)
-    found = summarize(evaluate(model, guide, DataLoader(images, 3), draws=0, batch_size=4))
-    assert found["num_images"] == 10
-    assert found["elbo"] == pytest.approx(model.log_evidence(images).mean().item(), abs=1e-9)
-    assert_close(torch.tensor(found["iwae"]), torch.tensor(found["elbo"]))
+    result = summarize(evaluate(model, guide, DataLoader(images, 3), draws=0, batch_size=4))
+    assert result["num_images"] == 10
+    assert result["elbo"] == pytest.approx(model.log_evidence(images).mean().item(), abs=1e-9)
+    assert_close(torch.tensor(result["iwae"]), torch.tensor(result["elbo"]))

@@ -34,7 +34,7 @@ from capsule_zoo.registry import Entry, create, list_models, small_sizes
 PAIRS = [
     (name, guide) for name in list_models() for guide in create(name, **small_sizes(name)).guides
 ]
-WORDS = r"was made from another .* make the guide anew .* copy\.deepcopy\(\(model, guide\)\)"
+PATTERN = r"was made from another .* make the guide anew .* copy\.deepcopy\(\(model, guide\)\)"
 QUIET = dict(checks=Checks(progress=False))
 
 
@@ -57,12 +57,12 @@ def loaded(*parts):
     return torch.load(file, weights_only=False)
 
 
-def words_of(call) -> list[str]:
+def warnings_of(call) -> list[str]:
     """Return the warnings of a call about another model."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(each.message) for each in caught if "another" in str(each.message)]
+    return [str(item.message) for item in caught if "another" in str(item.message)]
 
 
 def draws(guide, images: torch.Tensor) -> torch.Tensor:
@@ -83,41 +83,41 @@ def test_a_guide_is_named_if_its_draws_depend_on_another_model(name, guide):
     images = images_for(entry)
     together = copy.deepcopy((entry.model, entry.guide))
     apart = copy.deepcopy(entry.model), copy.deepcopy(entry.guide)
-    assert not words_of(lambda: check_pair(entry.model, entry.guide, images))
-    assert not words_of(lambda: check_pair(*together, images))
-    found = words_of(lambda: check_pair(*apart, images))
+    assert not warnings_of(lambda: check_pair(entry.model, entry.guide, images))
+    assert not warnings_of(lambda: check_pair(*together, images))
+    result = warnings_of(lambda: check_pair(*apart, images))
     before = draws(apart[1], images)
     torch.manual_seed(4)
     for parameter in apart[1].model.parameters():
         parameter.data.add_(3 * torch.randn_like(parameter))
     if (name, guide) == ("scenes", "recurrent"):  # it weighs its draws by the model, see its loss
-        assert found
+        assert result
         return
     try:
         reads = not torch.equal(before, draws(apart[1], images))
     except ValueError:  # such values are not allowed, so they were read
         reads = True
-    assert len(found) == reads, found
+    assert len(result) == reads, result
 
 
 def test_the_words_name_the_guide_the_model_and_a_parameter():
     entry = make("part-whole", "routing")
     model, images = copy.deepcopy(entry.model), images_for(entry)
-    with pytest.warns(UserWarning, match=rf"^{type(entry.guide).__name__} {WORDS}") as caught:
+    with pytest.warns(UserWarning, match=rf"^{type(entry.guide).__name__} {PATTERN}") as caught:
         check_pair(model, entry.guide, images)
-    (said,) = caught
-    assert "PartWholeCapsules" in str(said.message) and "presence_logits" in str(said.message)
-    assert "\n" not in str(said.message)
+    (warning,) = caught
+    assert "PartWholeCapsules" in str(warning.message) and "presence_logits" in str(warning.message)
+    assert "\n" not in str(warning.message)
 
 
 def test_files_of_each_half_are_no_pair_and_one_file_of_both_is():
     entry = make("capsule-rbm")
     images = images_for(entry)
     model, guide = loaded(entry.model, entry.guide)
-    assert not words_of(lambda: check_pair(model, guide, images))
+    assert not warnings_of(lambda: check_pair(model, guide, images))
     model, guide = loaded(entry.model), loaded(entry.guide)
     assert all(map(torch.equal, model.parameters(), guide.model.parameters()))
-    assert words_of(lambda: check_pair(model, guide, images))
+    assert warnings_of(lambda: check_pair(model, guide, images))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -132,20 +132,20 @@ def test_every_function_that_takes_a_pair_says_so_once(seed):
         lambda: refine(model, guide, images, steps=2),
         lambda: fit(model, guide, images, steps=2, **QUIET),
     ):
-        assert len(words_of(call)) == 1
-    assert words_of(lambda: compare({"routing": (model, guide)}, images, num_particles=2))
+        assert len(warnings_of(call)) == 1
+    assert warnings_of(lambda: compare({"routing": (model, guide)}, images, num_particles=2))
 
 
 def test_a_bound_of_a_guide_to_another_model_is_a_bound():
     model, other = Conjugate().double(), Conjugate().double()
     other.mean.data.fill_(2.0)
     images = conjugate_images(40)
-    with pytest.warns(UserWarning, match=WORDS):
-        found = summarize(evaluate(model, ExactGuide(other), images, num_particles=200))
-    (mean, scale), (wrong, _) = (each.posterior(images) for each in (model, other))
+    with pytest.warns(UserWarning, match=PATTERN):
+        result = summarize(evaluate(model, ExactGuide(other), images, num_particles=200))
+    (mean, scale), (wrong, _) = (item.posterior(images) for item in (model, other))
     divergence = ((mean - wrong) / scale).square().mean() / 2  # of normals of one scale
     expected = (model.log_evidence(images).mean() - divergence).item()
-    assert divergence > 0.1 and found["elbo"] == pytest.approx(expected, abs=0.02)
+    assert divergence > 0.1 and result["elbo"] == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("kind", [ExactSwitches, MeanFieldSwitches])
@@ -154,11 +154,11 @@ def test_contrastive_divergence_refuses_the_free_energy_of_another_model(kind):
     model, guide, images = entry.model, kind(entry.model), images_for(entry, 6).round()
     apart = copy.deepcopy(model)
     weights = [p.detach().clone() for p in apart.parameters()]
-    with pytest.raises(ValueError, match=f"^{kind.__name__} {WORDS}"):
+    with pytest.raises(ValueError, match=f"^{kind.__name__} {PATTERN}"):
         fit(apart, guide, images, steps=2, objective=ContrastiveDivergence(), **QUIET)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         ContrastiveDivergence().loss_and_grads(apart, guide, images)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         ContrastiveDivergence()(apart, guide)
     assert all(map(torch.equal, weights, apart.parameters()))
     together = copy.deepcopy((model, guide))
@@ -173,9 +173,9 @@ def test_objects_of_another_model_are_refused():
     """The subsets of objects are weighed by the densities of the guide's own model."""
     entry = make("scenes")
     images, model = images_for(entry), copy.deepcopy(entry.model)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         find_objects(model, entry.guide, images)
-    with pytest.raises(ValueError, match=WORDS):
+    with pytest.raises(ValueError, match=PATTERN):
         fit(model, entry.guide, images, steps=1, objective=SummedPresences(), **QUIET)
     find_objects(*copy.deepcopy((entry.model, entry.guide)), images)
 
@@ -200,4 +200,4 @@ def test_guides_without_a_model_of_their_own_pass():
     auto = AutoNormal(poutine.block(model, hide=["image"]))
     check_pair(model, auto, images)
     for guide in (function, auto, copy.deepcopy(auto), LinearGuide(copy.deepcopy(model))):
-        assert not words_of(lambda guide=guide: check_pair(model, guide, images))
+        assert not warnings_of(lambda guide=guide: check_pair(model, guide, images))

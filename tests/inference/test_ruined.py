@@ -101,10 +101,10 @@ def test_a_ruined_pair_is_named_in_one_line(call, value, half):
     module = {"model": model, "guide": guide}[half]
     name, parameter = list(module.named_parameters())[1]
     nn.init.constant_(parameter.view(-1)[:1], value)
-    words = (
+    pattern = (
         rf"^{type(module).__name__} is ruined: its {name} holds values that are not finite.*load"
     )
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(ValueError, match=pattern) as caught:
         CALLS[call](model, guide, images)
     assert "\n" not in str(caught.value)
 
@@ -136,9 +136,11 @@ def test_huge_parameters_give_one_line_and_no_tensors(call):
     model, guide, images = make("part-whole")
     for parameter in guide.parameters():
         nn.init.constant_(parameter, 1e30)
-    words = r"no distribution takes.*lower lr|cannot run on these images: Expected parameter logits"
-    with pytest.raises(ValueError, match=words) as caught:
+    pattern = (
+        r"no distribution takes.*lower lr|cannot run on these images: Expected parameter logits"
+    )
+    with pytest.raises(ValueError, match=pattern) as caught:
         CALLS[call](model, guide, images)
     assert len(str(caught.value).splitlines()) <= 2 and "tensor(" not in str(caught.value)
-    shown = "".join(traceback.format_exception(caught.value))
-    assert call in ("check_pair", "evaluate", "fit") or "tensor(" not in shown
+    text = "".join(traceback.format_exception(caught.value))
+    assert call in ("check_pair", "evaluate", "fit") or "tensor(" not in text

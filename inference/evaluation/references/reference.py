@@ -31,7 +31,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.prepare import discrete_form
@@ -99,7 +99,7 @@ class Reference:
         """D, the length of an unconstrained vector."""
         return self._continuous.dimension
 
-    @takes_arrays("x")
+    @accept_arrays("x")
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute log p(image, x), (...,) in nats, discrete sites summed out, with gradients.
 
@@ -116,7 +116,7 @@ class Reference:
         joint = [self._log_joint(values) + log_jacobian for values, log_jacobian in split]
         return torch.cat(joint).reshape(x.shape[:-1])
 
-    @takes_arrays("x")
+    @accept_arrays("x")
     def sites(self, x: Tensor) -> dict[str, Tensor]:
         """Return the values of the continuous sites, (..., *shape), from vectors (..., D).
 
@@ -129,7 +129,7 @@ class Reference:
             name: value.reshape(*x.shape[:-1], *value.shape[1:]) for name, value in values.items()
         }
 
-    @takes_arrays("values")
+    @accept_arrays("values")
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return unconstrained vectors (S, D) from values (S, ...) of the continuous sites.
 
@@ -141,7 +141,7 @@ class Reference:
             raise ValueError(f"values lacks {missing}; it needs all of {wanted}")
         return self._continuous.join(values)
 
-    @takes_arrays("drawn")
+    @accept_arrays("drawn")
     def score(self, drawn: Tensor | nn.Module, num_draws: int = 1000, seed: int = 0) -> Score:
         """Compare draws, or the draws of a guide, with the reference.
 

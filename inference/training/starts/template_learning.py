@@ -32,7 +32,7 @@ from torch import Tensor
 
 from capsule_zoo.data.points import masked
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.tensors import takes_arrays
+from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.constellations.exact import Group, groups, summed
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
@@ -89,7 +89,7 @@ class Moments(NamedTuple):
         return self.rest - 2 * self.scale * self.swing * cross
 
 
-@takes_arrays("points", "present", like="model")
+@accept_arrays("points", "present", like="model")
 def learn_templates(
     model: Constellations,
     points: Tensor,
