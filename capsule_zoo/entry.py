@@ -16,6 +16,7 @@ from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known
+from capsule_zoo.models.common.spaces import ImageSpace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,11 @@ class Entry(Generic[M, G]):
         guide = maker(self.model) if isinstance(maker, type) else maker(self)
         _made_as[guide] = name
         return guide
+
+    @property
+    def observes_images(self) -> bool:
+        """True for a model of images, False for a model of points."""
+        return isinstance(self.model.space, ImageSpace)
 
     @property
     def guide_name(self) -> str:

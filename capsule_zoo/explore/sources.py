@@ -52,7 +52,7 @@ def view_of(entry: Entry) -> View:
 
 def _stand_in(entry: Entry, error: MissingData) -> Dataset:
     """Return the entry's default data, which need no download, in its size and channels."""
-    if not takes_images(entry.name):
+    if not entry.observes_images:
         raise error
     channels, *size = entry.model.image_shape
     data = load_tests(default_data(entry.name), size=(size[0], size[1]))

@@ -433,7 +433,7 @@ def open_run(
     """
     entry, folder, name, size = _opened(source, data, resize)
     found = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
-    if takes_images(entry.name):
+    if entry.observes_images:
         found = found.in_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
     return entry, found.in_classes(trained) if trained else found, folder
@@ -460,7 +460,7 @@ def open_pictures(
     refuse_among_pictures(out, name)
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
-    if takes_images(entry.name):
+    if entry.observes_images:
         split = split.in_channels(entry.model.image_shape[0])
     return entry, split, files, out
 
@@ -472,7 +472,7 @@ def _opened(
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
     name = read_recipe(source).get("data", Recipe.data) if data is None else data
-    images = takes_images(entry.name)
+    images = entry.observes_images
     if images and name.partition(":")[0] == "constellations":
         raise ValueError(
             f"{source} reads images, and {name} holds scenes of points; give --data of images, or "
@@ -495,7 +495,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
         ValueError: the entry has no such figure; the message names its figures.
     """
     if not entry.figures:
-        raise ValueError(f"{entry.name} has no figures, and so none called {name!r}")
+        raise ValueError(f"{entry.name or 'this pair'} has no figures, and so none called {name!r}")
     check_known("figure", name, entry.figures)
     path = folder / f"{name}.png"
     save_figure(entry.figures[name](entry, images), path)

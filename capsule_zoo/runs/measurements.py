@@ -40,7 +40,7 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
-from capsule_zoo.registry import Entry, check_known, takes_images
+from capsule_zoo.registry import Entry, check_known
 from capsule_zoo.runs.folder import check_classes
 from capsule_zoo.runs.recipe import Recipe
 
@@ -294,7 +294,7 @@ def refuse_without_bound(entry: Entry) -> None:
 
 def refuse_without_images(entry: Entry) -> None:
     """Raise ValueError with the right command if an entry draws no images."""
-    if not takes_images(entry.name):
+    if not entry.observes_images:
         raise ValueError(
             f"{entry.name} draws points and no images; see: capsule-zoo figure samples RUN"
         )

@@ -63,7 +63,16 @@ class Recipe:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
-        """Return the recipe in the contents of a `config.json` or a card, which may say more."""
+        """Return the recipe in the contents of a `config.json` or a card, which may say more.
+
+        Raises:
+            ValueError: it describes a pair that `save` wrote, which no entry makes.
+        """
+        if "pair" in found:
+            raise ValueError(
+                "this folder holds a pair that save(model, guide, folder) wrote, which is no entry "
+                "of the zoo: it can be loaded, evaluated and compared, but not trained or shown"
+            )
         own = {f.name: found[f.name] for f in fields(cls) if f.name in found}
         sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in own["sizes"].items()}
         return cls(**{**own, "sizes": sizes, "modules": tuple(own.get("modules", ()))})

@@ -24,6 +24,11 @@ from capsule_zoo.models.common.trace_density import IMAGES_PLATE
 _RELAXED = LogitRelaxedBernoulli, ExpRelaxedCategorical
 
 
+def _are_indices(value: Any) -> bool:
+    """Return True for what a plate holds in a trace, to which a program may be conditioned."""
+    return isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
+
+
 class CheckedValues(Messenger):
     """The effect handler that refuses values that do not fit, and parameters of 16 bits.
 
@@ -65,7 +70,7 @@ class CheckedValues(Messenger):
         """Check the value of a site, once it is there."""
         name, law, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
         if not isinstance(law, TorchDistributionMixin):
-            if name == IMAGES_PLATE and msg["is_observed"]:
+            if name == IMAGES_PLATE and msg["is_observed"] and not _are_indices(value):
                 site = "of the model" if self.space is None else repr(self.space.site)
                 raise ValueError(
                     f"{name!r} is the plate of the observations and has no density; observe the "

@@ -16,7 +16,7 @@ from capsule_zoo.cli.options import print_metrics
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.inference import error_rate
-from capsule_zoo.registry import load
+from capsule_zoo.registry import create, load, save, small_sizes
 
 TRAIN = ["train", "part-whole", *small_words("part-whole"), "--batch-size", "32"]
 
@@ -270,3 +270,14 @@ def test_errors_of_ours_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(registry, "list_models", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         cli.main(["list"])
+
+
+def test_a_pair_of_a_notebook_is_measured_and_not_shown(tmp_path, capsys):
+    entry = create("part-whole", **small_sizes("part-whole"))
+    save(entry.model, entry.guide.with_poses("normal"), tmp_path, data="digits", seed=0)
+    assert run("evaluate", tmp_path, "--images", 4, "--particles", 2) == 0
+    assert run("compare", tmp_path, "--images", 4, "--particles", 2, "--guides", "saved") == 0
+    capsys.readouterr()
+    for words in (("show", tmp_path), ("figure", "samples", tmp_path)):
+        assert run(*words) == 2
+    assert "which is no entry of the zoo" in capsys.readouterr().err
