@@ -137,7 +137,7 @@ print(*sorted(name for name in sys.modules if name.startswith("capsule_zoo")))
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert set(package_folders()) <= set(done.stdout.split())
-    assert done.stdout.count(": ours ") >= 2 and "Published numbers of shape-codes" in done.stdout
+    assert done.stdout.count(": ours ") >= 2 and "shape-codes:" in done.stdout
 
 
 def test_imports_run_one_way():
@@ -181,18 +181,6 @@ def test_only_the_command_line_knows_itself_and_typer():
         for file in set(folder.glob("*.py")) - {ROOT / "capsule_zoo" / "__main__.py"}:
             names = imported_names(file)
             assert not any(name.startswith(("capsule_zoo.cli", "typer")) for name in names), file
-
-
-def test_the_folders_are_short_lists():
-    """A folder is a table of contents: stories in `models/`, a few packages in `inference/`."""
-
-    def entries(folder: str) -> set[str]:
-        names = {path.name for path in (ROOT / folder).iterdir() if not path.is_symlink()}
-        return {name for name in names if not name.startswith("__pyc")}
-
-    assert len({name for name in entries("models") if name.endswith(".py")}) <= 14
-    assert len(entries("inference")) <= 10
-    assert len({name for name in entries("capsule_zoo") if name.endswith(".py")}) <= 8
 
 
 def test_every_package_has_import_rules():

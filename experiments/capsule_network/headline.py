@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
+from capsule_zoo.experiments.capsule_network.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
-from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.training import on_device
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics

@@ -226,21 +226,6 @@ def gaps(
     return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables, bounds)})
 
 
-gaps_by_image = experiment(
-    "zoo/gaps-by-image",
-    data="mnist",
-    minutes=30,
-    of_runs=True,
-    apart=True,
-    defaults=dict(
-        entries=ANNEALED[:6],
-        guides=("corrected", "gauss_newton", "mixture"),
-        images=8,
-        images_of={"recurrent-capsules": 4},
-    ),
-)(gaps)
-
-
 def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
     settings = {**job.variant, "seed": job.options.seed}

@@ -20,7 +20,6 @@ from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.data.progress import Bar, write_line
 from capsule_zoo.inference.check import refuse_misfit
 from capsule_zoo.inference.objectives.base import check_served, loss_per_image, units_of
-from capsule_zoo.inference.objectives.default import default_objective
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     check_same_modules,
@@ -29,6 +28,7 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
     set_random_state,
 )
+from capsule_zoo.inference.training.default_objective import default_objective
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.training.optimizers import Updates
 from capsule_zoo.inference.training.progress import Progress

@@ -57,8 +57,11 @@ class CheckedValues(Messenger):
         self.space = space
         self.batch = batch
         self.has_density = has_density
+        self.observed_by_program: dict[str, Any] = {}
 
     def _process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:  # before handlers outside observe it
+            self.observed_by_program[msg["name"]] = msg["value"]
         if msg["type"] == "param" and isinstance(own := msg["args"][-1], Tensor):
             check_precision("parameter", msg["name"], own.dtype)
 
@@ -78,8 +81,8 @@ class CheckedValues(Messenger):
                 )
             return
         observed = self.space is not None and name == self.space.site
-        if observed and value is self.batch:
-            return
+        if value is None or value is self.batch or value is self.observed_by_program.get(name):
+            return  # None: a handler draws it later
         expected = law.shape()
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
@@ -103,7 +106,9 @@ class CheckedValues(Messenger):
         else:
             inner = range(1, 1 + min(outer, images))
             fits = value.shape[outer:] == law.event_shape and all(
-                value.shape[outer - i] in (1, expected[rank - i]) for i in inner
+                1 in (value.shape[outer - i], expected[rank - i])
+                or value.shape[outer - i] == expected[rank - i]
+                for i in inner
             )
         if not fits:
             remedy = "give one value for each image, or a value that broadcasts to this shape"

@@ -12,7 +12,6 @@ from watermarks import watch
 from capsule_zoo import experiments, registry
 from capsule_zoo.data import datasets
 from capsule_zoo.experiments import list_experiments
-from capsule_zoo.experiments.common import curves
 from capsule_zoo.inference.training import progress
 from capsule_zoo.registry import list_models
 
@@ -34,15 +33,12 @@ class SteadyClock:
         self.seconds += 0.005
         return self.seconds
 
-    process_time = monotonic
-
 
 @pytest.fixture(autouse=True)
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> SteadyClock:
     """Time training by readings of its clock: minutes are a number of steps on every machine."""
     clock = SteadyClock()
     monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(curves, "time", clock)
     return clock
 
 

@@ -10,8 +10,8 @@ from PIL import Image, ImageSequence
 
 from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Job, Options, reproduce
-from capsule_zoo.experiments.common import overlaps
-from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs
+from capsule_zoo.experiments.capsule_network import overlaps
+from capsule_zoo.experiments.capsule_network.overlaps import Pairs, different_pairs
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows

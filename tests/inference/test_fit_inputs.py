@@ -179,7 +179,7 @@ KINDS = "must be a Dataset, a Split, images .*, a list of such batches, .* or a 
         (np.zeros((4, 1, 2, 2), bool), r"call images\.float\(\)"),
         (np.zeros((4, 2, 2)), r"add the missing dimensions with images\[:, None\]"),
         (np.array([None, 1]), "data must hold floating point pixels, not object"),
-        (np.full((4, 1, 2, 2), 255.0), r"must lie in \[0, 1\].*; rescale them, or clamp the noise"),
+        (np.full((4, 1, 2, 2), 255.0), r"must lie in \[0, 1\].*; rescale them, or clamp rounding"),
         (TensorDataset(torch.zeros(4, 1, 2, 2, dtype=torch.uint8)), "divide bytes by 255"),
         (Items(np.zeros((4, 1, 2, 2), np.uint8)), "divide bytes by 255"),
     ],

@@ -9,8 +9,8 @@ from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Checks, Inputs, Objective, fit, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.base import units_of
-from capsule_zoo.inference.objectives.default import default_objective
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
+from capsule_zoo.inference.training.default_objective import default_objective
 from capsule_zoo.registry import create, small_sizes
 
 
