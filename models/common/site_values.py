@@ -84,6 +84,9 @@ class CheckedValues(Messenger):
         if value is None or value is self.batch or value is self.observed_by_program.get(name):
             return  # None: a handler draws it later
         expected = law.shape()
+        if msg["infer"].get("enumerate") and isinstance(value, Tensor) and not observed:
+            if value.dim() > len(expected):  # Pyro sums it out, and its values have further dims
+                return
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
             self._check_shape(name, law, value, expected, observed)

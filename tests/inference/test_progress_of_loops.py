@@ -88,7 +88,9 @@ def test_pictures_of_a_folder_are_read_with_progress(monkeypatch, capsys, tmp_pa
     from PIL import Image
 
     for number in range(5):
-        Image.new("L", (4, 4), 50 * number).save(tmp_path / f"{number}.png")
+        picture = Image.new("L", (4, 4), 50 * number)
+        picture.putpixel((1, 1), 255)
+        picture.save(tmp_path / f"{number}.png")
     monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
     with show_progress():
         load_dataset(tmp_path)
