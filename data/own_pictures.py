@@ -20,6 +20,7 @@ from capsule_zoo.data.pictures import (
     read_labels,
     read_picture,
 )
+from capsule_zoo.data.progress import track
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Labelled, Size, Source, channels_first, split_at_random, taken
 
@@ -252,7 +253,7 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
     """Read the files as float32 (N, C, H, W) in [0, 1]; return also how many images each holds."""
     pictures = [
         Picture(read_array(file, size)) if is_array_file(file) else read_picture(file, size)
-        for file in files
+        for file in track(files, "reading pictures", "files")
     ]
     pixels = [
         part if is_array_file(file) else part[None]

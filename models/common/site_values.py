@@ -84,9 +84,9 @@ class CheckedValues(Messenger):
         if value is None or value is self.batch or value is self.observed_by_program.get(name):
             return  # None: a handler draws it later
         expected = law.shape()
-        if msg["infer"].get("enumerate") and isinstance(value, Tensor) and not observed:
-            if value.dim() > len(expected):  # Pyro sums it out, and its values have further dims
-                return
+        enumerated = msg["infer"].get("enumerate") and not observed
+        if enumerated and isinstance(value, Tensor) and value.dim() > len(expected):
+            return  # Pyro sums it out, and its values have further dims
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
             self._check_shape(name, law, value, expected, observed)
@@ -109,9 +109,7 @@ class CheckedValues(Messenger):
         else:
             inner = range(1, 1 + min(outer, images))
             fits = value.shape[outer:] == law.event_shape and all(
-                1 in (value.shape[outer - i], expected[rank - i])
-                or value.shape[outer - i] == expected[rank - i]
-                for i in inner
+                value.shape[outer - i] in (1, expected[rank - i]) for i in inner
             )
         if not fits:
             remedy = "give one value for each image, or a value that broadcasts to this shape"
