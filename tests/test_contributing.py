@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("capsule_zoo", "models", "guides", "inference", "data", "weights", "docs", "results")
+COPIED = (
+    "capsule_zoo",
+    "tools",
+    "models",
+    "guides",
+    "inference",
+    "data",
+    "weights",
+    "docs",
+    "results",
+)
 # Tests of the whole zoo, in addition to tests with the example's name.
 OF_ALL = ("asked_for_once", "has_a_check")
 
