@@ -40,7 +40,6 @@ def explore(
     from capsule_zoo.data.progress import announce
     from capsule_zoo.explore.notebook import write_notebook
 
-    announce(f"opening {source} and its images")
     path = out or Path(f"explore-{Path(source).resolve().name}.ipynb")
     write_notebook(path, source, data, data_root, overwrite)
     print(f"the notebook is {path}", flush=True)

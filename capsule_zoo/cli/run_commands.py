@@ -383,11 +383,9 @@ def figure(
     Example:
       capsule-zoo figure parses runs/part-whole-digits-0
     """
-    from capsule_zoo.data.progress import announce
     from capsule_zoo.runs import folder as runs
 
     entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
-    announce(f"drawing {name}")
     path = runs.draw(entry, name, dataset.test.images, folder)
     print(f"drawn in {path}")
     print_json(as_json, {"figure": str(path)})

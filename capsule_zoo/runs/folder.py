@@ -28,6 +28,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
+from capsule_zoo.data.progress import announce
 from capsule_zoo.data.sources import sides_of
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
@@ -153,8 +154,6 @@ def train(
         if run.stopped != "interrupted" and predicts_labels(entry.model, entry.guide):
             _note_error_rate(entry, data.validation, folder)
         for figure in entry.figures:
-            if progress:
-                _say(f"drawing {figure}")
             draw(entry, figure, data.test.images, folder)
     return entry, run
 
@@ -466,6 +465,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     if not entry.figures:
         raise ValueError(f"{entry.name} has no figures, and so none called {name!r}")
     check_known("figure", name, entry.figures)
+    announce(f"drawing {name}")
     path = folder / f"{name}.png"
     save_figure(entry.figures[name](entry, images), path)
     return path

@@ -13,7 +13,7 @@ from PIL import Image
 from capsule_zoo.data import Split
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.data.points import read_scenes, rescaled
-from capsule_zoo.data.progress import announce, track
+from capsule_zoo.data.progress import track
 from capsule_zoo.guides.constellations.amortized import AmortizedMatching
 from capsule_zoo.guides.constellations.matching import (
     ExactMatching,
@@ -59,11 +59,9 @@ def segment_run(
             f"{entry.name} finds no objects; train the entry scenes on these pictures first: "
             "capsule-zoo train scenes --data folder:PATH"
         )
-    height, width = split.images.shape[-2:]
     if slots is not None:
+        height, width = split.images.shape[-2:]
         entry = on_canvas(entry, height, width, slots)
-    size = f"{width}x{height} pixels, at most {entry.model.slots} objects in each"
-    announce(f"finding objects; pictures: {len(split):,} of {size}")
     found = find_objects(entry.model, entry.guide, split.images, **options)
     pictures = colored_objects(split.images, found.numbers, entry.model.slots)
     older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
@@ -143,7 +141,6 @@ def parse_file(
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
     chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
-    announce(f"parsing {len(points):,} scenes by {guide}")
     found = chosen.parse(rescaled(points.double()), present)
     archive = io.BytesIO()
     np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})

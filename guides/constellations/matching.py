@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.points import masked
+from capsule_zoo.data.progress import announce
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.constellations.em import Settings, explain_by_em
 from capsule_zoo.guides.constellations.exact import (
@@ -68,6 +69,7 @@ class MatchingGuide(Guide):
         self.model.space.check(points)
         points = points.double()
         self._check_numbers(points)
+        announce(f"parsing {len(points):,} scenes")
         return self.explain(self.model.law(), points)
 
     def forward(self, points: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.progress import track
+from capsule_zoo.data.progress import announce, track
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
@@ -117,6 +117,9 @@ def find_objects(
     images = as_wanted(model, images, guide)
     guide.model.space.check(images)
     keep_memory()
+    height, width = images.shape[-2:]
+    size = f"{width}x{height} pixels, at most {model.slots} objects in each"
+    announce(f"finding objects; pictures: {len(images):,} of {size}")
     rows = max(1, batch_size // draws)
     with seeded(seed):
         batches = track(images.split(rows), "finding objects", "batches")
