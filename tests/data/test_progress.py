@@ -14,6 +14,7 @@ from capsule_zoo.data.progress import Bar, announce, planned, show_progress, tra
 def seconds(monkeypatch):
     """Return the clock of the bars, which only the test moves."""
     clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 5.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
