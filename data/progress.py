@@ -27,6 +27,7 @@ TIMED = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # formats of tqdm, witho
 COUNTED = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}{postfix}]"
 
 _enabled: ContextVar[bool] = ContextVar("show_progress", default=False)
+_plan: ContextVar[str | None] = ContextVar("plan", default=None)
 
 
 @contextmanager
@@ -50,9 +51,24 @@ def announce(line: str) -> None:
         write_line(line)
 
 
-def write_line(line: str) -> None:
-    """Print a line on stderr, above the bars of a terminal."""
-    tqdm.write(line, file=sys.stderr)
+@contextmanager
+def planned(line: str | None) -> Iterator[None]:
+    """Print a line before the first line or lasting bar that follows inside, if there is one.
+
+    What is refused before it begins then says nothing of its plan.
+    """
+    token = _plan.set(line)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
+def write_line(line: str | None = None) -> None:
+    """Print what is planned, and a line, on stderr, above the bars of a terminal."""
+    for each in filter(None, (_plan.get(), line)):
+        tqdm.write(each, file=sys.stderr)
+    _plan.set(None)
     sys.stderr.flush()
 
 
@@ -117,6 +133,8 @@ class Bar:
         self.began = time.monotonic()
         self.due = self.began + SECONDS_TO_FIRST_LINE
         self.printed: str | None = None
+        if enabled and lasting:
+            write_line()  # the plan
         self.lines = enabled and not _draws_bars()
         self.bar: Any = self._tqdm() if enabled and not self.lines else None
 

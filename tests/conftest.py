@@ -1,5 +1,6 @@
 """The start of every test: no network, an empty parameter store, a fixed seed, no open figure."""
 
+import math
 import os
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from offline import refuse_network
 
 from capsule_zoo import records
+from capsule_zoo.data import progress
 
 refuse_network()
 
@@ -35,6 +37,12 @@ def clean_start() -> Iterator[None]:
     pyro.set_rng_seed(0)
     yield
     plt.close("all")
+
+
+@pytest.fixture(autouse=True)
+def no_lines_because_a_machine_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a log have no line on progress because of a test's time; tests of such lines want it."""
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ training has ended. Nothing is written earlier, so a refused command leaves a fo
 
 import json
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.own_pictures import sides_of
-from capsule_zoo.data.progress import announce
+from capsule_zoo.data.progress import announce, planned, write_line
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
@@ -142,12 +141,13 @@ def train(
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
-    if progress and is_first_process():
-        figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
-        what = f"{name} on {len(data.train):,} images of {data.name}"
-        _say(f"training {what}, {length_of(arguments)}{figures}")
+    figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
+    what = f"training {name} on {len(data.train):,} images of {data.name}, {length_of(arguments)}"
     try:
-        run = fit_entry(entry, data, _say, files, **arguments, checks=Checks(progress=progress))
+        with planned(f"{what}{figures}" if progress and is_first_process() else None):
+            run = fit_entry(
+                entry, data, write_line, files, **arguments, checks=Checks(progress=progress)
+            )
     except NotImplementedError as error:
         if recipe.objective is None:
             raise
@@ -207,10 +207,6 @@ def _full(size: Any) -> Any:
     """Return a size that holds in every working folder: the path of a trained entry is absolute."""
     path = isinstance(size, str) and "/" in size and recipe_path(size)
     return str(Path(size).resolve()) if path else size
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _tensorboard(log: str) -> Callable[..., Any]:

@@ -239,7 +239,7 @@ def test_quiet_prints_the_result_alone(place, capsys):
     assert "written to" not in quiet.out
     assert run("train", "vae", "--steps", "3", "--out", "loud", *SMALL) == 0
     loud = capsys.readouterr()
-    assert "3/3" in loud.err and "drawing samples, reconstructions" in loud.err
+    assert "3 of 3" in loud.err and "then it draws samples, reconstructions" in loud.err
     assert "written to loud" in loud.out
 
 

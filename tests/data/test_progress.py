@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from capsule_zoo.data import progress
-from capsule_zoo.data.progress import Bar, announce, show_progress, track
+from capsule_zoo.data.progress import Bar, announce, planned, show_progress, track, write_line
 
 
 @pytest.fixture
 def seconds(monkeypatch):
     """Return the clock of the bars, which only the test moves."""
     clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 5.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
@@ -96,3 +97,17 @@ def test_a_stream_that_does_not_say_whether_it_is_a_terminal_gets_lines(monkeypa
     with Bar("training", "steps", 4, lasting=True) as bar:
         bar.advance(4)
     assert "".join(lines) == "training: 4 of 4 steps, 100%\n"
+
+
+def test_a_plan_is_printed_before_the_first_line_that_follows_it(seconds, capsys):
+    for begin in (lambda: write_line("stage 1"), lambda: Bar("training", "steps", 2, lasting=True)):
+        with planned("training for two steps"):
+            assert capsys.readouterr().err == ""
+            begin()
+            begin()
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == "training for two steps" and said.count(said[0]) == 1
+    with planned("training for two steps"):
+        Bar("training", "steps", 2, lasting=True, enabled=False)
+    write_line("the end")
+    assert capsys.readouterr().err == "the end\n"

@@ -55,8 +55,8 @@ def part_entry(
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
         entry = create(name, **{**given, **sizes})
     elif not recipe_path(name):
-        words = unknown_source("name", name, [*others, *list_models(), *trained_names()])
-        raise ValueError(f"{what}: {words}; a run has to stay in its folder")
+        words = unknown_source(what, name, [*others, *list_models(), *trained_names()])
+        raise ValueError(f"{words}; a run that is the {what} has to stay in its folder")
     elif sizes:
         raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
     else:
