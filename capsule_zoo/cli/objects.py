@@ -58,11 +58,12 @@ def segment(
     RUN is a run of scenes. The folder gets objects.csv, counts.csv, masks/ (pixels are numbers of
     objects) and pictures/ (every object in its color and box). Of a folder of your own all pictures
     are read, also those of training, and the tables name their files. Of other data sets only the
-    test pictures are read.
+    test pictures are read. No picture is counted above the slots of the run; all_slots_filled is
+    the number of pictures that fill them all, and may hold more.
 
     \b
     Examples:
-      capsule-zoo train scenes --data folder:PATH --minutes 10
+      capsule-zoo train scenes --data folder:PATH --steps 1000 --set slots=4
       capsule-zoo segment runs/scenes-PATH-0
       capsule-zoo segment scenes-mnist --data multi-digits --images 20 --out found
       capsule-zoo segment scenes-mnist --data multi-digits:canvas=80,most=5 --slots 7
