@@ -252,11 +252,11 @@ def _shape(site: dict) -> tuple[int, ...]:
 def refuse_non_finite(*modules: nn.Module) -> None:
     """Raise ValueError that names the first parameter or buffer that is not finite.
 
-    A buffer may be infinite, but not NaN.
+    A parameter may be minus infinity, as the logit of what is impossible, and a buffer infinite.
     """
     for module in modules:
         for name, parameter in module.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
+            if not bool((parameter < torch.inf).all()):  # False for NaN
                 raise ValueError(_not_finite(module, name))
         for name, buffer in module.named_buffers():
             if bool(buffer.isnan().any()):
