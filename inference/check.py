@@ -297,11 +297,11 @@ def _shape(site: dict) -> tuple[int, ...]:
 def refuse_non_finite_parameters(*modules: nn.Module) -> None:
     """Raise ValueError that names the first parameter or buffer that is not finite.
 
-    A buffer may be infinite, but not NaN, and a parameter minus infinity: the logit of 0.
+    A parameter may be minus infinity, as the logit of what is impossible, and a buffer infinite.
     """
     for module in modules:
         for name, parameter in module.named_parameters():
-            if bool((parameter.isnan() | (parameter == torch.inf)).any()):
+            if not bool((parameter < torch.inf).all()):  # False for NaN
                 raise ValueError(_not_finite(module, name))
         for name, buffer in module.named_buffers():
             if bool(buffer.isnan().any()):

@@ -33,6 +33,8 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
             have the same seed.
     """
     refuse_mixture(idata)
+    _refuse_joined_images(idata)
+    _refuse_same_draws(idata)
     log_weight = pooled_log_weight(idata)
     draws, images = log_weight.shape
     bound = all(each_value(idata.attrs["is_bound"]))
@@ -128,8 +130,6 @@ def refuse_mixture(idata: "InferenceData") -> None:
                 f"idata joins evaluations whose {name!r} differs ({', '.join(values)}); "
                 f"summarize each one separately{remedy}"
             )
-    _refuse_joined_images(idata)
-    _refuse_same_draws(idata)
 
 
 AT_ONCE = (

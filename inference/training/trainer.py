@@ -149,6 +149,7 @@ class Trainer:
             CheckpointError: the checkpoint cannot be read, or is of another run.
         """
         self._load(load_checkpoint(checkpoint))
+        self._unproven = self._states()
         self.saved = checkpoint
 
     def run(self, budget: Budget, bar: Bar) -> str:

@@ -77,6 +77,19 @@ def test_the_state_of_the_last_check_whose_next_loss_was_finite_is_restored(bad,
         assert f"after step {restored}" in str(caught.value)
 
 
+def test_a_resumed_run_that_fails_has_the_state_of_its_checkpoint(tmp_path):
+    model, guide, images = make()
+    path = tmp_path / "run.safetensors"
+    fit(model, guide, images, steps=4, checks=Checks(checkpoint=path, progress=False))
+    trained = values(model, guide)
+    other, other_guide, _ = make()
+    checks = Checks(resume=path, progress=False)
+    with pytest.raises(NonFiniteLoss, match="as they were after step 4") as caught:
+        fit(other, other_guide, images, steps=50, lr=1e6, checks=checks)
+    assert caught.value.restored == 4
+    assert all(map(torch.equal, trained, values(other, other_guide)))
+
+
 CALLS = {
     "evaluate": evaluate,
     "check_pair": check_pair,
