@@ -258,7 +258,7 @@ class Model(Program):
 
     def _checking(self, batch: Any) -> AbstractContextManager:
         has_density = self.normalized or self.supervised or batch is not None
-        return CheckedValues(self.plate_dims["images"], self.space, batch, has_density)
+        return CheckedValues(self.plate_dims["images"], self.space, has_density)
 
     def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
         if self.missing_fill is None:

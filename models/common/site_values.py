@@ -35,27 +35,23 @@ class CheckedValues(Messenger):
     Args:
         plate_dim: the dim of the images plate.
         space: the space of the observations of a model; None for a guide.
-        batch: the observations that the program was called with, already checked; None if there
-            are none.
         has_density: False for an energy model without its argument, which runs a chain.
     """
 
     def __init__(
-        self,
-        plate_dim: int,
-        space: ObservationSpace | None,
-        batch: Tensor | None,
-        has_density: bool = True,
+        self, plate_dim: int, space: ObservationSpace | None, has_density: bool = True
     ) -> None:
         super().__init__()
         self.inner = -plate_dim
         self.space = space
-        self.batch = batch
         self.has_density = has_density
+        self.own: dict[str, Any] = {}  # the values that the program itself observes
 
     def _process_message(self, msg: Any) -> None:
-        if msg["type"] == "param" and isinstance(own := msg["args"][-1], Tensor):
-            check_precision("parameter", msg["name"], own.dtype)
+        if msg["type"] == "param" and isinstance(parameter := msg["args"][-1], Tensor):
+            check_precision("parameter", msg["name"], parameter.dtype)
+        elif msg["type"] == "sample" and msg["is_observed"]:
+            self.own[msg["name"]] = msg["value"]
 
     def _postprocess_message(self, msg: Any) -> None:
         if msg["type"] == "sample":
@@ -65,16 +61,16 @@ class CheckedValues(Messenger):
         """Check the value of a site, once it is there."""
         name, law, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
         if not isinstance(law, TorchDistributionMixin):
-            if name == IMAGES_PLATE and msg["is_observed"]:
+            if name == IMAGES_PLATE and msg["is_observed"] and getattr(value, "ndim", 1) != 1:
                 site = "of the model" if self.space is None else repr(self.space.site)
                 raise ValueError(
                     f"{name!r} is the plate of the observations and has no density; observe the "
                     f"site {site}"
                 )
             return
-        observed = self.space is not None and name == self.space.site
-        if observed and value is self.batch:
+        if msg["is_observed"] and self.own.get(name) is value:
             return
+        observed = self.space is not None and name == self.space.site
         expected = law.shape()
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
