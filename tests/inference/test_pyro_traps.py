@@ -89,7 +89,7 @@ def test_a_plain_module_never_trains_again_after_the_store_was_loaded(tmp_path):
     pyro.get_param_store().load(tmp_path / "store.pt")
     before = guide.location.item()
     svi.step(images)
-    assert guide.location.item() == before != pyro.param("location").item()
+    assert guide.location.item() == before  # nothing reads what the optimizer holds
 
 
 def test_the_store_unfreezes_what_enters_it():
