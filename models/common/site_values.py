@@ -68,8 +68,8 @@ class CheckedValues(Messenger):
                     f"site {site}"
                 )
             return
-        if msg["is_observed"] and self.own.get(name) is value:
-            return
+        if value is None or (msg["is_observed"] and self.own.get(name) is value):
+            return  # None where a handler outside draws it later
         observed = self.space is not None and name == self.space.site
         expected = law.shape()
         other = not isinstance(value, Tensor) or value.shape != expected
