@@ -78,7 +78,7 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
 
     def _checking(self, batch: Any) -> AbstractContextManager:
         dims = getattr(self.model, "plate_dims", {"images": -1})
-        return CheckedValues(dims["images"], None, batch)
+        return CheckedValues(dims["images"], None)
 
     @property
     def model(self) -> M:

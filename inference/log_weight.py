@@ -77,11 +77,12 @@ class _Numbered(Messenger):
         if msg["infer"].get("enumerate") == "parallel" and law.event_dim and not msg["is_observed"]:
             vectors = law.enumerate_support(expand=False)
             msg["fn"] = Categorical(logits=law.log_prob(vectors).movedim(0, -1))
-            msg["infer"]["vectors"] = vectors.reshape(len(vectors), *law.event_shape)
+            msg["infer"]["vectors"] = law, vectors.reshape(len(vectors), *law.event_shape)
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        if (vectors := msg["infer"].get("vectors")) is not None:
-            number, plates = msg["value"], msg["fn"].batch_shape
+        if (held := msg["infer"].get("vectors")) is not None:
+            law, vectors = held
+            number, plates, msg["fn"] = msg["value"], msg["fn"].batch_shape, law
             msg["value"] = vectors[number if number.dim() >= len(plates) else number.expand(plates)]
 
 

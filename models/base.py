@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_tensor, check_whole
 from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
-from capsule_zoo.models.common.param_store import ReadingContext, forget_names, take_over
+from capsule_zoo.models.common.param_store import (
+    ReadingContext,
+    StoredValues,
+    forget_names,
+    take_over,
+)
 from capsule_zoo.models.common.plates import ImageDistribution
 from capsule_zoo.models.common.remembering import Remembering, note_changes
 from capsule_zoo.models.common.site_values import CheckedValues
@@ -196,12 +201,17 @@ class Program(NamedModule):
                     arguments = (batch, *arguments[1:])
                 else:
                     options = {**options, self.observes: batch}
-        with self._checking(batch) if checking else nullcontext(), self._scoring(observed):
+        part = not isinstance(self._pyro_context, ReadingContext)  # of a PyroModule of a user
+        with (
+            StoredValues() if part else nullcontext(),
+            self._checking(batch) if checking else nullcontext(),
+            self._scoring(observed),
+        ):
             return super().__call__(*arguments, **options)
 
     def _checking(self, batch: Any) -> AbstractContextManager:
         """Return the context in which values from outside are checked, site by site."""
-        raise NotImplementedError
+        return CheckedValues(-1, None)
 
     def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
         """Return the context in which only the observed pixels are scored."""
@@ -288,7 +298,7 @@ class Model(Program):
 
     def _checking(self, batch: Any) -> AbstractContextManager:
         has_density = self.normalized or self.supervised or batch is not None
-        return CheckedValues(self.plate_dims["images"], self.space, batch, has_density)
+        return CheckedValues(self.plate_dims["images"], self.space, has_density)
 
     def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
         if self.missing_fill is None:

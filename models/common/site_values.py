@@ -40,30 +40,23 @@ class CheckedValues(Messenger):
     Args:
         plate_dim: the dim of the images plate.
         space: the space of the observations of a model; None for a guide.
-        batch: the observations that the program was called with, already checked; None if there
-            are none.
         has_density: False for an energy model without its argument, which runs a chain.
     """
 
     def __init__(
-        self,
-        plate_dim: int,
-        space: ObservationSpace | None,
-        batch: Tensor | None,
-        has_density: bool = True,
+        self, plate_dim: int, space: ObservationSpace | None, has_density: bool = True
     ) -> None:
         super().__init__()
         self.inner = -plate_dim
         self.space = space
-        self.batch = batch
         self.has_density = has_density
         self.observed_by_program: dict[str, Any] = {}
 
     def _process_message(self, msg: Any) -> None:
         if msg["type"] == "sample" and msg["is_observed"]:  # before handlers outside observe it
             self.observed_by_program[msg["name"]] = msg["value"]
-        if msg["type"] == "param" and isinstance(own := msg["args"][-1], Tensor):
-            check_precision("parameter", msg["name"], own.dtype)
+        if msg["type"] == "param" and isinstance(parameter := msg["args"][-1], Tensor):
+            check_precision("parameter", msg["name"], parameter.dtype)
 
     def _postprocess_message(self, msg: Any) -> None:
         if msg["type"] == "sample":
@@ -80,9 +73,9 @@ class CheckedValues(Messenger):
                     f"site {site}"
                 )
             return
+        if value is None or (msg["is_observed"] and self.observed_by_program.get(name) is value):
+            return  # None where a handler outside draws it later
         observed = self.space is not None and name == self.space.site
-        if value is None or value is self.batch or value is self.observed_by_program.get(name):
-            return  # None: a handler draws it later
         expected = law.shape()
         enumerated = msg["infer"].get("enumerate") and not observed
         if enumerated and isinstance(value, Tensor) and value.dim() > len(expected):

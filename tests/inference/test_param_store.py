@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule
 
 from capsule_zoo.inference import encode, evaluate, summarize
 from capsule_zoo.models import base
@@ -321,3 +322,30 @@ def test_an_autoguide_takes_loaded_values_over_when_it_is_called(tmp_path):
     guide(images)
     evaluate(model, guide, images, num_particles=2)
     assert torch.equal(guide.median()["image_code"], median)
+
+
+class Pair(PyroModule):
+    """A user's module that holds a model of the zoo, and draws its images darker."""
+
+    def __init__(self, model):
+        super().__init__("Pair")
+        self.inside = model
+
+    def forward(self, images):
+        return self.inside(images / 2)
+
+
+def test_a_model_inside_of_another_module_takes_loaded_values_over(tmp_path):
+    losses = []
+    for loads in (False, True):
+        entry = make()
+        guide = create("vae", **small_sizes("vae")).guide
+        svi = SVI(Pair(entry.model), guide, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
+        pyro.set_rng_seed(1)
+        found = [svi.step(images_for(entry)) for _ in range(5)]
+        if loads:
+            pyro.get_param_store().save(tmp_path / "store.pt")
+            pyro.get_param_store().load(tmp_path / "store.pt")
+        losses.append([*found, *(svi.step(images_for(entry)) for _ in range(5))])
+        pyro.clear_param_store()
+    assert losses[1] == losses[0]

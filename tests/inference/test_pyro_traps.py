@@ -80,6 +80,18 @@ def test_the_second_plain_module_trains_under_fit():
         assert guide.location is start and start.item() != 0
 
 
+def test_a_plain_module_never_trains_again_after_the_store_was_loaded(tmp_path):
+    """The zoo's remedy is tested in test_param_store.py."""
+    model, images, guide = Conjugate(), conjugate_images(4, torch.float32), Plain()
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), loss=Trace_ELBO())
+    svi.step(images)
+    pyro.get_param_store().save(tmp_path / "store.pt")
+    pyro.get_param_store().load(tmp_path / "store.pt")
+    before = guide.location.item()
+    svi.step(images)
+    assert guide.location.item() == before  # nothing reads what the optimizer holds
+
+
 def test_the_store_unfreezes_what_enters_it():
     guide, images = Plain(), conjugate_images(4, torch.float32)
     guide.location.requires_grad_(False)
