@@ -138,8 +138,9 @@ def test_a_run_is_annealed_instead(small, tmp_path):
     save(create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)}), tmp_path / "run")
     options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
     few = dict(guides=(), images=2, particles=2)
-    found, _ = names_in_record("zoo/gaps", options, tmp_path, **few, **TINY)
-    assert "gap_vae" in found and not any("capsule" in name for name in found)
+    found, _ = names_in_record("zoo/gaps-by-image", options, tmp_path, **few, **TINY)
+    assert {f"{each}_vae" for each in guide_swaps.BOUNDS} <= found
+    assert not any("capsule" in name for name in found)
 
 
 def test_points_are_widened_before_they_are_annealed(small):
