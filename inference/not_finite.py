@@ -13,6 +13,9 @@ from torch import Tensor
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
 
+# what Pyro's validation and torch.linalg raise for numbers that are not finite
+NAMING_NO_IMAGE = ValueError, torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
 
 class NonFiniteGuide(ValueError):
     """The error raised for a guide that is not finite at some images.

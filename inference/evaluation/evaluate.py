@@ -33,7 +33,7 @@ from capsule_zoo.inference.evaluation.prepare import (
 )
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
-from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite
+from capsule_zoo.inference.not_finite import NAMING_NO_IMAGE, NonFiniteGuide, non_finite
 from capsule_zoo.inference.objectives.base import repeated
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -180,7 +180,7 @@ def _scored(
         found = log_weights(model, guide, images, labels)
     except NonFiniteGuide as error:  # of a guide that refines the images of the pass
         rows, site, what = error.first.images, error.first.site, error.first.what
-    except (ValueError, RuntimeError):  # which name no image
+    except NAMING_NO_IMAGE:
         rows, site = non_finite(model, guide, images, labels)
         if not rows:
             raise

@@ -13,9 +13,9 @@ linear means of normal laws. Discrete sites are held at their likeliest values; 
 the law of a continuous site, such as the presence of a part that of its pose, are changed first by
 Metropolis-Hastings proposals that draw the pose again.
 
-The distribution is local. On one digit of a VAE with two latents a single mode missed another one
-that holds 5 % of the posterior, and the small error of its importance-weighted bound did not show
-it. Several modes, or annealing, do.
+The distribution is local. On one of eight digits of a VAE with two latents, compared with
+quadrature, one mode missed another one that holds 5 % of the posterior, and the small standard
+error of its importance-weighted bound did not show that. Take several modes where it matters.
 
 J has a forward derivative for each number of u, of all images at once (`torch.func.jvp`). Where an
 operation of the model has none, they are central differences. u* is a refined point that climbs a
@@ -54,10 +54,16 @@ from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_weights, not_a_number
-from capsule_zoo.inference.not_finite import NonFiniteGuide, refuse_non_finite
+from capsule_zoo.inference.not_finite import refuse_non_finite
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
 from capsule_zoo.inference.posterior.annealing.transitions import flip
+from capsule_zoo.inference.posterior.modes import (
+    duplicates,
+    evidence_of,
+    improper_by_site,
+    proper_rows,
+    refuse_improper,
+)
 from capsule_zoo.inference.posterior.refine import refined
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
@@ -75,8 +81,6 @@ _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
 _ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
-_FAR = 5.0  # standard deviations from the point at which values of sites must be finite
-_JUDGED = 16  # draws from which the evidence of a mode is computed
 _SCREENED = 16  # draws of the prior for each that climbs
 _TEMPERED, _RATE = 120, 0.4  # steps of the climb, and their length in deviations of the prior
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
@@ -150,9 +154,10 @@ def gauss_newton(
         for _ in range(_ROUNDS if settles else 1):
             state = _settled(points, path, state) if settles else state
             state, precisions = climbed(path, state, groups, climb)
-        improper = _improper(path, state, groups, precisions)
-        rows = _standing_in(torch.stack([*improper.values()]).any(0), modes)
-        _refuse_improper(path, state, {n: wrong[rows] for n, wrong in improper.items()}, modes)
+        improper = improper_by_site(path, state, groups, precisions)
+        rows = proper_rows(torch.stack([*improper.values()]).any(0), modes)
+        improper = {name: wrong[rows] for name, wrong in improper.items()}
+        refuse_improper(path, state, improper, modes, _measured_by_site)
         state, precisions = state.rows(rows), [each[rows] for each in precisions]
         for logits in points.logits.values():
             logits.data.copy_(logits.data[rows])
@@ -162,9 +167,9 @@ def gauss_newton(
         by_site = _by_site(path, points, factors)
         if modes == 1:
             return GaussNewton(points, by_site)
-        evidence = _evidence(GaussNewton(points, by_site), images).view(modes, -1)
-        twice = _found_before(state, groups, precisions, evidence)
-        guide = GaussNewton(points, by_site, evidence.masked_fill(twice, -math.inf))
+        evidence = evidence_of(GaussNewton(points, by_site), images).view(modes, -1)
+        duplicate = duplicates(state, groups, precisions, evidence)
+        guide = GaussNewton(points, by_site, evidence.masked_fill(duplicate, -math.inf))
         highest = evidence.amax(0)
         refuse_non_finite(guide, images, highest.masked_fill(highest == -math.inf, math.nan))
         return guide
@@ -410,60 +415,6 @@ def climbed(
     return state, found
 
 
-def _improper(
-    path: AnnealedPath, state: State, groups: list[Tensor], precisions: list[Tensor]
-) -> dict[str, Tensor]:
-    """Return the rows where the distribution is not finite, (B,) by continuous site.
-
-    Nor are rows where values of the site are not, five standard deviations from the point.
-    """
-    wrong = ~state.position.isfinite()
-    deviation = torch.zeros_like(state.position)
-    for group, matrix in zip(groups, precisions, strict=True):
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        rows = (failed != 0) | ~matrix.isfinite().flatten(1).all(1)
-        wrong[:, group] |= rows[:, None]
-        factor[rows] = torch.eye(len(group)).to(factor)
-        variance = torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2)
-        deviation[:, group] = variance.sqrt().to(deviation)
-    by_site = {name: wrong[:, each.columns].any(1) for name, each in path.places.items()}
-    for side in (-_FAR, _FAR):
-        values, _ = path.continuous.split(state.position + side * deviation)
-        for name, each in values.items():
-            by_site[name] |= ~each.reshape(len(each), -1).isfinite().all(1)
-    return by_site
-
-
-def _standing_in(wrong: Tensor, modes: int) -> Tensor:
-    """Return for each row the row that stands for it, (B,): itself, or a mode that is not wrong."""
-    rows = torch.arange(len(wrong), device=wrong.device).view(modes, -1)
-    right = (~wrong).view(modes, -1)
-    first = right.int().argmax(0)
-    return torch.where(right, rows, rows[first, rows[0]]).flatten()
-
-
-def _refuse_improper(
-    path: AnnealedPath, state: State, by_site: dict[str, Tensor], modes: int
-) -> None:
-    """Raise NonFiniteGuide for images without a mode that is finite, naming the first site.
-
-    Args:
-        by_site: of the modes that are left, the rows that are wrong, by continuous site.
-    """
-    rows = torch.nonzero(torch.stack([*by_site.values()]).any(0)).flatten()
-    if not len(rows):
-        return
-    number = len(path.images) // modes
-    first = next(name for name, wrong in by_site.items() if wrong.any())
-    for name, parameters in _measured_by_site(path.at(path.images[rows]), state.rows(rows)).items():
-        weighted = [torch.where(root == 0, 0.0, root * each) for each, root in parameters]
-        if not all(each.isfinite().all() for each in weighted):
-            first = name
-            break
-    what = f"the Gauss-Newton distribution of {name_of(path.model)}"
-    raise NonFiniteGuide.of(what, {row % number for row in rows.tolist()}, number, first)
-
-
 def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dict[str, Tensor]:
     """Return the factors of all groups as `GaussNewton` takes them, by site."""
     sizes = [path.places[name].columns for name in points.locs]
@@ -533,34 +484,3 @@ def _likeliest(joint: Tensor, images: int, number: int) -> Tensor:
     """Return which rows (copies times images) have the highest values of each image."""
     best = joint.view(-1, images).nan_to_num(-math.inf).topk(number, 0).indices
     return (best * images + torch.arange(images, device=best.device)).flatten()
-
-
-@torch.no_grad()
-def _evidence(guide: GaussNewton, images: Tensor) -> Tensor:
-    """Return log p(image) as each law alone estimates it, from a few draws, (B,)."""
-    guide = guide.discretized()
-    draws = torch.stack([log_weights(guide.model, guide, images)[0] for _ in range(_JUDGED)])
-    return draws.masked_fill(not_a_number(draws), -math.inf).logsumexp(0)
-
-
-def _found_before(
-    state: State, groups: list[Tensor], precisions: list[Tensor], evidence: Tensor
-) -> Tensor:
-    """Return which modes another one of more evidence has reached too, (M, B).
-
-    Two modes are one if their choices are the same and they are nearer to each other than draws
-    of the law are to its middle.
-    """
-    modes = len(evidence)
-    position = state.position.double().unflatten(0, (modes, -1))
-    apart = position[:, None] - position  # (M, M, B, D), from the second to the first
-    distance = sum(
-        torch.einsum("mobi,obij,mobj->mob", part, matrix.unflatten(0, (modes, -1)), part)
-        for part, matrix in ((apart[..., g], p) for g, p in zip(groups, precisions, strict=True))
-    )
-    same = torch.as_tensor(distance < position.shape[-1])
-    for value in state.choices.values():
-        values = value.unflatten(0, (modes, -1)).flatten(2)
-        same &= (values[:, None] == values).all(-1)
-    rank = evidence.argsort(0, descending=True).argsort(0)
-    return (same & (rank[:, None] > rank)).any(1)

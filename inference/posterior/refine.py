@@ -42,7 +42,12 @@ from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
-from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite, refuse_non_finite
+from capsule_zoo.inference.not_finite import (
+    NAMING_NO_IMAGE,
+    NonFiniteGuide,
+    non_finite,
+    refuse_non_finite,
+)
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_one_of, check_positive, check_whole
@@ -143,7 +148,7 @@ def refine(
         check_positive(lr=lr)
     try:
         found = refined(model, guide, images, steps, method, lr, starts, law, seed)
-    except (ValueError, RuntimeError):  # which name no image
+    except NAMING_NO_IMAGE:
         with isolated_parameters(model), in_eval_mode(model), seeded(seed):
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
         if not bad:

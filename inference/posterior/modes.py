@@ -1,0 +1,120 @@
+"""Which modes of a Gauss-Newton mixture count: finite ones, each of them once.
+
+The rows of a batch are M modes of B images, one mode of all images after the other.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides import GaussNewton
+from capsule_zoo.inference.check import name_of
+from capsule_zoo.inference.log_weight import log_weights, not_a_number
+from capsule_zoo.inference.not_finite import NonFiniteGuide
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
+
+_FAR = 5.0  # standard deviations from the point at which values of sites must be finite
+_JUDGED = 16  # draws from which the evidence of a mode is computed
+
+
+def improper_by_site(
+    path: AnnealedPath, state: State, groups: list[Tensor], precisions: list[Tensor]
+) -> dict[str, Tensor]:
+    """Return the rows where the distribution is not finite, (B,) by continuous site.
+
+    Nor are rows where values of the site are not, five standard deviations from the point.
+    """
+    wrong = ~state.position.isfinite()
+    deviation = torch.zeros_like(state.position)
+    for group, matrix in zip(groups, precisions, strict=True):
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        rows = (failed != 0) | ~matrix.isfinite().flatten(1).all(1)
+        wrong[:, group] |= rows[:, None]
+        factor[rows] = torch.eye(len(group)).to(factor)
+        variance = torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2)
+        deviation[:, group] = variance.sqrt().to(deviation)
+    by_site = {name: wrong[:, each.columns].any(1) for name, each in path.places.items()}
+    for side in (-_FAR, _FAR):
+        values, _ = path.continuous.split(state.position + side * deviation)
+        for name, each in values.items():
+            by_site[name] |= ~each.reshape(len(each), -1).isfinite().all(1)
+    return by_site
+
+
+def proper_rows(improper: Tensor, modes: int) -> Tensor:
+    """Return for each row its own index, or that of a proper mode of its image if it is improper.
+
+    An image without a proper mode keeps an improper one.
+
+    Args:
+        improper: which rows are improper, (M B,).
+    """
+    rows = torch.arange(len(improper), device=improper.device).view(modes, -1)
+    proper = (~improper).view(modes, -1)
+    first = proper.int().argmax(0)
+    return torch.where(proper, rows, rows[first, rows[0]]).flatten()
+
+
+def refuse_improper(
+    path: AnnealedPath,
+    state: State,
+    by_site: dict[str, Tensor],
+    modes: int,
+    parameters_by_site: Callable[[AnnealedPath, State], dict[str, list[tuple[Tensor, Tensor]]]],
+) -> None:
+    """Raise NonFiniteGuide for images without a proper mode, naming the first site.
+
+    Args:
+        by_site: which rows are improper, (M B,) by continuous site.
+        parameters_by_site: returns the parameters of every site and the roots of their Fisher
+            information. The first site where these are not finite is named, if there is one.
+    """
+    rows = torch.nonzero(torch.stack([*by_site.values()]).any(0)).flatten()
+    if not len(rows):
+        return
+    first = next(name for name, wrong in by_site.items() if wrong.any())
+    sites = parameters_by_site(path.at(path.images[rows]), state.rows(rows))
+    for name, parameters in sites.items():
+        weighted = [torch.where(root == 0, 0.0, root * each) for each, root in parameters]
+        if not all(each.isfinite().all() for each in weighted):
+            first = name
+            break
+    what = f"the Gauss-Newton distribution of {name_of(path.model)}"
+    number = len(path.images) // modes
+    raise NonFiniteGuide.of(what, (row % number for row in rows.tolist()), number, first)
+
+
+@torch.no_grad()
+def evidence_of(guide: GaussNewton, images: Tensor) -> Tensor:
+    """Return log p(image) as each mode alone estimates it, from a few draws, (M B,).
+
+    A draw whose log weight is not a number counts as impossible.
+    """
+    guide = guide.discretized()
+    draws = torch.stack([log_weights(guide.model, guide, images)[0] for _ in range(_JUDGED)])
+    return draws.masked_fill(not_a_number(draws), -math.inf).logsumexp(0)
+
+
+def duplicates(
+    state: State, groups: list[Tensor], precisions: list[Tensor], evidence: Tensor
+) -> Tensor:
+    """Return which modes another one of more evidence has reached too, (M, B).
+
+    Two modes are one if their choices are the same and they are nearer to each other than draws
+    of the law are to its middle.
+    """
+    modes = len(evidence)
+    position = state.position.double().unflatten(0, (modes, -1))
+    apart = position[:, None] - position  # (M, M, B, D), from the second to the first
+    distance = sum(
+        torch.einsum("mobi,obij,mobj->mob", part, matrix.unflatten(0, (modes, -1)), part)
+        for part, matrix in ((apart[..., g], p) for g, p in zip(groups, precisions, strict=True))
+    )
+    same = torch.as_tensor(distance < position.shape[-1])
+    for value in state.choices.values():
+        values = value.unflatten(0, (modes, -1)).flatten(2)
+        same &= (values[:, None] == values).all(-1)
+    rank = evidence.argsort(0, descending=True).argsort(0)
+    return (same & (rank[:, None] > rank)).any(1)
