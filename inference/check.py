@@ -124,6 +124,7 @@ def refuse_misfit(
             reason = f"the guide cannot run on these images: {words}"
             raise IncompatibleGuide.of(model, guide, [reason]) from error
         problems = _disagreements(model_trace, guide_trace)
+        problems = problems or _hidden_observations(model, model_trace)
         if not problems and (problems := _failure_together(model, guide_trace, arguments)):
             words = _non_finite(model, guide, images, labels)
             problems = [words] if words else problems
@@ -166,12 +167,23 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
                 f"site {name!r} is extra: the model draws no such latent site; leave it out "
                 'or mark it infer={"is_auxiliary": True}'
             )
-    if not problems and not any(x["is_observed"] for x in scored_sites(model_trace).values()):
-        problems.append(
-            "the model observes no site, so that the images have no density; give the bare model, "
-            "not one in which poutine.block or poutine.uncondition hides them"
-        )
     return problems
+
+
+def _hidden_observations(model: Callable, model_trace: Trace) -> list[str]:
+    """Return the problem of a handler that hides the observed sites of a model, if there is one.
+
+    A bare model of the zoo may observe none: the objects of stacked capsules explain parts, which
+    the guide reads.
+    """
+    if isinstance(model, Model) or any(
+        site["is_observed"] for site in scored_sites(model_trace).values()
+    ):
+        return []
+    return [
+        "the model observes no site, so that the images have no density; give the bare model, "
+        "not one in which poutine.block or poutine.uncondition hides them"
+    ]
 
 
 def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:

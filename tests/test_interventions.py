@@ -32,7 +32,7 @@ SUPERVISED = [name for name in NAMES if model_of(name).supervised]
 
 
 @pytest.mark.filterwarnings("ignore:.*with pixels outside of")  # noise of a draw may leave [0, 1]
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if model_of(name).normalized])
 def test_a_model_conditioned_on_its_own_draw_repeats_it(name):
     model = model_of(name)
     torch.manual_seed(1)
@@ -47,8 +47,7 @@ def test_a_model_conditioned_on_its_own_draw_repeats_it(name):
     for site in (declared.name for declared in model.sites):
         assert told.nodes[site]["is_observed"]
         torch.testing.assert_close(told.nodes[site]["value"], drawn[site], equal_nan=True)
-    if model.normalized:
-        torch.testing.assert_close(told.log_prob_sum(), free.log_prob_sum())
+    torch.testing.assert_close(told.log_prob_sum(), free.log_prob_sum())
 
 
 @pytest.mark.parametrize(("name", "site"), SITES)

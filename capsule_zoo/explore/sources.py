@@ -9,7 +9,6 @@ from torch import Tensor
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, MissingData
 from capsule_zoo.data.datasets import load_tests
-from capsule_zoo.data.progress import announce
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
@@ -76,8 +75,6 @@ def open_source(
 ) -> tuple[View, Tensor, str]:
     """Return a view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
     root = None if data_root is None else Path(data_root)
-    if registry.recipe_path(source) or source in list_models():
-        announce(f"loading {source} and its images")
     if registry.recipe_path(source):
         title = Path(source).resolve().name
         try:

@@ -33,6 +33,8 @@ class SteadyClock:
         self.seconds += 0.005
         return self.seconds
 
+    process_time = monotonic
+
 
 @pytest.fixture(autouse=True)
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> SteadyClock:

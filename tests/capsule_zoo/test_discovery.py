@@ -79,7 +79,7 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
     assert by_name.sizes == by_weights.sizes and by_weights.source == "matrix-capsules-mnist"
     assert by_weights.parameters == describe(load("matrix-capsules-mnist")).parameters
     small = create("vae", **small_sizes("vae"))
-    registry.save(small, tmp_path / "run")
+    registry.save_entry(small, tmp_path / "run")
     assert describe(tmp_path / "run").sizes == describe(small).sizes
     with pytest.raises(ValueError, match="did you mean 'matrix-capsules'"):
         describe("matrix-capsule")

@@ -43,15 +43,6 @@ def small(monkeypatch, few_climbs):
     return few
 
 
-def test_guides_of_a_model_are_compared(small, tmp_path):
-    settings = dict(images=4, particles=3, fitting=1, training=2)
-    found, figures = names_in_record("shape-codes/guides", OPTIONS, tmp_path, **settings)
-    rows = ("normal", "low_rank", "free_form", "semi_amortized")
-    columns = ("elbo", "iwae_3", "ess", "seconds_per_image", "fit_seconds")
-    assert {f"{column}_{row}" for column in columns for row in rows} <= found
-    assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}
-
-
 def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):
     options = Options(progress=False, data_root=mnist_root)
     entry, _ = guide_swaps.opened("generative-capsnet-continuous", options, 2)

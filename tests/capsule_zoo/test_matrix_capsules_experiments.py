@@ -1,18 +1,16 @@
 """The experiments on matrix capsules run in miniature and name what they promise."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from miniature import few_views
 
-from capsule_zoo.experiments import Job, Options, reproduce
+from capsule_zoo.experiments import Job, Options
 from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
 from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
 from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, matched, novel_values
 from capsule_zoo.experiments.zoo.equal_network import Task
-from capsule_zoo.registry import create, save_entry
+from capsule_zoo.registry import create
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
 
@@ -30,20 +28,6 @@ def test_networks_at_length_differ_in_iterations_and_power():
         for name, entry in made.items()
     }
     assert found == {"two_iterations": (2, 1.0), "three_iterations": (3, 0.3)}
-
-
-def test_networks_at_length_start_from_a_trained_one(tmp_path):
-    trained = create("matrix-capsules", image_shape=(1, 28, 28), **NETWORK)
-    trained.model.updates.fill_(1234)
-    save_entry(trained, tmp_path / "trained", data="mnist", seed=0)
-    options = replace(QUICK, run=str(tmp_path / "trained"))
-    settings = dict(network=NETWORK, lr=1e-12)
-    result, _ = reproduce("matrix-capsules/at-length", options, folder=tmp_path, **settings)
-    found = result.entry.model
-    assert found.updates > 1234
-    assert found.classes.routing.iterations in (2, 3)  # the one with the lower validation error
-    for name, value in trained.model.named_parameters():
-        torch.testing.assert_close(found.get_parameter(name), value, rtol=0, atol=1e-6)
 
 
 def test_dynamic_routing_takes_no_power():
@@ -90,25 +74,3 @@ def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
     assert len(judged) == 5 and len(seen["of"]) == len(whole) - 5 and seen["lr"] == 0.02
     brightness = [split.images.sum((1, 2, 3)) for split in (judged, seen["of"], whole)]
     torch.testing.assert_close(torch.cat(brightness[:2]).sort()[0], brightness[2].sort()[0])
-
-
-def test_networks_on_views_are_equal_tuned_and_trained_for_equal_minutes(monkeypatch):
-    minutes, rates, good = [], {}, {"capsules": 0.01, "plain": 0.001}
-
-    def learn(job, *, source):
-        minutes.append(job.options.minutes)
-        task = job.variant
-        if task.is_try:
-            return {"validation_error": (float(task.rate != good[task.network]), 0.1, 9)}
-        entry = viewpoints.begun_on(viewpoints.seen_views(job, "")[0], task, QUICK)
-        rates.setdefault((task.network, entry.model.num_parameters), set()).add(task.rate)
-        return {"path": [{"familiar": 0.1, "novel": 0.2, "fgsm_0_error": 0.1}]}
-
-    monkeypatch.setattr(viewpoints, "learn", learn)
-    given = Trainings(rates=(0.001, 0.01), tried=0.25, seeds=2, size=17)
-    viewpoints.viewpoints(replace(QUICK, minutes=100, processes=1), given)
-    assert {name: found for (name, _), found in rates.items()} == {n: {r} for n, r in good.items()}
-    capsules, plain = (count for _, count in sorted(rates))
-    assert plain == pytest.approx(capsules, rel=0.02)
-    assert sum(minutes) == pytest.approx(100) and max(minutes) == pytest.approx(4 * min(minutes))
-    assert len(minutes) == 2 * 2 * (2 + 2)

@@ -228,7 +228,7 @@ def test_a_run_of_another_size_is_refused(entry, tmp_path):
 def test_any_pair_is_saved_and_loaded(entry, tmp_path):
     """Also one that no entry makes, and one that was loaded."""
     guide = entry.guide.with_above(EMObjects(2)).with_poses("normal")
-    save_entry(entry.model, guide, tmp_path / "run", data="digits")
+    save(entry.model, guide, tmp_path / "run", data="digits")
     twin = load(tmp_path / "run")
     assert twin.guide.above == EMObjects(2) and twin.guide.pose == "normal"
     assert twin.guide.model is twin.model and read_recipe(tmp_path / "run")["data"] == "digits"
@@ -263,7 +263,7 @@ def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
     [({"class": "PartHole"}, "did you mean"), ({"parents": 3}, "unknown argument")],
 )
 def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, words):
-    save_entry(entry.model, entry.guide, tmp_path)
+    save(entry.model, entry.guide, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     content["pair"]["model"] |= change
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -104,6 +104,7 @@ def test_the_generalization_of_a_probe_has_a_curve_of_rotations(entry, monkeypat
     images = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(0))
     split = Split(images, torch.arange(60) % 2)
     data = Dataset("noise", split[:40], split[:0], split[40:], ("a", "b"))
+    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
     moved, turned = experiments.generalization(entry, data, probed=30, curved=10)
     assert moved["moved_presence_pose"].n == 20
     assert {angle: value.n for angle, value in turned.items()} == {"0": 10, "90": 10}

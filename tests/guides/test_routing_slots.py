@@ -1,19 +1,14 @@
 """Routing of parts to several objects with shape codes."""
 
-from types import SimpleNamespace
-
 import pyro
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
 
-from capsule_zoo.data import Split
-from capsule_zoo.experiments.shape_codes.overlap import different, paired, with_two_slots
 from capsule_zoo.guides import PartReader
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.inference import check_pair, loss_per_image
 from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.sizes import sized
 
@@ -89,38 +84,3 @@ def test_it_refuses_sizes_by_name():
         RoutingSlots(made(), rounds=0)
     with pytest.raises(ValueError, match="starts"):
         RoutingSlots(made(), starts=0)
-
-
-def test_pairs_keep_every_part_and_say_whose_it_is():
-    labels = torch.arange(6)
-    sets = torch.randn(6, 1, 4, 7, generator=torch.Generator().manual_seed(0))
-    pairs = paired(Split(sets, labels))
-    assert pairs.labels.tolist() == [[0, 3], [1, 4], [2, 5]]
-    for n in range(3):
-        for digit in range(2):
-            mine = pairs.owner[n] == digit
-            torch.testing.assert_close(pairs.parts.pose[n, mine], sets[n + 3 * digit, 0, :, 1:])
-    assert (pairs.owner[:, ::2] + pairs.owner[:, 1::2] == 1).all()
-    assert 0 < pairs.owner[:, ::2].double().mean() < 1
-
-
-def test_one_object_in_a_model_of_two_has_the_parts_of_a_model_of_one():
-    one = ShapeCodes((1, 6, 6), kinds=2, parts=3, codes=2, painting=Painting(template_size=4))
-    two = with_two_slots(one)
-    kind, pose = torch.tensor([[1, 0]]), torch.tensor([1.0, 0, 0, 0, 1, 0]).expand(1, 2, 6)
-    code = torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(0))
-    votes = two.shapes.votes(kind, pose, code)[0]
-    for slot in range(2):
-        at = kind[:, [slot]], pose[:, [slot]], code[:, [slot]]
-        alone = one.shapes.votes(*at)[0]
-        torch.testing.assert_close(votes[:, [slot], ::2], alone)
-        torch.testing.assert_close(votes[:, [slot], 1::2], alone)
-
-
-def test_pairs_are_of_different_classes():
-    images = torch.rand(20, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    data = SimpleNamespace(test=Split(images, torch.arange(20) % 2))
-    first, second = different(data, 3, 0).labels.chunk(2)
-    assert (first != second).all()
-    with pytest.raises(ValueError, match="images"):
-        different(data, 11, 0)

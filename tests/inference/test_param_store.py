@@ -16,7 +16,7 @@ from pyro.nn import PyroModule
 
 from capsule_zoo.inference import encode, evaluate, summarize
 from capsule_zoo.models import base
-from capsule_zoo.registry import Entry, create, load, save, small_sizes
+from capsule_zoo.registry import Entry, create, load, save_entry, small_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_copies_and_files_hold_the_values_that_were_loaded(way, tmp_path):
     values = save_and_load(tmp_path, entry)
     pair = entry.model, entry.guide
     if way == "save":
-        save(entry, tmp_path / "run")
+        save_entry(entry, tmp_path / "run")
         twin = load(tmp_path / "run")
     else:
         twin = make(seed=1)
