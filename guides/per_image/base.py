@@ -62,8 +62,8 @@ class PerImageGuide(Guide[Model]):
         for kind in _KINDS:
             tensors = getattr(self, kind).items()
             chosen._modules[kind] = PyroModule[nn.ParameterDict](
-                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
-            )
+                (name, nn.Parameter(tensor.detach()[index])) for name, tensor in tensors
+            )  # pairs: ParameterDict sorts the names of a dict, and these have an order
         chosen._rename()
         return chosen
 

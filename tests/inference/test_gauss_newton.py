@@ -79,6 +79,16 @@ def test_the_factor_is_narrow_where_one_of_the_modes_is(analyzers):
     assert (guide.factor() @ guide.factor().mT - mean.inverse()).abs().max() < 1e-10
 
 
+def test_the_guide_to_some_of_the_images_has_their_factors():
+    """Also where the sites of the model are not in the order of their names."""
+    entry = create("shape-codes", **small_sizes("shape-codes"))
+    images = entry.model(batch_size=3).detach().clamp(0, 1)
+    guide = gauss_newton(entry.model, entry.guide, images, steps=1, climb=0)
+    assert list(guide.locs) != sorted(guide.locs)
+    index = torch.tensor([2, 0])
+    torch.testing.assert_close(guide.select(index).factor(), guide.factor()[index])
+
+
 def test_a_missing_pixel_tells_nothing(analyzers):
     model, images = analyzers
     images[:, 0, 0, 1] = torch.nan
