@@ -8,7 +8,12 @@ the tables of that record's metrics, so that no number is typed by hand. Shell p
 name choose among the metrics: `<!-- record: part-whole/guides elbo_* iwae_* -->`. A block that
 begins with `<!-- ratios: benchmarks -->` becomes one table of all records of that folder that hold
 ratios. In a line of text `<!-- value: part-whole/classify probe_parts --><!-- end -->` becomes one
-number with its error.
+number with its error, and
+
+    <!-- verdict: part-whole/classify probe_parts higher than part-whole/classify probe_pixels -->
+    <!-- verdict: matrix-capsules/at-length test_error_two_iterations lower than .0044 -->
+
+become "better", "worse", "equal" or "undecided", with the difference in standard errors.
 """
 
 import fnmatch
@@ -26,6 +31,10 @@ _BLOCK = re.compile(
     flags=re.DOTALL,
 )
 _VALUE = re.compile(r"(<!-- value: (?P<name>\S+) (?P<metric>\S+) -->).*?(?P<end><!-- end -->)")
+_VERDICT = re.compile(
+    r"(<!-- verdict: (?P<name>\S+) (?P<metric>\S+) (?P<better>lower|higher) than "
+    r"(?P<other>\S+(?: \S+)?) -->).*?(?P<end><!-- end -->)"
+)
 _PAGES = (
     *("README.md", "benchmarks/README.md", "docs/serving.md", "docs/your_own_pictures.md"),
     "results/*/README.md",
@@ -39,14 +48,49 @@ def fill(text: str, folder: str | Path = FOLDER) -> str:
         ValueError: a block names a record or a metric that does not exist.
     """
     text = _BLOCK.sub(lambda m: m[1] + _filled(m, folder) + m["end"], text)
-    return _VALUE.sub(lambda m: m[1] + _value(m, folder) + m["end"], text)
+    text = _VERDICT.sub(lambda m: m[1] + _verdict(m, folder) + m["end"], text)
+    return _VALUE.sub(
+        lambda m: m[1] + with_error(_metric(m["name"], m["metric"], folder)) + m["end"], text
+    )
 
 
-def _value(found: re.Match[str], folder: str | Path) -> str:
-    metrics = read_record(found["name"], folder)["metrics"]
-    if found["metric"] not in metrics:
-        raise ValueError(f"the record {found['name']!r} has no metric {found['metric']!r}")
-    return with_error(metrics[found["metric"]])
+def _metric(name: str, metric: str, folder: str | Path) -> Metric:
+    metrics = read_record(name, folder)["metrics"]
+    if metric not in metrics:
+        raise ValueError(f"the record {name!r} has no metric {metric!r}")
+    return metrics[metric]
+
+
+def _verdict(tag: re.Match[str], folder: str | Path) -> str:
+    name, _, metric = tag["other"].partition(" ")
+    number, _, error = name.partition("\N{PLUS-MINUS SIGN}")
+    other = (
+        _metric(name, metric, folder)
+        if metric
+        else Metric(value=float(number), se=float(error) if error else None, n=1)
+    )
+    return verdict(_metric(tag["name"], tag["metric"], folder), other, tag["better"] == "higher")
+
+
+def verdict(ours: Metric, other: Metric, higher: bool) -> str:
+    """Return "better", "worse", "equal" or "undecided", with the difference in standard errors.
+
+    A difference of less than two standard errors of both numbers is undecided; so is one without
+    any standard error.
+
+    Args:
+        higher: True if higher numbers are better.
+    """
+    difference = ours["value"] - other["value"]
+    if difference == 0:
+        return "equal"
+    errors = [metric["se"] for metric in (ours, other) if metric["se"]]
+    if not errors:
+        return "undecided (no standard error)"
+    distance = abs(difference) / math.hypot(*errors)
+    shown = f"{distance:.1f}" if distance < 10 else f"{distance:,.0f}"
+    word = "better" if (difference > 0) == higher else "worse"
+    return f"{word if distance > 2 else 'undecided'} ({shown} s.e.)"
 
 
 def _filled(block: re.Match[str], folder: str | Path) -> str:

@@ -1,5 +1,6 @@
 """Contents of pages: rounding, metrics as tables, stories of docstrings."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from capsule_zoo.pages.markdown import Grid, duration, grids_of, rounded, seeds
+from capsule_zoo.pages.markdown import Grid, duration, fill, grids_of, rounded, seeds, verdict
 from capsule_zoo.pages.stories import read_story, remainder
-from capsule_zoo.records import in_words, read_record
+from capsule_zoo.records import FIELDS, in_words, read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -136,3 +137,36 @@ def test_every_model_has_a_story_with_its_process(name):
     assert process and ends_in_code, f"{module} writes `site ~ Law(...)`, indented"
     paragraph = story.opening.split("\n\n")[0]
     assert len(paragraph) > 80 and paragraph[0] != " ", f"{module} tells a paragraph before that"
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "higher", "expected"),
+    [
+        ((0.9, 0.03), (0.8, 0.04), True, "undecided (2.0 s.e.)"),
+        ((0.91, 0.03), (0.8, 0.04), True, "better (2.2 s.e.)"),
+        ((0.91, 0.03), (0.8, 0.04), False, "worse (2.2 s.e.)"),
+        ((-90.0, 0.5), (-84.0, None), True, "worse (12 s.e.)"),
+        ((0.5, None), (0.4, None), True, "undecided (no standard error)"),
+        ((0.5, 0.1), (0.5, None), True, "equal"),
+    ],
+)
+def test_a_verdict_counts_the_standard_errors_of_both_numbers(ours, other, higher, expected):
+    metrics = [{"value": value, "se": se, "n": 5} for value, se in (ours, other)]
+    assert verdict(*metrics, higher) == expected
+
+
+def test_verdicts_of_a_page_are_filled_in(tmp_path):
+    record = {**dict.fromkeys(FIELDS, ""), "metrics": {}}
+    for name, value in (("ours", 3.0), ("baseline", 2.0)):
+        record["metrics"][name] = {"value": value, "se": 0.3, "n": 5}
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "one.json").write_text(json.dumps(record))
+    tag = "<!-- verdict: vae/one ours lower than {} -->{}<!-- end -->"
+    for other, expected in (
+        ("vae/one baseline", "worse (2.4 s.e.)"),
+        ("3.9", "better (3.0 s.e.)"),
+        ("3.9±.4", "undecided (1.8 s.e.)"),
+    ):
+        assert fill(tag.format(other, "old"), tmp_path) == tag.format(other, expected)
+    with pytest.raises(ValueError, match="no metric 'none'"):
+        fill(tag.format("vae/one none", ""), tmp_path)
