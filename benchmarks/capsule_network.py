@@ -36,7 +36,7 @@ CNN = dict(channels=(16, 32), hidden=90)
 
 def network(preset: str, **sizes) -> Entry:
     pyro.set_rng_seed(0)
-    return create("capsule-network", preset=preset, **sizes)
+    return create("capsule-network", guide={"network": preset}, **sizes)
 
 
 def ours(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ def entries() -> dict[str, Entry]:
     for family in FAMILIES:
         name = family.replace("-", "_")
         found[name] = create(family)
-        found[f"{name}_equal"] = create("cnn", like=family)
+        found[f"{name}_equal"] = create("cnn", preset=family)
     return found
 
 

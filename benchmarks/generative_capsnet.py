@@ -45,7 +45,7 @@ def step(name: str) -> Contestant:
     pyro.set_rng_seed(0)
     kind, sizes = ENTRIES[name]
     shape, window = (1, CANVAS, CANVAS), (DIGIT, DIGIT)
-    entry = create(kind, image_shape=shape, requests="shifts", window=window, **sizes)
+    entry = create(kind, image_shape=shape, preset="shifts", guide={"window": window}, **sizes)
     entry.use_guide("deterministic")
     model = Requested(entry.model, Shifts(20), [(-20, 20)])
     border = (CANVAS - DIGIT) // 2

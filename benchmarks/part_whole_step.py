@@ -29,7 +29,7 @@ from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Capsules, Painting, PartWholeCapsules, poses
 from capsule_zoo.models.parts.parent_selection import log_presence
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 BATCH = 128
 
@@ -120,7 +120,7 @@ def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
     """Return an untrained pair and a batch of noise."""
     pyro.set_rng_seed(0)
     model = PartWholeCapsules(objects=16, parts=24, painting=Painting(template_size=11))
-    guide = sized(PartWholeGuide, model, "delta", channels=128, width=128, blocks=3)
+    guide = configure(PartWholeGuide, model, "delta", channels=128, width=128, blocks=3)
     images = torch.rand(BATCH, *model.image_shape, dtype=dtype)
     return ByHand(model.to(dtype), guide.to(dtype)), images
 

@@ -3,7 +3,7 @@
 >>> from capsule_zoo import create, describe, list_models, load
 >>> list_models()
 ['part-whole', ...]
->>> describe("part-whole")                                # sizes, guides, sites, weights, ...
+>>> describe("part-whole")                                # settings, guides, sites, weights, ...
 >>> entry = create("part-whole", objects=8, parts=12)     # .model, .guide, .guides, .objective
 >>> load("part-whole-mnist")                              # trained; see list_weights()
 """
@@ -32,14 +32,12 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
     from capsule_zoo.registry import register_guide as register_guide
     from capsule_zoo.registry import save as save
     from capsule_zoo.runs.recipe import Recipe as Recipe
-    from capsule_zoo.sizes import Takes as Takes
 
 _REGISTRY = ("Entry", "create", "list_models", "load", "register", "register_guide", "save")
 _LAZY = {
     **dict.fromkeys(_REGISTRY, "registry"),
     **dict.fromkeys(("describe", "list_weights"), "discovery"),
     "Recipe": "runs.recipe",
-    "Takes": "sizes",
 }
 __all__ = sorted([*_LAZY, "__version__"])
 

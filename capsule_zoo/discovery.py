@@ -1,13 +1,13 @@
 """Descriptions of the zoo's contents: trained weights and the components of an entry.
 
 >>> list_weights()                       # name -> Weights: entry, data, headline, bytes
->>> describe("part-whole")               # sizes, guides, sites, objective, settings, weights, ...
+>>> describe("part-whole")               # settings, guides, sites, objective, weights, ...
 >>> describe("part-whole-mnist").parameters
 """
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule_zoo import registry
+from capsule_zoo.data.registration import without_partials
 from capsule_zoo.inference import is_bound
 from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
@@ -23,9 +24,9 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.pages.markdown import duration, with_error
 from capsule_zoo.pages.stories import first_line, read_story, remainder
 from capsule_zoo.records import in_words, plain
-from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
-from capsule_zoo.runs.recipe import Recipe
-from capsule_zoo.sizes import Size, words_of
+from capsule_zoo.registry import Entry, create, list_models, pair_of, read_recipe, summary
+from capsule_zoo.runs.recipe import settings_of
+from capsule_zoo.settings import Argument, as_tuple, flat, flat_arguments, nested
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Weights:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The whole card: sizes, training, checks and records."""
+        """The whole card: the pair, training, checks and records."""
         return read_recipe(self.name)
 
     def __str__(self) -> str:
@@ -82,11 +83,11 @@ class Description:
         name: name of the entry.
         source: the described object: the entry, trained weights or a run folder.
         summary: a one-line summary of the entry.
-        text: what else its registration says of it.
+        text: what else the docstring of its model says.
         data: the data set that it is trained on, if no other is named.
-        sizes: the arguments of `create`, by name; for trained weights, with their values.
+        settings: the arguments of `create`, by dotted name, with their values.
         guides: the guides that fit.
-        sites: the latent sites of the model at these sizes.
+        sites: the latent sites of the model at these settings.
         relaxed: the discrete sites that are continuous in training.
         objective: the training objective of the entry.
         training: further settings for `fit`.
@@ -103,7 +104,7 @@ class Description:
     summary: str
     text: str
     data: str
-    sizes: dict[str, Size]
+    settings: dict[str, Argument]
     guides: tuple[GuideWords, ...]
     sites: tuple[Site, ...]
     relaxed: tuple[str, ...]
@@ -118,27 +119,34 @@ class Description:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description in JSON-compatible types."""
-        sizes = {name: _plain_size(size) for name, size in self.sizes.items()}
-        return plain({**vars(self), "sizes": sizes})
+        settings = {
+            name: {"value": each.default, "type": each.type, "what": each.description}
+            for name, each in self.settings.items()
+        }
+        return plain({**vars(self), "settings": settings})
 
     def __str__(self) -> str:
-        return f"{self.overview()}\n\n{self.size_list}"
+        return f"{self.overview()}\n\n{self.settings_list}"
 
     __repr__ = __str__
 
     @property
-    def size_list(self) -> str:
-        """The sizes as a list in Markdown, with types, defaults and what they mean."""
-        title = "Sizes, as `create(...)` or `--set` takes them"
-        return "\n".join([f"{title}:\n", *_size_lines(self.sizes)])
+    def settings_list(self) -> str:
+        """The settings as a list in Markdown, with types, values and what they mean."""
+        lines = (
+            f"- `{name}: {each.type} = {each.default!r}`: {each.description}"
+            for name, each in self.settings.items()
+        )
+        return "\n".join(["Settings, as `create(...)` or `--set` takes them:\n", *lines])
 
     @property
-    def size_names(self) -> str:
-        """The sizes by name with their values, without what they mean."""
-        return f"Sizes, with their values: {', '.join(_assignments(self.sizes))}"
+    def settings_names(self) -> str:
+        """The settings by name with their values, without what they mean."""
+        values = (f"{name}={each.default!r}" for name, each in self.settings.items())
+        return f"Settings, with their values: {', '.join(values)}"
 
     def overview(self, published: str = "") -> str:
-        """Return everything but the sizes, as Markdown.
+        """Return everything but the settings, as Markdown.
 
         Args:
             published: published numbers in words, which follow the trained weights.
@@ -188,7 +196,7 @@ def list_weights(pattern: str = "*") -> dict[str, Weights]:
 
 
 def describe(entry: str | Path | Entry) -> Description:
-    """Describe an entry: its sizes, guides, latent sites, settings, weights and references.
+    """Describe an entry: its settings, guides, latent sites, settings, weights and references.
 
     Args:
         entry: the name of an entry, the name of trained weights, the folder of a run, or an entry
@@ -209,16 +217,20 @@ def describe(entry: str | Path | Entry) -> Description:
     made = read_recipe(source)
     card = made if "headline" in made else {}
     with seeded(0):
-        entry = registry.rebuild(Recipe.read(made))
-        found = _describe(entry, source)
+        if "entry" not in made:
+            raise ValueError(f"{source} holds a pair that save() wrote, and no entry of the zoo")
+        found = _describe(registry.rebuild(made), source)
         return replace(found, card=card, data=made.get("data", found.data))
 
 
 def _describe(entry: Entry, source: str) -> Description:
-    sizes = sizes_of(entry.name)
-    used = {
-        name: _with_value(size, entry.sizes[name]) if name in entry.sizes else size
-        for name, size in sizes.items()
+    registration = registry.registered(entry.name)
+    asked = nested(entry.settings, registration.arguments, entry.name)
+    values = {**flat(asked), **settings_of(pair_of(entry))}
+    values = {name: as_tuple(value) for name, value in values.items()}
+    settings = {
+        name: replace(argument, default=values.get(name, argument.default))
+        for name, argument in flat_arguments(registration.arguments).items()
     }
     never = "" if is_bound(entry.objective) else " (never a bound)"
     home = type(entry.model).__module__
@@ -226,9 +238,9 @@ def _describe(entry: Entry, source: str) -> Description:
         name=entry.name,
         source=source,
         summary=summary(entry.name),
-        text=remainder(registry.factory_of(entry.name).__doc__),
-        data=registry.default_data(entry.name),
-        sizes=used,
+        text=remainder(type(entry.model).__doc__),
+        data=registration.data,
+        settings=settings,
         guides=tuple(guide_words(entry)),
         sites=entry.model.sites,
         relaxed=relaxed_sites(entry.model),
@@ -243,27 +255,12 @@ def _describe(entry: Entry, source: str) -> Description:
 
 
 def guide_words(entry: Entry) -> Iterator[GuideWords]:
-    """Yield the guides of an entry, in the words of its factory or else of their classes."""
-    words = words_of(registry.factory_of(entry.name).__doc__, "Guides")
-    for name in entry.guides:
+    """Yield the guides of an entry, in the words of what makes them."""
+    for name, maker in entry.guides.items():
         with seeded(0):
             kind = type(entry.make_guide(name))
-        what = words.get(name) or first_line(kind.__doc__)
-        yield GuideWords(name, kind.__name__, what, name == entry.default_guide)
-
-
-def _with_value(size: Size, value: object) -> Size:
-    """Return the size with a value instead of its default, including inner sizes."""
-    given = value if isinstance(value, dict) else {}
-    inner = {n: replace(s, default=given.get(n, s.default)) for n, s in size.inner.items()}
-    return replace(size, default=value, inner=inner)
-
-
-def _plain_size(size: Size) -> dict[str, Any]:
-    found: dict[str, Any] = {"default": size.default, "type": size.type, "what": size.what}
-    if size.inner:
-        found["inner"] = {name: _plain_size(each) for name, each in size.inner.items()}
-    return found
+        words = first_line(without_partials(maker).__doc__) or first_line(kind.__doc__)
+        yield GuideWords(name, kind.__name__, words, name == entry.default_guide)
 
 
 def _setting(value: object) -> object:
@@ -284,7 +281,7 @@ def history(card: dict[str, Any]) -> str:
         "command": [made["command"]],
         "took": [f"{steps}{duration(made['seconds'])}, {made['machine']}"],
         "seed": [str(card["seed"])],
-        "sizes": [", ".join(f"{name}={size}" for name, size in card["sizes"].items())],
+        "settings": [", ".join(f"{k}={v}" for k, v in settings_of(card["pair"]).items())],
         "images": [", ".join(f"{number:,} {part}" for part, number in split.items())],
         "versions": [", ".join(f"{name} {number}" for name, number in made["versions"].items())],
         "checks": card["checks"],
@@ -292,21 +289,6 @@ def history(card: dict[str, Any]) -> str:
     }
     lines = ((title * (n == 0), line) for title, own in rows.items() for n, line in enumerate(own))
     return "\n".join(f"    {title:10}{line}" for title, line in lines)
-
-
-def _assignments(sizes: Mapping[str, Size]) -> Iterator[str]:
-    """Yield sizes as they are given in a call, the inner ones in braces."""
-    for name, size in sizes.items():
-        inner = ", ".join(_assignments(size.inner))
-        yield f"{name}={{{inner}}}" if inner else f"{name}={size.default!r}"
-
-
-def _size_lines(sizes: Mapping[str, Size], indent: str = "") -> Iterator[str]:
-    """Yield sizes as items of a list, each as in a signature, and inner ones below their own."""
-    for name, size in sizes.items():
-        default = "" if size.inner else f" = {size.default!r}"
-        yield f"{indent}- `{name}: {size.type}{default}`: {size.what}"
-        yield from _size_lines(size.inner, indent + "  ")
 
 
 def _kind(site: Site, relaxed: tuple[str, ...]) -> str:

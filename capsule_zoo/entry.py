@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
 from capsule_zoo.inference.training.stages import Stage
@@ -25,7 +26,7 @@ M = TypeVar("M", bound=Model)
 G = TypeVar("G", bound=Guide)
 K = TypeVar("K", bound=Guide)
 
-GuideMaker = Callable[["Entry"], Guide] | type[Guide]
+GuideMaker = Callable[..., Guide]  # a class of guides, a partial of one, or a function of an entry
 _MADE_BELOW: Any = None  # the default of `Entry.guide`
 _made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # names of guides
 
@@ -38,14 +39,14 @@ class Entry(Generic[M, G]):
 
     Attributes:
         model: the joint distribution.
-        guides: what makes every guide that fits, by name: a class, which takes the model, or a
-            function of this entry. The first one makes the default guide.
+        guides: what makes every guide that fits, by name: a class or a partial of one, which takes
+            the model, or a function of this entry. The first one makes the default guide.
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
         stages: a function of this entry that returns the stages of its training, for
             `inference.training.stages.fit_stages`; None, or no stages, for training as a whole.
-        name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
+        name, settings: what `create` was called with.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.
 
@@ -60,7 +61,7 @@ class Entry(Generic[M, G]):
     figures: "Mapping[str, Callable[[Entry, Tensor], Figure]]" = field(default_factory=dict)
     stages: "Callable[[Entry], Sequence[Stage]] | None" = None
     name: str = ""
-    sizes: dict = field(default_factory=dict)
+    settings: dict = field(default_factory=dict)
     default_guide: str = ""
     guide: G = _MADE_BELOW
 
@@ -78,7 +79,7 @@ class Entry(Generic[M, G]):
         """
         check_known("guide", name, self.guides)
         maker = self.guides[name]
-        guide = maker(self.model) if isinstance(maker, type) else maker(self)
+        guide = maker(self.model if isinstance(without_partials(maker), type) else self)
         _made_as[guide] = name
         return guide
 

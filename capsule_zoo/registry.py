@@ -1,34 +1,48 @@
 """The registry of the zoo's entries, which are created by name, saved and loaded.
 
-An entry is a model with its default guide, the other guides that fit, an objective, and suitable
-training settings. It is registered in `capsule_zoo/zoo/<family>/entry.py`, by the class of its
-model, or by a factory where there is more to say:
+An entry is data: a model with its default guide, the other guides that fit, an objective, and
+suitable training settings. It is registered in `capsule_zoo/zoo/<family>/entry.py`:
 
-    register("cnn", guides={"exact": ExactLabel}, objective=Trace_ELBO())(ConvolutionalClassifier)
+    register(
+        "vae",
+        model=VariationalAutoencoder,
+        guides={"convolutional": ConvolutionalEncoder},
+        objective=TraceMeanField_ELBO,
+        training=dict(lr=1e-3, batch_size=128),
+    )
 
-    @register("part-whole")
-    def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry[PartWholeCapsules, Guide]: ...
+Its settings are the arguments of these classes, see `capsule_zoo.settings`:
 
-Every model of images takes `image_shape` first, so that any data set can be tried on any of them; a
-model of points does not. A class or a factory outside the zoo registers as well, once its module
-has been imported, and so does a guide to one of the zoo's entries (`register_guide`).
+>>> create("vae", latent=16, **{"guide.hidden": 128})
+
+Every model of images takes `image_shape`, so that any data set can be tried on any of them; a model
+of points does not. An entry of another package registers as well, once its module has been
+imported, and so does a guide to one of the zoo's entries (`register_guide`).
 """
 
 import fnmatch
+import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from inspect import Parameter, Signature, cleandoc, signature
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any
 
 from pyro.infer import ELBO, Trace_ELBO
 
 from capsule_zoo.data.datasets import NAME as NAME
-from capsule_zoo.data.registration import modules_outside, refuse_taken, runs_again
+from capsule_zoo.data.registration import (
+    modules_outside,
+    refuse_taken,
+    runs_again,
+    without_partials,
+)
 from capsule_zoo.entry import Entry as Entry
 from capsule_zoo.entry import GuideMaker
 from capsule_zoo.guides.base import Guide
@@ -38,116 +52,124 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, unknown
-from capsule_zoo.models.checks import check_known as check_known
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.checks import check_at_least, check_known, unknown
+from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import build, spec
+from capsule_zoo.pages.stories import first_line
 from capsule_zoo.records import write_json
-from capsule_zoo.runs.recipe import Recipe
-from capsule_zoo.sizes import (
-    Size,
-    Takes,
-    check_sizes,
-    constructor_sizes,
-    is_open,
-    known_sizes,
-    sized,
-)
+from capsule_zoo.settings import PARTS, Argument, arguments_of, flat, name_of, nested, values_of
 from capsule_zoo.zoo import import_entries
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True)
-class _Registered:
-    """A factory, its small sizes, the constructors to which it passes sizes, and its data set.
+class Registered:
+    """What `register` was called with, and in which module.
 
-    `guides` holds makers of further guides, by name, from `register_guide`.
+    `guides` holds those of `register_guide` too.
     """
 
-    factory: Callable[..., Entry]
-    small: Mapping[str, Any]
-    takes: Mapping[str, Takes]
-    data: str
-    guides: dict[str, GuideMaker] = field(default_factory=dict)
+    model: Callable[..., Model]
+    guides: Mapping[str, GuideMaker]
+    guide: GuideMaker
+    objective: Callable[..., ELBO]
+    training: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    stages: Callable[[Entry], Sequence[Any]] | None = None
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    summary: str = ""
+    module: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The settings of the model by name, and those of the guides and the objective."""
+        others = {name: arguments_of(maker, 1) for name, maker in list(self.guides.items())[1:]}
+        guides = {
+            name: Argument(name, {}, Mapping[str, Any], "settings of this guide", known)
+            for name, known in others.items()
+            if known
+        }
+        objective = arguments_of(
+            self.objective, inspect.isfunction(without_partials(self.objective))
+        )
+        described = {name: each for name, each in objective.items() if each.description}
+        known = arguments_of(self.model)
+        if self.presets:
+            names = " or ".join(f'"{name}"' for name in self.presets)
+            words = f"{names}; None for the settings below"
+            known = {"preset": Argument("preset", None, str | None, words)} | known
+        return known | {
+            name: Argument(name, {}, Mapping[str, Any], words, inner)
+            for name, words, inner in (
+                ("guide", "settings of the guide", arguments_of(self.guide, 1)),
+                ("guides", "settings of other guides", guides),
+                ("objective", "settings of the objective", described),
+            )
+            if inner
+        }
+
+    def with_preset(self, name: str | None) -> "Registered":
+        """Return this registration with the fields that a preset replaces.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if name is None:
+            return self
+        if not isinstance(name, str):
+            raise ValueError(f"preset of an entry must be a word or None, not {name!r}")
+        check_known("preset", name, self.presets)
+        return replace(self, **self.presets[name])
 
 
-_registered: dict[str, _Registered] = {}
+_registered: dict[str, Registered] = {}
 
 
 def register(
     name: str,
     *,
-    small: Mapping[str, Any] | None = None,
-    takes: Mapping[str, Takes] | None = None,
-    data: str = "digits",
+    model: Callable[..., Model],
+    guides: Mapping[str, GuideMaker],
+    guide: GuideMaker | None = None,
+    objective: Callable[..., ELBO] = Trace_ELBO,
     **parts: Any,
-) -> Callable[[F], F]:
-    """Return a decorator that registers a class of models, or a factory of entries.
-
-    Of a class, the signature gives names, types and defaults of the sizes, and its docstring says
-    what they are; of an argument such as `painting=Painting()` the fields are sizes. The size
-    `guide` holds arguments of its default guide.
+) -> None:
+    """Register an entry.
 
     Args:
         name: lower case with hyphens.
-        small: small sizes at which the entry is created and runs quickly, as tests need.
-        takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
-            takes them; `create` then knows their names and types.
-        data: the data set that the entry is trained on if no other is named.
-        parts: of a class: fields of `Entry` (`guides`, `objective`, `training`, `figures`,
-            `stages`).
+        model: the class of the model, a partial of it, or a function that returns a model.
+        guides: what makes every guide that fits, by name, the default guide first: a class, a
+            partial of one, or a function of the entry, which may make a variant of `entry.guide`.
+        guide: the class of the default guide, if `guides` makes it by a function.
+        objective: the class of the training objective, a partial of it, or a function.
+        parts: `training`, settings for `fit`; `figures` and `stages`, see `Entry`; `presets`, by
+            name other values of these fields, or `settings` of the entry; `small`, settings at
+            which it is created and runs quickly, as tests need; `data`, the data set that it is
+            trained on if no other is named; `summary`, by default the first line of the model.
 
     Raises:
-        ValueError: the name is taken outside of a notebook, or not of that form.
+        ValueError: the name is taken outside of a notebook, or not of that form; or no guide.
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
-
-    def decorate(made: F) -> F:
-        factory, passes = _by_class(made, **parts) if isinstance(made, type) else (made, takes)
-        if modules_outside(factory):
-            import_entries()  # the zoo's own entries keep their names
-        held = _registered.get(name)
-        refuse_taken("an entry", name, held and held.factory, factory)
-        _registered[name] = _Registered(factory, dict(small or {}), dict(passes or {}), data)
-        return made
-
-    return decorate
-
-
-def _by_class(
-    kind: type[Model], guides: Any = None, objective: ELBO | None = None, **parts: Any
-) -> tuple[Callable[..., Entry], dict[str, Takes]]:
-    """Return a factory of entries of a class, with its signature, and what it passes on."""
-    if not isinstance(guides, Mapping) or not guides or objective is None:
-        raise ValueError('register a class with guides={"name": ...} and objective=Trace_ELBO()')
-    default, first = next(iter(guides.items()))
-    words, takes = cleandoc(kind.__doc__ or ""), {"sizes": Takes(kind, options=False)}
-
-    def factory(*, guide: Mapping[str, Any] = {}, **sizes: Any) -> Entry:
-        own = {default: lambda entry: sized(first, entry.model, **guide)} if guide else {}
-        return Entry(sized(kind, **sizes), {**guides, **own}, deepcopy(objective), **parts)
-
-    own = signature(factory).parameters
-    known = [
-        Parameter(size.name, Parameter.KEYWORD_ONLY, default=size.default, annotation=size.hint)
-        for size in constructor_sizes(takes["sizes"]).values()
-    ]
-    if isinstance(first, type) and len(signature(first).parameters) > 1:  # more than the model
-        takes["guide"] = Takes(first)
-        known.append(own["guide"])
-        line = f"    guide: arguments of `{first.__name__}`.\n"
-        words = words.replace("Args:\n", f"Args:\n{line}", 1)
-    factory.__dict__["__signature__"] = Signature([*known, own["sizes"]])
-    factory.__annotations__ = {size.name: size.annotation for size in known}
-    factory.__doc__, factory.__module__, factory.__name__ = words, kind.__module__, kind.__name__
-    return factory, takes
+    if not isinstance(guides, Mapping) or not guides:
+        raise ValueError('register an entry with guides={"name": GuideClass}')
+    caller = SimpleNamespace(__module__=sys._getframe(1).f_globals.get("__name__", ""))
+    if modules_outside(caller):
+        import_entries()  # the zoo's own entries keep their names
+    holder = _registered.get(name)
+    refuse_taken("an entry", name, holder and SimpleNamespace(__module__=holder.module), caller)
+    first = guide or next(iter(guides.values()))
+    parts.setdefault("summary", first_line(without_partials(model).__doc__))
+    _registered[name] = Registered(
+        model, guides, first, objective, **parts, module=caller.__module__
+    )
 
 
 def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
@@ -163,13 +185,13 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"a guide's name is lower case with hyphens, not {name!r}")
-    with seeded(0):
-        taken = create(entry, **small_sizes(entry)).guides
-    if name in taken and not runs_again(_registered[entry].guides.get(name)):
+    known = registered(entry).guides
+    if name in known and not runs_again(known[name]):
         raise ValueError(f"{entry} has a guide named {name!r} already; choose another name")
 
     def decorate(maker: GuideMaker) -> GuideMaker:
-        _registered[entry].guides[name] = maker
+        old = _registered[entry]
+        _registered[entry] = replace(old, guides={**old.guides, name: maker})
         return maker
 
     return decorate
@@ -181,67 +203,109 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_registered, pattern))
 
 
+def registered(name: str) -> Registered:
+    """Return what an entry was registered with; raise ValueError for an unknown name."""
+    check_known("entry", name, list_models())
+    return _registered[name]
+
+
 def summary(name: str) -> str:
-    """Return the summary of a registered entry: the first line of its factory's docstring."""
-    return (factory_of(name).__doc__ or "").strip().partition("\n")[0]
+    """Return the summary of a registered entry in one line."""
+    return registered(name).summary
 
 
-def small_sizes(name: str) -> dict:
-    """Return sizes for `create` at which a registered entry is small and runs quickly."""
-    return dict(_look_up(name).small)
+def small_settings(name: str) -> dict:
+    """Return settings for `create` at which a registered entry is small and runs quickly."""
+    return dict(registered(name).small)
 
 
 def default_data(name: str) -> str:
     """Return the name of the data set that an entry is trained on if no other is named."""
-    return _look_up(name).data
+    return registered(name).data
 
 
 def takes_images(name: str) -> bool:
-    """Return False for an entry of points: its factory takes no `image_shape`."""
-    return "image_shape" in sizes_of(name)
+    """Return False for an entry of points, whose model takes no `image_shape`."""
+    return "image_shape" in registered(name).arguments
 
 
-def sizes_of(name: str) -> dict[str, Size]:
-    """Return the sizes that `create` takes for a registered entry, by name."""
-    found = _look_up(name)
-    return known_sizes(found.factory, found.takes)
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `create` knows these settings of a registered entry, and their types.
+
+    Settings of the model are checked here, those of guides and objective when they are made.
+    """
+    made = registered(name).with_preset(settings.get("preset"))
+    values_of(settings, made.arguments, name)
 
 
-def check_sizes_of(name: str, sizes: Mapping[str, object]) -> None:
-    """Raise ValueError unless `create` knows these sizes of a registered entry, and their types."""
-    found = _look_up(name)
-    check_sizes(name, sizes, sizes_of(name), is_open(found.factory, found.takes))
-
-
-def create(name: str, **sizes: object) -> Entry:
+def create(name: str, **settings: Any) -> Entry:
     """Create a new, untrained entry.
 
     Args:
         name: one of `list_models()`.
-        sizes: passed to the entry's factory; every factory takes `image_shape=(C, H, W)`.
+        settings: arguments of the model; of the guide and the objective in mappings, or by dotted
+            names such as `**{"guide.reader.channels": 32}`; see `describe(name)`.
 
     Raises:
-        ValueError: unknown name or size (with the nearest ones), a size of another type, or one
-            that the factory refuses.
+        ValueError: unknown name or setting (with the nearest ones), a value of another type, or one
+            that a constructor refuses.
     """
-    check_sizes_of(name, sizes)
-    found = _look_up(name)
-    factory = found.factory
-    image_shape: Any = sizes.get("image_shape", 1)
-    check_at_least(1, image_shape=image_shape)
+    made = registered(name).with_preset(settings.get("preset"))
+    known = made.arguments
+    asked = nested(settings, known, name)
+    values = values_of(asked, known, name)
+    check_at_least(1, image_shape=values.get("image_shape", 1))
+    for part in ("preset", *PARTS):
+        values.pop(part, None)
     try:
-        entry = factory(**sizes)
+        model = made.model(**values)
     except TypeError as error:
         reason = str(error).partition("\n")[0]  # torch goes on with its own stack
-        raise ValueError(f"{name} does not take these sizes: {reason}") from error
-    if not isinstance(entry, Entry):
-        raise ValueError(f"the factory of {name} must return an Entry, not {type(entry).__name__}")
-    entry.guides = {**entry.guides, **found.guides}
-    entry.name = name
-    known = signature(factory).parameters.values()
-    defaults = {p.name: p.default for p in known if p.default is not p.empty}
-    entry.sizes = {**defaults, **sizes}  # so that a later change of defaults breaks no saved run
-    return entry
+        raise ValueError(f"{name} does not take these settings: {reason}") from error
+    return _entry_of(made, name, asked, model)
+
+
+def _entry_of(
+    made: Registered, name: str, asked: Mapping[str, Any], model: Model, guide: Guide | None = None
+) -> Entry:
+    """Return the entry of a model, with a new default guide unless `guide` is given."""
+    settings = {part: dict(asked.get(part, {})) for part in PARTS}
+    first = next(iter(made.guides))
+    by_name = {}
+    if settings["guides"]:
+        by_name = nested(settings["guides"], made.arguments["guides"].inner, f"{name}'s guides")
+    if made.guides[first] is made.guide:
+        by_name[first] = settings["guide"]
+    guides = {n: _bound(maker, by_name.get(n), name) for n, maker in made.guides.items()}
+    if guide is None and not inspect.isfunction(without_partials(made.guide)):
+        guide = _bound(made.guide, settings["guide"], name)(model)
+    of_model = inspect.isfunction(without_partials(made.objective))
+    objective = _bound(made.objective, settings["objective"], name, given=of_model)
+    return Entry(
+        model,
+        guides,
+        objective(model) if of_model else objective(),
+        dict(made.training),
+        made.figures,
+        made.stages,
+        name=name,
+        settings=dict(asked),
+        guide=guide,
+    )
+
+
+def _bound(maker: Any, settings: Mapping[str, Any] | None, entry: str, given: int = 1) -> Any:
+    """Return what makes a guide or an objective, with its settings."""
+    if not settings:
+        return maker
+    known = arguments_of(maker, given)
+    return partial(maker, **values_of(settings, known, f"{entry}'s {name_of(maker)}"))
+
+
+def pair_of(entry: Entry) -> dict[str, Any]:
+    """Return the specifications of model and guide, from which `load` builds both again."""
+    model, guide = entry.model, entry.guide
+    return {"model": spec(model), "guide": spec(guide, model=model)}
 
 
 def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) -> None:
@@ -309,8 +373,7 @@ def load(source: str | Path) -> Entry:
         states = {p: load_checkpoint(place) for p, place in places.items()}
     else:
         states = load_checkpoint(_tensors_of(path))
-    made = read_recipe(source)
-    entry = _built(made) if "pair" in made else rebuild(Recipe.read(made))
+    entry = rebuild(read_recipe(source))
     for part, state in states.items():
         module = getattr(entry, part)
         kinds = (state[name].dtype for name, _ in module.named_parameters() if name in state)
@@ -323,17 +386,32 @@ def load(source: str | Path) -> Entry:
     return entry
 
 
-def _built(made: Mapping[str, Any]) -> Entry:
-    """Return an untrained entry of the pair that `save` wrote."""
+def rebuild(config: Mapping[str, Any]) -> Entry:
+    """Return an untrained entry from the contents of a `config.json` or a card.
+
+    Raises:
+        CheckpointError: it describes no pair, or one of classes that are not defined; the message
+            names the modules to import.
+        ValueError: the entry or its guide is unknown; the message names the modules to import.
+    """
     import_entries()  # which define the zoo's classes
+    modules = config.get("modules", ())
+    if name := config.get("entry", ""):
+        _check_imported(modules, "entry", name, list_models())
     try:
-        model = build(made["pair"]["model"])
-        guide = build(made["pair"]["guide"], model=model)
+        model = build(config["pair"]["model"])
+        guide = build(config["pair"]["guide"], model=model)
     except (ValueError, KeyError) as error:
-        first = "".join(f"; import {module} first" for module in made.get("modules", ()))
+        first = "".join(f"; import {module} first" for module in modules)
         raise CheckpointError(f"config.json describes no pair: {error}{first}") from error
-    makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
-    return Entry(model, makers, Trace_ELBO(), guide=guide)
+    if not name:
+        makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
+        return Entry(model, makers, Trace_ELBO(), guide=guide)
+    asked = nested(config.get("settings", {}), registered(name).arguments, name)
+    entry = _entry_of(registered(name).with_preset(asked.get("preset")), name, asked, model, guide)
+    _check_imported(modules, "guide", config["guide"], list(entry.guides))
+    entry.default_guide = config["guide"]
+    return entry
 
 
 def copy_of(guide: Guide) -> Guide:
@@ -354,7 +432,7 @@ def _tensors_of(card: Path) -> Path:
 
 
 def read_recipe(source: str | Path) -> dict:
-    """Read the recipe of a trained entry, and all that was saved with it; see `Recipe.read`.
+    """Return the contents of the `config.json` or card of a trained entry.
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
@@ -362,13 +440,12 @@ def read_recipe(source: str | Path) -> dict:
     """
     path = _recipe_path(source)
     try:
-        found = json.loads(path.read_text())
-        if isinstance(found, dict) and isinstance(found.get("pair"), dict):
-            return found
-        kinds = {"entry": str, "sizes": dict, "guide": str}
-        if all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
-            return found
-        reason = "it does not say entry, guide (words) and sizes (by name); write it with save()"
+        config = json.loads(path.read_text())
+        if isinstance(config, dict) and isinstance(config.get("pair"), dict):
+            return config
+        reason = "it does not hold the pair of model and guide; write it with save()"
+        if isinstance(config, dict) and "sizes" in config:
+            reason = "a version before 0.3 wrote it, which read sizes; train it again"
     except (ValueError, AttributeError) as error:
         reason = str(error)
     raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")
@@ -420,7 +497,7 @@ def save_weights(entry: Entry, card: Path, content: dict) -> None:
 
 
 def made_by(entry: Entry) -> dict:
-    """Return the part of a recipe that rebuilds an entry, except its weights.
+    """Return what `config.json` says of an entry: its name, settings, guide, and the pair.
 
     `modules` is there if modules outside the zoo have to be imported first.
 
@@ -433,61 +510,25 @@ def made_by(entry: Entry) -> dict:
             f"{entry.default_guide!r}; call entry.use_guide({name!r}) before training, or set "
             f"entry.default_guide = {name!r}"
         )
-    sizes = {name: _as_json(value) for name, value in entry.sizes.items()}
-    made = {"entry": entry.name, "sizes": sizes, "guide": entry.default_guide}
-    kinds = [type(value) for value in entry.sizes.values() if isinstance(value, Routing)]
-    makers = factory_of(entry.name), entry.guides[entry.default_guide]
-    modules = modules_outside(*makers, *kinds)
+    made = {
+        "entry": entry.name,
+        "settings": spec(entry.settings),
+        "guide": entry.default_guide,
+        "pair": pair_of(entry),
+    }
+    makers = [registered(entry.name).model, entry.guides[entry.default_guide]]
+    makers.append(SimpleNamespace(__module__=registered(entry.name).module))
+    parts = [type(part) for part in (entry.model, entry.guide)]
+    settings = [type(v) for v in flat(entry.settings).values() if isinstance(v, Settings)]
+    modules = modules_outside(*makers, *parts, *settings)
     return {**made, "modules": modules} if modules else made
 
 
-def factory_of(name: str) -> Callable[..., Entry]:
-    """Return the factory of a registered entry; raise ValueError for an unknown name."""
-    return _look_up(name).factory
-
-
-def _look_up(name: str) -> _Registered:
-    check_known("entry", name, list_models())
-    return _registered[name]
-
-
-def rebuild(recipe: Recipe) -> Entry:
-    """Create an untrained entry from its recipe.
-
-    Raises:
-        ValueError: the entry or its guide is unknown; the message names the modules to import.
-    """
-    _check_imported(recipe, "entry", recipe.entry, list_models())
-    sizes = {name: _from_json(value, recipe) for name, value in recipe.sizes.items()}
-    entry = create(recipe.entry, **sizes)
-    guide = recipe.guide or entry.default_guide
-    _check_imported(recipe, "guide", guide, list(entry.guides))
-    return entry.use_guide(guide)
-
-
-def _as_json(value: Any) -> Any:
-    """Return a size as JSON holds it: of a routing, its class and its attributes."""
-    if isinstance(value, Routing):
-        return {"routing": type(value).__qualname__, **asdict(value)}
-    if isinstance(value, tuple | list):
-        return [_as_json(each) for each in value]
-    return value.item() if hasattr(value, "item") else value  # a number of NumPy
-
-
-def _from_json(value: Any, recipe: Recipe) -> Any:
-    """Return a size that `_as_json` wrote, after a round trip."""
-    if not (isinstance(value, dict) and "routing" in value):
-        return value
-    kinds = {kind.__qualname__: kind for kind in Routing.kinds()}
-    _check_imported(recipe, "routing", value["routing"], list(kinds))
-    return kinds[value["routing"]](**{k: each for k, each in value.items() if k != "routing"})
-
-
-def _check_imported(recipe: Recipe, kind: str, name: str, known: list[str]) -> None:
-    """Raise ValueError, with a remedy, unless the name in a recipe is known."""
+def _check_imported(modules: Collection[str], kind: str, name: str, known: list[str]) -> None:
+    """Raise ValueError, with a remedy, unless a name in a configuration is known."""
     if name in known:
         return
-    modules = recipe.modules or ("MODULE",)
+    modules = modules or ("MODULE",)
     options = " ".join(f"--import {module}" for module in modules)
     raise ValueError(
         f"{unknown(kind, name, known)}. If another package adds this {kind}, import its "

@@ -8,6 +8,7 @@ import os
 import sys
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 
 def import_by_name(module: str) -> None:
@@ -48,13 +49,13 @@ def modules_outside(*objects: object) -> list[str]:
 
     A script that is run as a program has no name by which it could be imported, and is left out.
     """
-    names = {str(getattr(_unwrapped(each), "__module__", "")) for each in objects}
+    names = {str(getattr(without_partials(each), "__module__", "")) for each in objects}
     return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))
 
 
 def runs_again(*objects: object) -> bool:
     """Return True if all are defined in a notebook, where a cell may run again and replace one."""
-    return all(getattr(_unwrapped(each), "__module__", "") == "__main__" for each in objects)
+    return all(getattr(without_partials(each), "__module__", "") == "__main__" for each in objects)
 
 
 def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
@@ -71,8 +72,8 @@ def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
         )
 
 
-def _unwrapped(function: object) -> object:
-    """Return the function of which others fixed arguments."""
+def without_partials(function: Any) -> Any:
+    """Return the function or class of which partials fix arguments."""
     while isinstance(function, partial):
         function = function.func
     return function

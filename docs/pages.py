@@ -109,11 +109,9 @@ def write_others(folder: Path) -> None:
 def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
-    factories = [registry.factory_of(name) for name in names]
     in_reference = home.startswith("capsule_zoo.models.")
     documented = [] if in_reference else _defined_in(module)
-    shown = [thing for thing in documented if getattr(module, thing) not in factories]
-    reference = _reference(module, shown)
+    reference = _reference(module, documented)
     parts = [
         f"# {read_story(module.__doc__).title}\n",
         _rst(f".. automodule:: {home}\n   :no-members:"),
@@ -140,7 +138,7 @@ def write_diagrams(folder: Path) -> None:
 def diagram(name: str) -> bytes:
     """Return the plate diagram of a registered entry, made small, as an SVG file."""
     with seeded(0):
-        model = registry.create(name, **registry.small_sizes(name)).model
+        model = registry.create(name, **registry.small_settings(name)).model
         drawn = render_model(model, model_kwargs={"batch_size": 2})
     return drawn.pipe(format="svg")
 

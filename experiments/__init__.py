@@ -51,7 +51,7 @@ from capsule_zoo.records import (
 )
 from capsule_zoo.registry import Entry, save_entry
 from capsule_zoo.runs.folder import in_use, read_metrics, refuse_unwritable
-from capsule_zoo.sizes import Size, check_sizes, fits, known_sizes
+from capsule_zoo.settings import Argument, arguments_of, fits, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,9 +133,9 @@ class Experiment:
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     @property
-    def settings(self) -> dict[str, Size]:
+    def settings(self) -> dict[str, Argument]:
         """The settings by name, with defaults, types and descriptions."""
-        known = known_sizes(self.takes or self.function, {})
+        known = arguments_of(self.takes or self.function)
         return known | {n: replace(known[n], default=v) for n, v in self.defaults.items()}
 
     def check(self, settings: Mapping[str, object]) -> None:
@@ -146,7 +146,7 @@ class Experiment:
         known = self.settings
         for name in settings:
             check_known(f"setting of {self.name}", name, known)
-        check_sizes(self.name, settings, known)
+        values_of(settings, known, self.name)
         for name, value in settings.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue

@@ -1,7 +1,6 @@
 """Training of entries in experiments, with the entry's own settings and the options."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,16 +15,15 @@ from capsule_zoo.data.sources import data_folder
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.registry import Entry, create, load, made_by, rebuild
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, length_of, words_of
 
 
-def begun(name: str, data: Dataset | Split, options: Options, **sizes: Any) -> Entry:
+def begun(name: str, data: Dataset | Split, options: Options, **settings: Any) -> Entry:
     """Return an untrained entry for these images, drawn from the seed of the options."""
     pyro.set_rng_seed(options.seed)
-    return create(name, **{"image_shape": tuple(seen(data)[0].images.shape[1:]), **sizes})
+    return create(name, **{"image_shape": tuple(seen(data)[0].images.shape[1:]), **settings})
 
 
 def seen(data: Dataset | Split) -> list[Split]:
@@ -78,7 +76,7 @@ def train(
     if options.runs is not None:
         made = places.resume and Path(places.resume).with_name("config.json")  # from its start
         known = json.loads(made.read_text()) if made and made.is_file() else None
-        config = known or recipe_of(pair, data, chosen, limits)
+        config = known or config_of(pair, data, chosen, limits)
         config |= {"limits": limits} if "limits" in config else {}
         files = RunFolder(options.runs / name, entry, config)
     run = fit_entry(pair, data, options.say, files, **combined(chosen, {"checks": places}))
@@ -91,45 +89,18 @@ def train(
     return run
 
 
-def recipe_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
-    """Return the recipe of a run that begins, as `config.json` holds it.
-
-    Its `besides` has other arguments of `fit`, changed data, and an entry unlike a new one.
-    """
-    names, inputs, rate = [s.name for s in seen(data)], arguments["inputs"], arguments.get("lr")
-    origin = names[0].rpartition("/")[0]
-    found = {
-        "data": origin or Recipe.data,
+def config_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
+    """Return what `config.json` says of a run that begins, besides model and guide."""
+    rate, name = arguments.get("lr"), seen(data)[0].name.rpartition("/")[0]
+    config = {
+        "data": name or Recipe.data,
         "seed": arguments["seed"],
-        "transform": words_of(inputs.transform),
+        "transform": words_of(arguments["inputs"].transform),
         "batch_size": arguments.get("batch_size", BATCH_SIZE),
         "lr": None if rate == entry.training.get("lr") else rate,
         "limits": limits,
     }
-    if not entry.name:  # it was not made by `create`
-        return found
-    recipe = Recipe.read({**made_by(entry), **found})
-    with seeded(recipe.seed):
-        new = rebuild(recipe)
-    said = recipe.for_fit(new.training, inputs.device)
-    besides = {name: _words(each) for name, each in arguments.items() if each != said.get(name)}
-    if names != [f"{origin}/train", f"{origin}/validation"]:
-        besides["data"] = ", ".join(names)
-    if _state(entry) != _state(new):
-        besides["entry"] = "not as a new one"
-    return replace(recipe, besides=besides).config()
-
-
-def _state(entry: Entry) -> tuple[str, list[bytes]]:
-    """Return what tells an entry from another of its recipe: what it is made of, and tensors."""
-    parts = entry.model, entry.guide, entry.stages, entry.objective, vars(entry.objective)
-    tensors = [*entry.model.state_dict().values(), *entry.guide.state_dict().values()]
-    return _words(parts), [values.cpu().numpy().tobytes() for values in tensors]
-
-
-def _words(value: Any) -> str:
-    """Return a value in words, without the places of objects in memory."""
-    return re.sub(r" at 0x\w+", "", repr(value))
+    return config | {"experiment": True}
 
 
 def checkpoints(options: Options, name: str, after: str | None = None) -> Checks:

@@ -64,7 +64,7 @@ class AnnealedRouting(Routing):
     """The base of the routings by a mixture, with two temperatures.
 
     Attributes:
-        iterations: as for every routing.
+        iterations: number of times that the parents are inferred.
         anneal: in iteration t = 0, 1, ... a parent's inverse temperature is the law's inverse
             temperature times 1 - anneal^(t + 1), where 0 keeps it constant, or with "linear" times
             1 + t (Hui 2017).
@@ -108,7 +108,7 @@ class EMRouting(AnnealedRouting):
     switches are its mean-field posterior, and means and variances are points at their optimum.
 
     Attributes:
-        iterations, anneal, power: as for every annealed routing.
+        iterations, anneal, power: as for every `AnnealedRouting`.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), both at power=1. The
             exact step minimizes the free energy, which therefore never rises (at `anneal=0`). At an
             inverse temperature near 1 the exact step may turn all parents off.
@@ -190,7 +190,7 @@ class VBRouting(AnnealedRouting):
     """The routing by variational Bayes.
 
     Attributes:
-        iterations, anneal, power: as for every annealed routing.
+        iterations, anneal, power: as for every `AnnealedRouting`.
         alpha: concentration of the parents' weights.
         kappa: weight of the prior mean, zero, in votes. The reference has 1, which pulls poses
             towards zero, layer by layer, where a parent has one or two votes.
@@ -281,7 +281,7 @@ class LengthRouting(Routing):
     the parents is not used: no joint distribution has these parents as its posterior.
 
     Attributes:
-        iterations: as for every routing; there is no temperature.
+        iterations: number of times that the parents are inferred.
         fair: whether the sum of the votes is divided by a fair share n (`Votes.fair_share`).
             Otherwise it saturates where there are many votes. False is n = 1, as in the papers.
     """

@@ -292,16 +292,29 @@ class RBM(CapsuleRBM):
     Args:
         image_shape: (channels, height, width), or a square number of pixels.
         hidden: hidden units.
-        options: families and sweeps, as for `CapsuleRBM`.
+        visible_family, hidden_family, sweeps: as for `CapsuleRBM`.
     """
 
     switched = False
 
     def __init__(
-        self, image_shape: int | tuple[int, int, int] = (1, 28, 28), hidden: int = 640, **options
+        self,
+        image_shape: int | tuple[int, int, int] = (1, 28, 28),
+        hidden: int = 640,
+        *,
+        visible_family: str = "bernoulli",
+        hidden_family: str = "bernoulli",
+        sweeps: int = 100,
     ) -> None:
         check_at_least(1, hidden=hidden)
-        super().__init__(image_shape, capsules=1, units=hidden, **options)
+        super().__init__(
+            image_shape,
+            capsules=1,
+            units=hidden,
+            visible_family=visible_family,
+            hidden_family=hidden_family,
+            sweeps=sweeps,
+        )
 
 
 def _no_wider_than_high(matrix: Tensor) -> Tensor:

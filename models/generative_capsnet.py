@@ -270,8 +270,6 @@ class RoutedByAddress(OnRequest):
 class GenerativeCapsNet(RoutedByAddress):
     """The model in which kinds of objects place and activate part capsules.
 
-    It is described at the top of this file.
-
     Args:
         image_shape: (channels, height, width).
         kinds: kinds of objects, K.
@@ -341,8 +339,6 @@ class GenerativeCapsNet(RoutedByAddress):
 
 class ContinuousCapsNet(RoutedByAddress):
     """The model in which a code without kinds places and activates all parts.
-
-    It is described at the top of this file.
 
     Args:
         image_shape: (channels, height, width).

@@ -60,7 +60,7 @@ from capsule_zoo.models.routing.capsule_convolution import (
 from capsule_zoo.models.routing.parent_law import ParentLaw, Routing, pay_for_connections, sharing
 from capsule_zoo.models.routing.votes import Votes, Windows
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "small": dict(features=64, capsules=(8, 16, 16)),
     "full": dict(features=32, capsules=(32, 32, 32)),
 }

@@ -65,10 +65,6 @@ from capsule_zoo.models.routing.vector_capsules import (
     margin_loss,
 )
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "small": {},  # the defaults, for two cores
-    "paper": dict(capsules="every", channels=(256, 128), types=32, attention=False),
-}
 KERNEL = 5  # of the convolutions below the primary capsules
 LEAST = 17  # pixels that these and the primary capsules need
 
@@ -133,6 +129,12 @@ class Canvas(Settings):
     def __post_init__(self) -> None:
         check_positive(sigma_image=self.sigma_image)
         check_one_of("likelihood", self.likelihood, LIKELIHOODS)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {},  # the defaults, for two cores
+    "paper": dict(capsules="every", channels=(256, 128), types=32, canvas=Canvas(attention=False)),
+}
 
 
 class RecurrentCapsules(ImagesOfClasses, Model):

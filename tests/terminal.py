@@ -5,7 +5,7 @@ import json
 import pytest
 
 from capsule_zoo import cli
-from capsule_zoo.registry import small_sizes
+from capsule_zoo.registry import small_settings
 
 PATIENCE = 1800  # seconds after which a started program counts as hung, also on a busy machine
 
@@ -19,7 +19,7 @@ def run(*words: object) -> int | None:
 
 def small_words(name: str, *without: str, **others: object) -> list[str]:
     """Return an entry's small sizes, without some and with others, as words of a command line."""
-    sizes = {key: size for key, size in small_sizes(name).items() if key not in without} | others
+    sizes = {key: size for key, size in small_settings(name).items() if key not in without} | others
     return [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
 
 

@@ -41,18 +41,18 @@ from capsule_zoo.registry import (
     list_models,
     load,
     save_entry,
-    small_sizes,
+    small_settings,
     takes_images,
 )
 
 NAMES = list_models()
-PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
+PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_settings(name)).guides]
 BATCH = 5
 
 
 def make(name: str, guide: str | None = None, seed: int = 0) -> Entry:
     pyro.set_rng_seed(seed)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     return entry.use_guide(guide or entry.default_guide)
 
 
@@ -135,7 +135,7 @@ def test_declared_sites_are_those_that_are_drawn(name, discrete):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if takes_images(name)])
 def test_images_may_have_the_shape_of_any_data_set(name):
-    sizes = {**small_sizes(name), "image_shape": (3, 28, 30)}
+    sizes = {**small_settings(name), "image_shape": (3, 28, 30)}
     assert create(name, **sizes).model.image_shape == (3, 28, 30)
 
 

@@ -13,11 +13,11 @@ import torch
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Checks, Inputs, evaluate, fit, loss_per_image
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 DEVICE = os.environ.get("CAPSULE_ZOO_TEST_DEVICE")
 PAIRS = [
-    (name, guide) for name in list_models() for guide in create(name, **small_sizes(name)).guides
+    (name, guide) for name in list_models() for guide in create(name, **small_settings(name)).guides
 ]
 ELSEWHERE = {  # what makes tensors on the default device for a reason
     "constellations": "corners are counted and ordered on the CPU, wherever the points are",
@@ -30,7 +30,7 @@ ELSEWHERE = {  # what makes tensors on the default device for a reason
 def test_no_tensor_is_made_on_the_default_device(name, guide):
     """A tensor of the device without data would join those on the CPU, and raise an error."""
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name)).use_guide(guide)
+    entry = create(name, **small_settings(name)).use_guide(guide)
     images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
     known = entry.model.supervised or entry.training.get("inputs", Inputs()).labels
     labels = torch.arange(4) % 2 if known else None
@@ -45,7 +45,7 @@ def test_no_tensor_is_made_on_the_default_device(name, guide):
 def test_steps_and_an_evaluation_are_on_the_device(name, guide):
     """Losses and gradients are finite there, and parameters stay there."""
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name)).use_guide(guide)
+    entry = create(name, **small_settings(name)).use_guide(guide)
     images = entry.model.space.example(6, torch.float32, torch.Generator().manual_seed(1))
     data = Split(images, torch.arange(6) % 2, "noise")
     labels = bool(entry.model.supervised or entry.training.get("inputs", Inputs()).labels)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Inputs, intervene, loss_per_image
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 BATCH = 4
@@ -17,7 +17,7 @@ BATCH = 4
 
 def model_of(name):
     pyro.set_rng_seed(0)
-    return create(name, **small_sizes(name)).model.discretized().eval()
+    return create(name, **small_settings(name)).model.discretized().eval()
 
 
 def prior(model, seed=1):
@@ -84,7 +84,7 @@ ACTIONS = [(name, site) for name, site in SITES if name not in SUPERVISED]
 def test_every_guide_answers_what_the_image_would_have_been(name, site):
     """An action that changes nothing leaves the images; another one moves only what comes later."""
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     model = entry.model
     torch.manual_seed(1)
     nodes = poutine.trace(model.discretized().eval()).get_trace(batch_size=BATCH).nodes
@@ -109,7 +109,7 @@ def test_every_guide_answers_what_the_image_would_have_been(name, site):
 
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_a_classifier_predicts_no_image(name):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = entry.model.space.example(2, torch.float32, torch.Generator().manual_seed(1))
     with pytest.raises(ValueError, match="explains labels and draws no images"):
         intervene(entry.model, entry.guide, images, {"label": 0})
@@ -118,7 +118,7 @@ def test_a_classifier_predicts_no_image(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loop_by_hand_over_a_dataloader_learns(name):
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = entry.model.space.example(8, torch.float32, torch.Generator().manual_seed(1))
     loader = DataLoader(Split(images, torch.arange(8) % 2), batch_size=4, shuffle=False)
     parameters = [*entry.model.parameters(), *entry.guide.parameters()]
@@ -137,9 +137,9 @@ def test_a_loop_by_hand_over_a_dataloader_learns(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_dict_makes_another_instance_the_same(name):
     pyro.set_rng_seed(0)
-    first = create(name, **small_sizes(name))
+    first = create(name, **small_settings(name))
     pyro.set_rng_seed(1)
-    second = create(name, **small_sizes(name))
+    second = create(name, **small_settings(name))
     for one, other in ((first.model, second.model), (first.guide, second.guide)):
         other.load_state_dict(one.state_dict())
         for key, value in one.state_dict().items():
@@ -150,7 +150,7 @@ def test_a_state_dict_makes_another_instance_the_same(name):
 def test_infer_discrete_gives_the_likeliest_parents(name):
     """Temperature 0 gives the highest marginal of every choice, given the guide's draws."""
     pyro.set_rng_seed(0)
-    entry = create(name, **{**small_sizes(name), "selection": "enumerate"})
+    entry = create(name, **{**small_settings(name), "selection": "enumerate"})
     model, guide = entry.model.double(), entry.guide.double()
     images = model.space.example(BATCH, torch.float64, torch.Generator().manual_seed(1))
     drawn = poutine.trace(guide).get_trace(images)

@@ -26,7 +26,7 @@ ALLOWED = {
     "weights": set(),
     "experiments": {
         *("data", "models", "guides", "inference", "experiments"),
-        *("figures", "registry", "records", "nearest", "sizes", "runs", "zoo", "discovery"),
+        *("figures", "registry", "records", "nearest", "settings", "runs", "zoo", "discovery"),
     },
 }
 FOR_ALL = {"_version"}  # of the front door

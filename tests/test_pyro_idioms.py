@@ -29,7 +29,7 @@ from torch import Tensor
 
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import base
-from capsule_zoo.registry import Entry, create, list_models, small_sizes
+from capsule_zoo.registry import Entry, create, list_models, small_settings
 
 NAMES = list_models()
 BATCH = 4
@@ -40,14 +40,14 @@ UNPLACED = "ignore:site 'image' is observed by name with pixels outside"
 
 
 def _is_relaxed(name: str) -> bool:
-    model = create(name, **small_sizes(name)).model
+    model = create(name, **small_settings(name)).model
     return model.discretized() is not model
 
 
 def make(name: str, seed: int = 0, **sizes: object) -> Entry:
     """Return an entry in float64, in evaluation mode."""
     pyro.set_rng_seed(seed)
-    entry = create(name, **{**small_sizes(name), **sizes})
+    entry = create(name, **{**small_settings(name), **sizes})
     for module in (entry.model, entry.guide):
         module.double().eval()
     return entry
@@ -458,7 +458,7 @@ def test_the_mean_field_loss_is_finite_or_pyro_says_why_it_is_not_one(name):
 CONTINUOUS = [
     name
     for name in NAMES
-    if not any(s.discrete for s in create(name, **small_sizes(name)).model.latent_sites)
+    if not any(s.discrete for s in create(name, **small_settings(name)).model.latent_sites)
 ]
 
 

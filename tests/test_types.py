@@ -8,11 +8,11 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAD = """
 from capsule_zoo.guides import PartWholeGuide, Guide
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
-from capsule_zoo.zoo.part_whole.entry import part_whole
+from capsule_zoo.registry import Entry
 
 model = PartWholeCapsules(objects=3, parts=4)
 guide = PartWholeGuide(model)
-entry = part_whole(objects=3)
+entry: Entry[PartWholeCapsules, PartWholeGuide]
 """
 KNOWN = """
 class Own(Guide[VariationalAutoencoder]):

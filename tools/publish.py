@@ -16,9 +16,10 @@ from capsule_zoo.records import machine, plain, read_record, versions
 from capsule_zoo.registry import NAME, create, read_recipe, save_weights
 from capsule_zoo.runs.cards import examine
 from capsule_zoo.runs.folder import open_run, read_metrics
+from capsule_zoo.settings import flat
 
 FIELDS = (
-    *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
+    *("entry", "guide", "pair", "what", "data", "split", "seed", "training"),
     *("headline", "checks", "records"),
 )
 
@@ -119,18 +120,19 @@ def _command(made: dict, folder: Path) -> str:
     study = folder.parent / "config.json"
     if study.is_file() and "command" in (above := json.loads(study.read_text())):
         return above["command"]
-    if "limits" not in made or made.get("besides"):
+    if "limits" not in made or made.get("experiment"):
         raise ValueError(f"{folder} is of a study, whose config.json must lie above; move it there")
-    known = registry.sizes_of(made["entry"])
-    sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
-    own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
+    of_data = ("image_shape", "classes")
+    settings = {k: v for k, v in flat(made["settings"]).items() if k not in of_data}
     options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform", "objective")}
     parts = ["capsule-zoo", *(f"--import {module}" for module in made.get("modules", []))]
     data = shlex.quote(made["data"])
     parts += [f"train {made['entry']} --data {data} --seed {made['seed']}"]
     if made["guide"] != create(made["entry"]).default_guide:
         parts.append(f"--guide {made['guide']}")
-    parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]
+    parts += [
+        f"--set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in settings.items()
+    ]
     for name, value in {**options, **made["limits"]}.items():
         if value is not None:
             shown = f"{value:.15g}" if isinstance(value, float | int) else value

@@ -80,7 +80,7 @@ def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
     from capsule_zoo.inference import NonFiniteLoss
 
     if isinstance(error, OutOfMemoryError):
-        return f"{str(error).partition(chr(10))[0]} Give a lower --batch-size, or smaller sizes."
+        return f"{str(error).partition(chr(10))[0]} Give a lower --batch-size, or smaller settings."
     return str(error) if isinstance(error, NonFiniteLoss) else None
 
 

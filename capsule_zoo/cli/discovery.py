@@ -48,20 +48,20 @@ def list_entries(
 
 def show(
     name: EntryArgument,
-    sizes: Annotated[
-        bool, typer.Option("--sizes", help="Say of each size its type and what it means.")
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Say of each setting its type and what it means.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the components of an entry and its settings.
 
     Prints its guides, latent sites, data, objective, training settings, figures, trained weights,
-    published numbers and references, and the names of its sizes with their defaults.
+    published numbers and references, and the names of its settings with their values.
 
     \b
     Examples:
       capsule-zoo show part-whole
-      capsule-zoo show part-whole --sizes
+      capsule-zoo show part-whole --settings
       capsule-zoo show part-whole-mnist --json
     """
     from textwrap import fill
@@ -73,9 +73,11 @@ def show(
     goals = [goal for goal in goals_of(read_records(RESULTS)) if goal.entry == found.name]
     published = lines(goals).partition("\n\n")[2]
     print(f"{found.overview(published)}\n")
-    print(found.size_list if sizes else fill(found.size_names, 100, break_on_hyphens=False))
-    if not sizes:
-        print(f"\nWhat each of them means: capsule-zoo show {name} --sizes")
+    print(
+        found.settings_list if settings else fill(found.settings_names, 100, break_on_hyphens=False)
+    )
+    if not settings:
+        print(f"\nWhat each of them means: capsule-zoo show {name} --settings")
     print_json(as_json, found.as_dict())
 
 

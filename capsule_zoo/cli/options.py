@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from capsule_zoo.sizes import Size
+    from capsule_zoo.settings import Argument
 
 EntryArgument = Annotated[
     str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
@@ -73,7 +73,7 @@ def given(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_settings(words: list[str] | None, known: "Mapping[str, Size]") -> dict[str, Any]:
+def read_settings(words: list[str] | None, known: "Mapping[str, Argument]") -> dict[str, Any]:
     """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
 
     The word none is None for a setting that may be None and takes no text.
@@ -84,12 +84,12 @@ def read_settings(words: list[str] | None, known: "Mapping[str, Size]") -> dict[
     Raises:
         ValueError: a word is not of this form.
     """
-    from capsule_zoo.sizes import fits
+    from capsule_zoo.settings import fits, flat_arguments
 
-    settings = {}
+    settings, known = {}, flat_arguments(known)
     for word in words or []:
         key, equals, value = word.partition("=")
-        if not (key.isidentifier() and equals):
+        if not (equals and all(part.replace("-", "_").isidentifier() for part in key.split("."))):
             raise ValueError(f"--set takes KEY=VALUE, such as objects=16, not {word!r}")
         try:
             parsed = json.loads(value)

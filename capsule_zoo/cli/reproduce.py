@@ -107,7 +107,9 @@ def _list_settings(name: str) -> dict[str, object]:
     experiment = find_experiment(name)
     print(experiment.summary)
     for setting in experiment.settings.values():
-        print(f"\n  --set {setting.name}={json.dumps(setting.default)}\n      {setting.what}")
+        print(
+            f"\n  --set {setting.name}={json.dumps(setting.default)}\n      {setting.description}"
+        )
     if not experiment.settings:
         print("\nIt has no settings for --set; --minutes and --seed are those of every experiment.")
     return experiment.filled({})

@@ -69,7 +69,7 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A size of the entry, as JSON or none; see show. May be repeated.",
+            help="A setting of the entry, as JSON or none; see show. May be repeated.",
         ),
     ] = None,
     guide: Annotated[
@@ -121,7 +121,7 @@ def train(
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
     from capsule_zoo.inference.training.workers import is_first_process
-    from capsule_zoo.registry import default_data, sizes_of
+    from capsule_zoo.registry import default_data, registered
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.measurements import measuring_command
 
@@ -129,7 +129,7 @@ def train(
     chosen = given(
         data=data,
         size=size,
-        sizes=read_settings(set_, sizes_of(entry)) or None,
+        settings=read_settings(set_, registered(entry).arguments) or None,
         guide=guide,
         seed=seed,
         batch_size=batch_size,

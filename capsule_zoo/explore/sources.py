@@ -18,7 +18,7 @@ from capsule_zoo.registry import (
     default_data,
     list_models,
     load,
-    small_sizes,
+    small_settings,
     takes_images,
 )
 from capsule_zoo.runs.folder import open_run
@@ -62,7 +62,7 @@ def _stand_in(entry: Entry, error: MissingData) -> Dataset:
 def viewable() -> list[str]:
     """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
-        entries = {name: create(name, **small_sizes(name)) for name in list_models()}
+        entries = {name: create(name, **small_settings(name)) for name in list_models()}
     return [name for name, entry in entries.items() if _kind_of_view(entry)]
 
 

@@ -39,20 +39,22 @@ from capsule_zoo.inference.training.progress import history_of
 from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.inference.training.stages import fit_stages, needed_steps
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
-from capsule_zoo.models.checks import check_one_of, check_seed
+from capsule_zoo.models.checks import check_known, check_one_of, check_seed
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
-    check_known,
-    check_sizes_of,
+    check_settings,
+    create,
     default_data,
     load,
     made_by,
+    pair_of,
     read_recipe,
     rebuild,
     recipe_path,
+    registered,
     save_entry,
-    sizes_of,
     takes_images,
 )
 from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
@@ -76,8 +78,13 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
     saved = Recipe.read(read_recipe(folder))
     if saved.entry != name:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
-    check_sizes_of(name, given.get("sizes", {}))
-    asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
+    settings = {**saved.settings, **given.get("settings", {})}
+    asked = replace(saved, **{**given, "settings": settings})
+    if "settings" in given and asked.guide == saved.guide:
+        check_settings(name, given["settings"])
+        with seeded(0):
+            entry = create(name, **settings)
+            asked = replace(asked, pair=pair_of(entry.use_guide(saved.guide or "")))
     of_files = saved.data.startswith(("folder:", "constellations:"))
     moved = of_files and not Path(saved.data.partition(":")[2]).exists()
     for option, (own, value) in saved.differences(asked).items():
@@ -124,7 +131,7 @@ def train(
     usable_device(device)
     if "data" in given:
         given = {**given, "data": full_name(given["data"])}
-    given = {**given, "sizes": {k: _full(size) for k, size in given.get("sizes", {}).items()}}
+    given = {**given, "settings": {k: _full(v) for k, v in given.get("settings", {}).items()}}
     make_writer = None if log is None else _tensorboard(log)
     if resume:
         recipe = resumed(folder, name, given)
@@ -137,7 +144,8 @@ def train(
     arguments = recipe.for_fit(entry.training, device)
     if not recipe.limits:
         arguments = with_needed_steps(arguments, entry, data)
-    recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
+    made = {**made_by(entry), "batch_size": arguments["batch_size"]}
+    recipe = replace(recipe, **made)
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
@@ -203,10 +211,10 @@ def fit_entry(
         raise NonFiniteLoss(error.step, error.site, kept, error.restored) from error
 
 
-def _full(size: Any) -> Any:
-    """Return a size that holds in every working folder: the path of a trained entry is absolute."""
-    path = isinstance(size, str) and "/" in size and recipe_path(size)
-    return str(Path(size).resolve()) if path else size
+def _full(value: Any) -> Any:
+    """Return a setting that holds in every working folder: the path of a run is absolute."""
+    path = isinstance(value, str) and "/" in value and recipe_path(value)
+    return str(Path(value).resolve()) if path else value
 
 
 def _tensorboard(log: str) -> Callable[..., Any]:
@@ -290,7 +298,8 @@ class RunFolder:
 
 def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
     """Create an untrained entry, and load data of the size that it takes."""
-    shape = recipe.sizes.get("image_shape")
+    shape = recipe.settings.get("image_shape")
+    shape = tuple(shape) if isinstance(shape, list) else shape
     if shape is not None and not (
         isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
     ):
@@ -301,15 +310,19 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
         data = data.in_channels(shape[0])
     _warn_of_color(recipe.entry, data)
     pyro.set_rng_seed(recipe.seed)
-    known = sizes_of(recipe.entry)
+    known = registered(recipe.entry).with_preset(recipe.settings.get("preset")).arguments
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
-        entry = rebuild(replace(recipe, sizes={**shapes, **recipe.sizes}))
+        if recipe.pair:
+            entry = rebuild(recipe.config())
+        else:
+            entry = create(recipe.entry, **{**shapes, **recipe.settings})
+            entry = entry.use_guide(recipe.guide or entry.default_guide)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(
-            f"{recipe.entry} cannot be made with {_words(recipe.sizes)}: {error}"
+            f"{recipe.entry} cannot be made with {_words(recipe.settings)}: {error}"
         ) from error
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
@@ -340,10 +353,10 @@ def check_classes(data: Dataset) -> None:
 
 def _refuse(recipe: Recipe) -> None:
     """Raise ValueError for what no recipe says, and for settings of images of a model of points."""
-    if recipe.besides:
+    if recipe.experiment:
         raise ValueError(
-            f"a recipe does not say the {', '.join(recipe.besides)} of this run of {recipe.entry}; "
-            "train it by the experiment that made it: capsule-zoo reproduce"
+            f"an experiment trained this run of {recipe.entry}, in its own way; go on with it by "
+            "that experiment: capsule-zoo reproduce"
         )
     if takes_images(recipe.entry):
         return

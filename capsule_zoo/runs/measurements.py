@@ -37,10 +37,11 @@ from capsule_zoo.inference.evaluation.classification import error_rate, predicts
 from capsule_zoo.inference.evaluation.summary import remark, standard_error
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.checks import check_known
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
-from capsule_zoo.registry import Entry, check_known
+from capsule_zoo.registry import Entry
 from capsule_zoo.runs.folder import check_classes
 from capsule_zoo.runs.recipe import Recipe
 

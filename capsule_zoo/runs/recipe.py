@@ -19,6 +19,7 @@ from capsule_zoo.data.transforms import Rotate, Shift
 from capsule_zoo.inference.training.settings import Inputs, combined
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.records import plain
+from capsule_zoo.settings import flat
 
 LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # if neither the recipe nor the entry gives a limit
@@ -32,7 +33,7 @@ class Recipe:
 
     Attributes:
         entry: name of the entry.
-        sizes: sizes that replace the entry's defaults.
+        settings: settings that replace the entry's defaults.
         guide: one of the entry's guides; None for its default guide.
         modules: modules outside the zoo that are imported first.
         data: the data set's name.
@@ -44,11 +45,12 @@ class Recipe:
         batch_size: images of a step; None for the entry's own.
         lr: learning rate, or one for model and guide each; None for the entry's own.
         limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
-        besides: what else made the run, in words: only its experiment can train it again.
+        pair: the specifications of model and guide; of a new run, none.
+        experiment: True for a run that an experiment trained, and that only it goes on with.
     """
 
     entry: str
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     guide: str | None = None
     modules: tuple[str, ...] = ()
     data: str = "digits"
@@ -59,40 +61,46 @@ class Recipe:
     batch_size: int | None = None
     lr: float | Mapping[str, float] | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    besides: Mapping[str, str] = field(default_factory=dict)
+    pair: Mapping[str, Any] = field(default_factory=dict)
+    experiment: bool = False
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Self:
+    def read(cls, config: Mapping[str, Any]) -> Self:
         """Return the recipe in the contents of a `config.json` or a card, which may say more.
 
         Raises:
             ValueError: it describes a pair that `save` wrote, which no entry makes.
         """
-        if "pair" in found:
+        if "entry" not in config:
             raise ValueError(
                 "this folder holds a pair that save(model, guide, folder) wrote, which is no entry "
                 "of the zoo: it can be loaded, evaluated and compared, but not trained or shown"
             )
-        own = {f.name: found[f.name] for f in fields(cls) if f.name in found}
-        sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in own["sizes"].items()}
-        return cls(**{**own, "sizes": sizes, "modules": tuple(own.get("modules", ()))})
+        held = {f.name: config[f.name] for f in fields(cls) if f.name in config}
+        return cls(**{**held, "modules": tuple(held.get("modules", ()))})
 
     def config(self) -> dict[str, Any]:
         """Return the contents of `config.json`."""
-        return {k: v for k, v in vars(self).items() if v or k not in ("modules", "besides")}
+        optional = ("modules", "pair", "experiment")
+        return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
-        """Return the fields, and the sizes one by one, in which another recipe differs.
+        """Return the fields, and the settings one by one, in which another recipe differs.
 
         Returns:
-            This recipe's value and the other's, by field, or by "size NAME".
+            This recipe's value and the other's, by field, or by the dotted name of a setting.
         """
-        own, their = (
-            plain({**vars(each), "sizes": None, **{f"size {k}": v for k, v in each.sizes.items()}})
-            for each in (self, other)
+        mine, theirs = (
+            plain({**vars(recipe), "settings": None, "pair": None, **recipe.all_settings})
+            for recipe in (self, other)
         )
-        pairs = {name: (own.get(name), their.get(name)) for name in own | their}
+        pairs = {name: (mine.get(name), theirs.get(name)) for name in mine | theirs}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """Settings by dotted names: of a run all of them, of a new recipe those that are given."""
+        return settings_of(self.pair) if self.pair else flat(self.settings)
 
     def for_fit(self, training: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
         """Return the arguments of `fit`: an entry's training settings, overridden by these."""
@@ -104,6 +112,12 @@ class Recipe:
             settings |= self.limits or {"epochs": EPOCHS}
         inputs = Inputs(make_transform(self.transform), device=device)
         return combined(settings, {"inputs": inputs})
+
+
+def settings_of(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the specifications of a pair say, by the dotted names of settings."""
+    guide = {k: v for k, v in pair.get("guide", {}).items() if k != "model"}
+    return flat({**pair.get("model", {}), "guide": guide})
 
 
 def length_of(settings: Mapping[str, Any]) -> str:

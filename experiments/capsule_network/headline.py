@@ -88,11 +88,11 @@ ROWS = {
 def entry_of(row: str, image_shape: tuple[int, int, int]) -> Entry:
     """Return an untrained entry of a row of the paper's table 1: its iterations, and its loss."""
     routing, draws = ROWS[row]
-    usual = create("capsule-network", image_shape=image_shape, routing=routing)
-    if draws:
-        return usual
-    sizes = {"sigma_image": BLIND, "label_weight": usual.model.label_weight}
-    return create("capsule-network", image_shape=image_shape, routing=routing, **sizes)
+    entry = create("capsule-network", image_shape=image_shape)
+    if not draws:
+        blind = {"sigma_image": BLIND, "label_weight": entry.model.label_weight}
+        entry = create("capsule-network", image_shape=image_shape, **blind)
+    return entry.use_guide(routing)
 
 
 def learn(job: Job[tuple[int, int]]) -> float:
@@ -137,6 +137,6 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     the share of pairs of different digits whose two classes are not both found, a mean over the
     seeds. `squared_error` is of drawings from the first seed, explained at `taken_out`.
     """
-    given = replace(chosen, sizes=chosen.sizes or {"channels": 16})
+    given = replace(chosen, sizes=chosen.sizes or {"guide": {"channels": 16}})
     scatter = transforms.Shift(BORDER)
     return beside_equal("overlapping-capsule-network", given, options, padded, scatter)

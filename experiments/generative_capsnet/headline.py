@@ -254,9 +254,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         decoder.entry,
         data,
         options,
-        requests=protocol.kind,
-        window=(DIGIT, DIGIT),
-        guide={**SMALL_ENCODER, **(settings.encoder or {})},
+        preset=protocol.preset,
+        guide={"window": (DIGIT, DIGIT), **SMALL_ENCODER, **(settings.encoder or {})},
         **settings.sizes(decoder),
     ).use_guide(task.guide or decoder.guide)
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]

@@ -35,9 +35,9 @@ class Protocol:
     border: int = 0
 
     @property
-    def kind(self) -> str:
-        """The name of the family among an entry's sizes."""
-        return type(self.requests).__name__.lower()
+    def preset(self) -> str | None:
+        """The preset of an entry that renders these requests; entries render rotations anyway."""
+        return "shifts" if isinstance(self.requests, Shifts) else None
 
     def inside(self, line: Line) -> np.ndarray:
         """Mark the requests (points,) that were trained with the rare classes."""

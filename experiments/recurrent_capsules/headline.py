@@ -93,7 +93,7 @@ def mnist(options: Options, chosen: Bounded) -> Result:
         "class_error": class_error(entry, data.test),
         "class_error_gray": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
-    single = create(entry.name, **{**entry.sizes, "steps": 1})
+    single = create(entry.name, **{**entry.settings, "steps": 1})
     learn(single, data, options, "one-step", minutes=ONE_STEP * options.budget)
     metrics["neg_elbo_one_step"] = held_out(single, data.test, 1, options)["neg_elbo"]
     kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}

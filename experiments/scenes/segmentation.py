@@ -58,7 +58,7 @@ SIZES: dict[str, dict[str, Any]] = {
         sigma_image=0.2,
         counts="learned",
         ground="color",
-        thing_sizes=dict(latent=10, hidden=64),
+        thing_settings=dict(latent=10, guide=dict(hidden=64)),
     ),
     "tetrominoes": dict(
         slots=3,
@@ -69,7 +69,7 @@ SIZES: dict[str, dict[str, Any]] = {
         counts="learned",
         blur=0.12,
         temperature=0.125,
-        thing_sizes=dict(latent=8, hidden=64),
+        thing_settings=dict(latent=8, guide=dict(hidden=64)),
     ),
 }
 

@@ -43,7 +43,9 @@ SITES = {
 BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
 # By data set and entry; on 40x40 pixels digits are as large as on 28x28.
 SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("affnist", ENTRIES[0]): {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
+    ("affnist", ENTRIES[0]): {
+        "guide": dict(reader=dict(channels=64, max_scale=0.8 * 28 / 40, coordinates=True))
+    },
     ("affnist", ENTRIES[1]): LARGE,
     ("cifar10", ENTRIES[1]): {"background": "learned"},
 }

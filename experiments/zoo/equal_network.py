@@ -233,7 +233,7 @@ def fitted(
 def begun_on(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
     own, plain = dict(task.given.sizes or {}), task.network == "plain"
-    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+    name, sizes = ("cnn", dict(preset=task.like, capsules=own)) if plain else (task.like, own)
     return begun(name, data, options, classes=classes, **sizes)
 
 

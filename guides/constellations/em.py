@@ -45,8 +45,8 @@ class Settings(NamedTuple):
     Attributes:
         permutations: True to normalize over points as well, by Sinkhorn's algorithm.
         starts: number of runs for each set of objects.
-        steps: of EM.
-        seed: of the poses that EM starts from.
+        steps: number of steps of EM.
+        seed: seed of the poses that EM starts from.
     """
 
     permutations: bool

@@ -172,8 +172,8 @@ class SinkhornMatching(MatchingGuide):
     Args:
         model: the model.
         starts: number of runs for each set of objects.
-        steps: of EM.
-        seed: of the poses that EM starts from.
+        steps: number of steps of EM.
+        seed: seed of the poses that EM starts from.
 
     Raises:
         ValueError: `starts` or `steps` below 1, or a negative seed.

@@ -8,6 +8,7 @@ from torch import Tensor
 from capsule_zoo.guides.scenes.proposals import SceneGuide, SubsetLaw
 from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.inference.other_model import refuse_another_model
+from capsule_zoo.models.checks import check_at_least
 
 
 class SummedPresences(Objective):
@@ -29,6 +30,8 @@ class SummedPresences(Objective):
 
     def __init__(self, temperature: float = 200.0, updates: int = 400) -> None:
         super().__init__()
+        check_at_least(1, temperature=temperature)
+        check_at_least(0, updates=updates)
         self.temperature, self.updates, self.done = temperature, updates, 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 5.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -27,10 +27,12 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.networks.classifier import Classifier, standardized
 from capsule_zoo.models.networks.leading import PairsOfImages
+from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 
 
 class ConvolutionalClassifier(Classifier):
@@ -79,21 +81,17 @@ class EqualClassifier(Classifier):
 
     Args:
         image_shape, classes: as for `ConvolutionalClassifier`.
-        stem: a module that reads maps (B, maps, H', W') off images (B, C, H, W).
-        layers: kernel and stride of each convolution after the stem.
-        parameters: number of parameters in all; the width is the one that comes nearest to it.
+        capsules: the network with capsules, a model or a guide that reads images. Its layers before
+            the capsules are the stem here, and the width is the one that comes nearest to its
+            number of parameters.
     """
 
     def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        classes: int,
-        stem: nn.Module,
-        layers: Sequence[tuple[int, int]],
-        parameters: int,
+        self, image_shape: tuple[int, int, int], classes: int, capsules: nn.Module
     ) -> None:
         super().__init__(image_shape, classes)
-        self.stem = stem
+        stem, layers, parameters = before_capsules(capsules)
+        self.stem = stem = PyroModule[nn.Sequential](*stem, PyroModule[nn.ReLU]())
         with torch.no_grad(), in_eval_mode(stem):
             inputs, height, width = stem(torch.zeros(1, *image_shape)).shape[1:]
         for kernel, stride in layers:
@@ -115,6 +113,39 @@ class EqualClassifier(Classifier):
     def scores(self, images: Tensor) -> Tensor:
         """Compute the logits of the classes, (B, classes)."""
         return self.read(self.layers(self.stem(images)).flatten(1))
+
+
+class WholeMap(nn.Conv2d):
+    """A depthwise convolution whose kernels are as large as the maps, in a third of its time."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return (maps * self.weight[:, 0]).sum((2, 3), keepdim=True)
+
+
+def before_capsules(capsules: Any) -> tuple[list[nn.Module], list[tuple[int, int]], int]:
+    """Return the layers before the capsules of a network, those in their place, and parameters.
+
+    Returns:
+        the layers; kernel and stride of the convolutions that replace the capsules; the number of
+        parameters of what reads images.
+
+    Raises:
+        ValueError: the network of a paper whose stem is its capsules, or capsules at every step.
+    """
+    if isinstance(capsules, MatrixCapsules):
+        standard = PyroModule[nn.LayerNorm](capsules.image_shape, elementwise_affine=False)
+        return [standard, capsules.stem], [(3, 2), (3, 1)], capsules.num_parameters
+    if isinstance(capsules, RecurrentCapsules):
+        check_one_of("capsules", capsules.capsules, ("once",))
+        reader: Any = capsules.reader
+        return [reader.network, reader.primary], [(1, 1)], reader.num_parameters
+    if not hasattr(capsules.primary, "read"):
+        raise ValueError("network must be 'small': the stem of 'paper' is its capsules")
+    read = capsules.primary.read
+    maps = len(read)
+    summed = PyroModule[WholeMap](maps, maps, read.shape[1:], groups=maps, bias=False)
+    summed.weight.data[:] = read.data[:, None]
+    return [*capsules.primary.maps, summed], [(1, 1)], capsules.num_parameters
 
 
 class OverlappingEqualClassifier(PairsOfImages, EqualClassifier):

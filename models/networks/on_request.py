@@ -40,7 +40,7 @@ class OnRequest(Model):
     Args:
         image_shape: (channels, height, width).
         identity: the numbers of the request that leaves the image as it is. It is also the default
-            request; see `capsule_zoo.data.Requests`.
+            request. (1, 0) is no rotation, (0, 0) is no shift.
         sigma_image: standard deviation of a pixel.
 
     Raises:

@@ -16,7 +16,7 @@ from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.models import ImageSpace
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
+from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_settings
 from capsule_zoo.runs import cards
 from capsule_zoo.runs.cards import Headline, every, examine, headline
 from tools.publish import FIELDS, is_of
@@ -158,7 +158,7 @@ def toy_split(shape: tuple[int, int, int], number: int = 8) -> Split:
 
 @pytest.mark.parametrize("name", ["part-whole", "vae", "capsule-rbm", "generative-capsnet"])
 def test_a_headline_of_blank_reconstructions_is_the_mean_square_of_the_images(name, monkeypatch):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     split = toy_split(entry.model.image_shape)
     assert headline(entry, split) == headline(entry, split)
     monkeypatch.setattr(cards, "reconstruct", lambda *_, **__: 0)
@@ -170,7 +170,7 @@ def test_a_headline_of_blank_reconstructions_is_the_mean_square_of_the_images(na
 
 
 def test_a_classifier_is_known_by_how_often_it_errs():
-    entry = create("cnn", **small_sizes("cnn"))
+    entry = create("cnn", **small_settings("cnn"))
     split = toy_split(entry.model.image_shape)
     right = replace(split, labels=entry.model.eval().predict(split.images))
     assert headline(entry, right) == {"metric": "error_rate", "value": 0.0, "se": 0.0, "n": 8}
@@ -192,7 +192,7 @@ def test_chosen_images_are_spread_evenly_and_as_many_as_asked():
 
 
 def test_weights_that_are_not_finite_are_refused():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     split = toy_split(entry.model.image_shape)
     data = Dataset("toy", split, split, split)
     assert examine(entry, data)["split"] == {"train": 8, "validation": 8, "test": 8}

@@ -16,7 +16,7 @@ from capsule_zoo.cli.options import print_metrics
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.inference import error_rate
-from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.registry import create, load, save, small_settings
 
 TRAIN = ["train", "part-whole", *small_words("part-whole"), "--batch-size", "32"]
 
@@ -273,7 +273,7 @@ def test_errors_of_ours_keep_their_traceback(monkeypatch):
 
 
 def test_a_pair_of_a_notebook_is_measured_and_not_shown(tmp_path, capsys):
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     save(entry.model, entry.guide.with_poses("normal"), tmp_path, data="digits", seed=0)
     assert run("evaluate", tmp_path, "--images", 4, "--particles", 2) == 0
     assert run("compare", tmp_path, "--images", 4, "--particles", 2, "--guides", "saved") == 0

@@ -11,22 +11,24 @@ from terminal import run
 
 import capsule_zoo
 from capsule_zoo import describe, list_weights, registry
-from capsule_zoo.registry import create, list_models, load, read_recipe, small_sizes
+from capsule_zoo.registry import create, list_models, load, read_recipe, small_settings
+from capsule_zoo.settings import flat, nested
 
 NAMES = list_models()
 TITLES = ("Guides:", "Latent sites:", "Training:", "- data: `digits`", "Trained weights:",
-          "Published numbers:", "References:", "Sizes, with their values:")  # fmt: skip
+          "Published numbers:", "References:", "Settings, with their values:")  # fmt: skip
 
 
 @pytest.fixture(params=NAMES)
 def entry(request):
-    return create(request.param, **small_sizes(request.param))
+    return create(request.param, **small_settings(request.param))
 
 
 def test_a_description_holds_what_the_entry_consists_of(entry):
     found, model = describe(entry), entry.model
-    assert found.sizes.keys() >= entry.sizes.keys()
-    assert all(found.sizes[name].default == value for name, value in entry.sizes.items())
+    known = flat(nested(entry.settings, registry.registered(entry.name).arguments, ""))
+    given = {name: value for name, value in known.items() if name in found.settings}
+    assert given and all(found.settings[name].default == value for name, value in given.items())
     assert [guide.name for guide in found.guides] == list(entry.guides)
     assert [guide.name for guide in found.guides if guide.default] == [entry.default_guide]
     assert found.sites == model.sites and set(found.figures) == set(entry.figures)
@@ -45,29 +47,22 @@ def test_everything_is_told_in_words_of_its_own(entry):
     told = [guide.what for guide in found.guides]
     assert len(set(told)) == len(told) and all(told)
     assert "`" not in found.summary and "see" not in found.summary.split()
-    sizes = [*found.sizes.values(), *(s for o in found.sizes.values() for s in o.inner.values())]
-    referring = [s.name for s in sizes if s.what.startswith(("argument", "as for")) and not s.inner]
-    assert all(size.what for size in sizes) and referring == []
-    whats = {
-        name: size.what
-        for size in found.sizes.values()
-        for name, size in [(size.name, size), *size.inner.items()]
-    }
-    assert len(set(whats.values())) == len(whats), "two sizes share one description"
-    told += [*whats.values(), found.summary, found.text]
+    described = {name: setting.description for name, setting in found.settings.items()}
+    referring = [n for n, words in described.items() if words.startswith(("argument", "as for"))]
+    assert all(described.values()) and referring == []
+    told += [*described.values(), found.summary, found.text]
     unclear = r"(of|as|the same)\b|\w+\.?$|.*(the same, | the same for|top of this file|; see `)"
     assert [words for words in told if re.match(unclear, words)] == []
 
 
 def test_its_text_names_all_of_it_and_json_has_it_too(entry):
     found = describe(entry)
-    words = [found.name, *found.sizes, *found.figures, *found.training, found.references]
-    words += [name for size in found.sizes.values() for name in size.inner]
+    words = [found.name, *found.settings, *found.figures, *found.training, found.references]
     words += [guide.kind for guide in found.guides] + [site.name for site in found.sites]
     text = str(found)
     assert [word for word in words if word not in text] == [] and repr(found) == text
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert plain["sizes"].keys() == found.sizes.keys()
+    assert plain["settings"].keys() == found.settings.keys()
     assert [site["name"] for site in plain["sites"]] == [site.name for site in found.sites]
 
 
@@ -76,20 +71,20 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
     state = torch.get_rng_state()
     by_name, by_weights = describe("matrix-capsules"), describe("matrix-capsules-mnist")
     assert torch.equal(torch.get_rng_state(), state)
-    assert by_name.sizes == by_weights.sizes and by_weights.source == "matrix-capsules-mnist"
+    assert by_name.settings == by_weights.settings and by_weights.source == "matrix-capsules-mnist"
     assert by_weights.parameters == describe(load("matrix-capsules-mnist")).parameters
-    small = create("vae", **small_sizes("vae"))
+    small = create("vae", **small_settings("vae"))
     registry.save_entry(small, tmp_path / "run")
-    assert describe(tmp_path / "run").sizes == describe(small).sizes
+    assert describe(tmp_path / "run").settings == describe(small).settings
     with pytest.raises(ValueError, match="did you mean 'matrix-capsules'"):
         describe("matrix-capsule")
 
 
-def test_sizes_of_weights_are_those_they_were_trained_with():
+def test_settings_of_weights_are_those_they_were_trained_with():
     found = describe("part-whole-affnist")
-    assert found.sizes["image_shape"].default == (1, 40, 40)
-    assert found.sizes["guide"].inner["centered"].default is True
-    assert describe("part-whole").sizes["guide"].inner["centered"].default is False
+    assert found.settings["image_shape"].default == (1, 40, 40)
+    assert found.settings["guide.reader.centered"].default is True
+    assert describe("part-whole").settings["guide.reader.centered"].default is False
 
 
 def test_the_description_of_weights_ends_in_their_card():
@@ -138,14 +133,14 @@ def test_show_prints_the_description_and_json(capsys):
     places = [shown.index(f"\n{title}") for title in TITLES]
     assert places == sorted(places) and "Mazzia" in shown
     names = shown[places[-1] :]
-    assert all(f"{name}={size.default!r}" in names for name, size in found.sizes.items())
-    assert names.endswith("What each of them means: capsule-zoo show cnn --sizes")
-    assert not any(size.what in shown for size in found.sizes.values())
+    assert all(f"{name}={each.default!r}" in names for name, each in found.settings.items())
+    assert names.endswith("What each of them means: capsule-zoo show cnn --settings")
+    assert not any(each.description in shown for each in found.settings.values())
     assert json.loads(last) == found.as_dict() and found.data == "digits"
-    assert run("show", "cnn", "--sizes") == 0
+    assert run("show", "cnn", "--settings") == 0
     shown = capsys.readouterr().out
-    assert all(size.what in shown for size in found.sizes.values())
-    assert shown.endswith(f"{found.size_list}\n")
+    assert all(each.description in shown for each in found.settings.values())
+    assert shown.endswith(f"{found.settings_list}\n")
     assert run("show", "part-hole") == 2
     assert "did you mean 'part-whole'" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
-from capsule_zoo.registry import create, save_entry, small_sizes
+from capsule_zoo.registry import create, save_entry, small_settings
 
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 
@@ -40,7 +40,7 @@ def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(mini
         return given, None
 
     monkeypatch.setattr(energy, "probe_scores", noted)
-    entry = create("rbm", **{**small_sizes("rbm"), "image_shape": miniature.image_shape})
+    entry = create("rbm", **{**small_settings("rbm"), "image_shape": miniature.image_shape})
     energy.probe(entry, miniature)
     for part, split in (("train", miniature.train.binarized()), ("test", miniature.test)):
         expected = list(energy.spectra(entry, split.images).values())[-1]

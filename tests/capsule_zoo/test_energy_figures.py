@@ -6,7 +6,7 @@ import torch
 
 from capsule_zoo.figures import curves, energy, generic, grids
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 def shown(figure):
@@ -16,7 +16,7 @@ def shown(figure):
 
 @pytest.mark.parametrize("name", ["capsule-rbm", "rbm", "capsule-helmholtz"])
 def test_every_picture_of_an_entry_is_drawn(name):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = torch.rand(3, *entry.model.image_shape)
     state = torch.get_rng_state()
     for draw in entry.figures.values():
@@ -34,7 +34,7 @@ def test_every_picture_of_an_entry_is_drawn(name):
     ],
 )
 def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(name, sizes):
-    entry = create(name, **{**small_sizes(name), **sizes})
+    entry = create(name, **{**small_settings(name), **sizes})
     images = torch.rand(4, *entry.model.image_shape)
     images.view(-1)[:2] = torch.tensor([0.0, 1.0])  # pictures are on the images' own scale
     with torch.no_grad():
@@ -49,13 +49,13 @@ def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(
 
 
 def test_fields_are_one_for_each_capsule():
-    entry = create("capsule-rbm", **{**small_sizes("capsule-rbm"), "capsules": 12})
+    entry = create("capsule-rbm", **{**small_settings("capsule-rbm"), "capsules": 12})
     images = torch.rand(3, *entry.model.image_shape)
     assert len(shown(energy.fields(entry, images))) == 12
 
 
 def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
-    entry = create("capsule-rbm", **small_sizes("capsule-rbm"), visible_family="gaussian")
+    entry = create("capsule-rbm", **small_settings("capsule-rbm"), visible_family="gaussian")
     pixels = torch.rand(4, *entry.model.image_shape)
     pixels.view(-1)[:2] = torch.tensor([0.0, 1.0])
     rows = shown(generic.reconstructions(entry, 3 * pixels - 1))
@@ -65,7 +65,7 @@ def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
 
 def test_a_sum_of_all_capsules_is_the_reconstruction():
     torch.manual_seed(0)
-    entry = create("capsule-rbm", **small_sizes("capsule-rbm"))
+    entry = create("capsule-rbm", **small_settings("capsule-rbm"))
     with torch.no_grad():
         for parameter in entry.model.parameters():
             parameter.normal_()

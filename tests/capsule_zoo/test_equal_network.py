@@ -10,7 +10,7 @@ from capsule_zoo.experiments.zoo import equal_network
 from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
-from capsule_zoo.registry import create, load, save_entry, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_settings
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
@@ -103,7 +103,7 @@ def test_the_record_has_every_network_and_try(minutes, few, tmp_path):
     name = "matrix-capsules/equal-network"
     options = Options(minutes=minutes, progress=False, processes=1)
     entry = name.partition("/")[0]
-    own = {k: v for k, v in small_sizes(entry).items() if k not in ("image_shape", "classes")}
+    own = {k: v for k, v in small_settings(entry).items() if k not in ("image_shape", "classes")}
     found, drawn = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=own)
     short = {f"{q}_" for q in ("test_error", "updates", "weights", "rate", "decay")}
     long = short | {"error_0_degrees_", "error_30_degrees_", "error_fgsm_100_"}
@@ -164,7 +164,7 @@ def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatc
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
     torch.manual_seed(0)
-    own = {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
+    own = {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
     entry = create(name, image_shape=few.image_shape, **own)
     moved = fgsm(entry.model, few.test, 0.02, guide=entry.guide)
     change = (moved.images - few.test.images).abs()

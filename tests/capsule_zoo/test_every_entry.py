@@ -15,7 +15,14 @@ from capsule_zoo.data import points
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import create, default_data, list_models, load, small_sizes, takes_images
+from capsule_zoo.registry import (
+    create,
+    default_data,
+    list_models,
+    load,
+    small_settings,
+    takes_images,
+)
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
@@ -27,7 +34,7 @@ FEW_SCENES = {"scenes": ("--data", "multi-digits:train=300,test=60")}  # drawn a
 
 def words_of(name: str) -> list[str]:
     """Return an entry's small sizes and data as words of a command line; digits have 10 classes."""
-    classes = {"classes": 10} if "classes" in small_sizes(name) else {}
+    classes = {"classes": 10} if "classes" in small_settings(name) else {}
     return [*small_words(name, **classes), *FEW_SCENES.get(name, ())]
 
 

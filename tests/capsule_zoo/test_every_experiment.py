@@ -16,7 +16,7 @@ from capsule_zoo.experiments.training import begun
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import small_sizes
+from capsule_zoo.registry import small_settings
 
 RUNS = r"\b(names_in_record|reproduce|find_experiment)\("
 RESULTS = Path(__file__).parents[2] / "results"
@@ -56,7 +56,7 @@ class Miniature:
 
 def sizes_of(name: str) -> dict[str, Any]:
     """Return the sizes of an entry in miniature, for images of any shape and classes."""
-    return {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
+    return {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
 
 
 MINIATURES = {

@@ -15,7 +15,7 @@ from capsule_zoo.experiments.common.findings import (
     with_worst,
 )
 from capsule_zoo.inference import Comparison
-from capsule_zoo.registry import create, save_entry, small_sizes
+from capsule_zoo.registry import create, save_entry, small_settings
 
 OF_RUNS = {name for name in list_experiments() if find_experiment(name).of_runs}
 
@@ -49,7 +49,7 @@ def test_runs_are_measured_by_what_reads_trained_entries():
 
 
 def test_a_run_of_another_entry_is_not_measured(tmp_path):
-    save_entry(create("vae", **small_sizes("vae")), tmp_path, data="digits")
+    save_entry(create("vae", **small_settings("vae")), tmp_path, data="digits")
     data = load_dataset("digits")
     with pytest.raises(ValueError, match=r"run must be of 'part-whole', but .* is of 'vae'"):
         trained("part-whole", data, Options(run=str(tmp_path), progress=False))

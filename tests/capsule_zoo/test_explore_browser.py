@@ -20,7 +20,7 @@ from PIL import Image
 from terminal import PATIENCE, run
 
 from capsule_zoo.explore.explorer import Explorer
-from capsule_zoo.registry import create, save_entry, small_sizes
+from capsule_zoo.registry import create, save_entry, small_settings
 
 pytest.importorskip("voila")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -96,7 +96,7 @@ class Page:
 def trained(tmp_path, monkeypatch) -> Path:
     """Return a run folder of a small entry whose templates can be seen."""
     monkeypatch.chdir(tmp_path)
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     torch.nn.init.constant_(entry.model.template_logits, 3.0)
     save_entry(entry, tmp_path / "run", data="digits")
     return tmp_path / "run"

@@ -9,14 +9,16 @@ from terminal import run
 from test_cli import refused
 
 from capsule_zoo.cli import explore
-from capsule_zoo.registry import create, save_entry, small_sizes
+from capsule_zoo.registry import create, save_entry, small_settings
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """Return a run folder of the smallest part-whole entry."""
     monkeypatch.chdir(tmp_path)
-    save_entry(create("part-whole", **small_sizes("part-whole")), tmp_path / "run", data="digits")
+    save_entry(
+        create("part-whole", **small_settings("part-whole")), tmp_path / "run", data="digits"
+    )
     return tmp_path / "run"
 
 

@@ -12,12 +12,12 @@ from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore import sources
 from capsule_zoo.explore.explorer import Explorer
 from capsule_zoo.explore.sources import view_of
-from capsule_zoo.registry import create, load, small_sizes
+from capsule_zoo.registry import create, load, small_settings
 
 
 def read_view(**sizes):
     torch.manual_seed(0)
-    entry = create("scenes", **{**small_sizes("scenes"), "slots": 3, **sizes})
+    entry = create("scenes", **{**small_settings("scenes"), "slots": 3, **sizes})
     view = view_of(entry)
     view.read(torch.rand(2, *view.image_shape)[:1])
     for slot in range(3):

@@ -10,14 +10,14 @@ from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 from capsule_zoo.zoo.shape_codes.view import OBJECT
 
 
 @pytest.fixture
 def view():
     torch.manual_seed(0)
-    entry = create("shape-codes", **small_sizes("shape-codes"))
+    entry = create("shape-codes", **small_settings("shape-codes"))
     torch.nn.init.normal_(entry.model.template_logits, std=3)
     torch.nn.init.normal_(entry.model.shapes.presence_logits, std=2)
     view = view_of(entry)

@@ -19,7 +19,7 @@ from capsule_zoo.models.networks.on_request import leaky_sigmoid
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 from capsule_zoo.zoo.generative_capsnet.view import CODE, REQUEST, RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
 
@@ -54,7 +54,7 @@ def request_view(**sizes):
 
 @pytest.fixture(params=viewable())
 def any_view(request):
-    view = view_of(create(request.param, **small_sizes(request.param)))
+    view = view_of(create(request.param, **small_settings(request.param)))
     view.read(torch.rand(1, *view.image_shape))
     return view
 
@@ -86,7 +86,7 @@ def test_images_of_another_size_or_number_are_refused(any_view):
 
 def test_before_an_image_is_read_the_error_says_so():
     with pytest.raises(AttributeError, match="call read"):
-        view_of(create("scenes", **small_sizes("scenes"))).painted()
+        view_of(create("scenes", **small_settings("scenes"))).painted()
 
 
 def test_unknown_numbers_modes_and_values_are_refused(any_view):
@@ -302,7 +302,7 @@ def test_shifts_reach_as_far_as_the_window_can_go():
 def test_a_model_without_a_view_is_refused_with_those_that_have_one():
     pyro.set_rng_seed(0)
     with pytest.raises(ValueError, match="no view of capsule-rbm") as refused:
-        view_of(create("capsule-rbm", **small_sizes("capsule-rbm")))
+        view_of(create("capsule-rbm", **small_settings("capsule-rbm")))
     listed = str(refused.value).partition("have one: ")[2].split(", ")
     assert listed == viewable() and {"part-whole", "generative-capsnet"} < set(listed)
 

@@ -14,7 +14,7 @@ from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 from capsule_zoo.zoo.part_whole import figures as part_whole
 
 
@@ -55,7 +55,9 @@ def test_part_colors_are_all_different():
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
-    guide = sized(PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
+    guide = configure(
+        PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2
+    ).train()
     figure = part_whole.parses(model, guide, torch.rand(5, 1, 12, 12))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["image", "reconstruction", "parts"] and guide.training

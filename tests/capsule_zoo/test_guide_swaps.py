@@ -20,7 +20,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.posterior import fitted
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, load, save_entry, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_settings
 from capsule_zoo.runs import annealing, measurements
 from capsule_zoo.runs import folder as runs
 
@@ -37,7 +37,7 @@ def small(monkeypatch, few_climbs):
     monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
 
     def made(name, image_shape):
-        return create(name, **{**small_sizes(name), "image_shape": image_shape})
+        return create(name, **{**small_settings(name), "image_shape": image_shape})
 
     monkeypatch.setattr(training, "create", made)
     return few
@@ -110,14 +110,14 @@ def test_an_entry_is_added_to_the_runs_of_another_command(small, tmp_path, monke
 
 
 def test_a_guide_of_points_that_was_corrected_has_no_row(small):
-    entry = create("part-whole", **{**small_sizes("part-whole"), "image_shape": (1, 12, 12)})
+    entry = create("part-whole", **{**small_settings("part-whole"), "image_shape": (1, 12, 12)})
     settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
     _, found = annealing.guide_losses(entry, small, ("corrected", "free_form"), **settings)
     assert set(found) == {"encoder", "free_form"}
 
 
 def test_a_run_is_annealed_instead(small, tmp_path):
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     save_entry(entry, tmp_path / "run")
     options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
     few = dict(guides=(), images=2, particles=2)
@@ -126,7 +126,7 @@ def test_a_run_is_annealed_instead(small, tmp_path):
 
 
 def test_points_are_widened_before_they_are_annealed(small):
-    sizes = {**small_sizes("part-whole"), "image_shape": (1, 12, 12)}
+    sizes = {**small_settings("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
     found = annealing.anneal_run(entry, small, images=2, particles=2, widening=2, **TINY)
     assert found["guide"] == "Widened" and np.isfinite(found["gap"])
@@ -134,7 +134,7 @@ def test_points_are_widened_before_they_are_annealed(small):
 
 
 def test_a_large_code_has_one_point(small, monkeypatch):
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
     modes = []
     monkeypatch.setattr(
@@ -150,7 +150,7 @@ def test_a_large_code_has_one_point(small, monkeypatch):
 def test_chains_may_start_at_every_guide_with_a_density(small):
     """The best is chosen by `annealed_log_likelihood`; corrected points remain points."""
     vae, parts = (
-        create(name, **{**small_sizes(name), "image_shape": (1, 12, 12)})
+        create(name, **{**small_settings(name), "image_shape": (1, 12, 12)})
         for name in ("vae", "part-whole")
     )
     how = dict(seed=0, steps=1, refinement=1, modes=1, climbing=4)
@@ -173,7 +173,7 @@ def far_laws(*arguments, **options):
 
 
 def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monkeypatch):
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     settings = dict(images=3, particles=4, steps=1, refinement=5, modes=1, temperatures=6, chains=4)
     found, _ = annealing.guide_losses(entry, small, (), **settings)
     assert found["start"] == "gauss_newton"
@@ -183,7 +183,7 @@ def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monke
 
 
 def test_a_guide_above_the_chains_is_told_in_the_table_and_by_the_command(small, monkeypatch):
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     monkeypatch.setattr(annealing, "starts_of", lambda _, guide, *__, **___: {"encoder": guide})
     settings = dict(images=3, particles=100, steps=1, temperatures=2, chains=1, leapfrogs=1)
     with pytest.warns(UserWarning, match="lower is too low.*'gauss_newton' is"):
@@ -200,19 +200,19 @@ def test_a_guide_above_the_chains_is_told_in_the_table_and_by_the_command(small,
 
 def test_gray_images_are_binarized_for_binary_pixels_alone(small):
     for name, binary in (("vae", False), ("capsule-helmholtz", True), ("rbm", True)):
-        entry = create(name, **{**small_sizes(name), "image_shape": (1, 12, 12)})
+        entry = create(name, **{**small_settings(name), "image_shape": (1, 12, 12)})
         assert measurements.draws_binary_pixels(entry.model) == binary
         test = measurements.as_scored(entry, small).test
         assert ("binarized(0)" in test.name) == binary
         assert set(test.images.unique().tolist()) == {0.0, 1.0} or not binary
-    normal = create("vae", **small_sizes("vae"), likelihood="bernoulli")
+    normal = create("vae", **small_settings("vae"), likelihood="bernoulli")
     assert measurements.draws_binary_pixels(normal.model)
     binary = small.binarized(3)
     assert measurements.as_scored(normal, binary) is binary  # it is binary already
 
 
 def test_evaluate_scores_the_binarized_images(small):
-    sizes = {**small_sizes("capsule-helmholtz"), "image_shape": (1, 12, 12)}
+    sizes = {**small_settings("capsule-helmholtz"), "image_shape": (1, 12, 12)}
     entry = create("capsule-helmholtz", **sizes)
     found = measurements.evaluate_run(entry, small, images=6, particles=3, seed=0)
     assert "binarized(0)" in found["data"]
@@ -223,7 +223,7 @@ def test_evaluate_scores_the_binarized_images(small):
 
 def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     save_entry(entry, tmp_path / "run", data="digits")
     few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
     printed = Terminal(capsys).run("anneal", "run", *few, "--json")

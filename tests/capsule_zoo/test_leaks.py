@@ -20,7 +20,7 @@ from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stac
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 OPTIONS = Options(progress=False, minutes=1e-4)
 
@@ -32,7 +32,7 @@ def data():
 
 @pytest.fixture
 def entry(data):
-    return create("vae", **{**small_sizes("vae"), "image_shape": data.image_shape})
+    return create("vae", **{**small_settings("vae"), "image_shape": data.image_shape})
 
 
 def test_marks_tell_the_splits_apart_also_in_black_and_white(data):
@@ -80,7 +80,7 @@ MEASURES: dict[str, tuple[str, Callable]] = {  # and an entry that it measures o
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_of_training_images_is_a_leak(data, name):
     entry_name, measure = MEASURES[name]
-    sizes = {**small_sizes(entry_name), "image_shape": data.image_shape}
+    sizes = {**small_settings(entry_name), "image_shape": data.image_shape}
     sizes |= {"classes": data.num_classes} if "classes" in sizes else {}
     entry = create(entry_name, **sizes)
     measure(entry, data.test)
@@ -92,7 +92,7 @@ def try_to_measure(job, *, name, is_try=False):
     """Measure the error rate of a new network on one split of digits."""
     digits = few_digits(20, 10)
     shape = {"image_shape": digits.image_shape, "classes": digits.num_classes}
-    entry = create("cnn", **{**small_sizes("cnn"), **shape})
+    entry = create("cnn", **{**small_settings("cnn"), **shape})
     capsule_network.error_rate(entry.model, entry.guide, getattr(digits, name))
 
 

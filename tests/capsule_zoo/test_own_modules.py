@@ -14,7 +14,7 @@ import pytest
 from capsule_zoo import create, experiments, register, registry
 from capsule_zoo.data import datasets, register_dataset, registration
 from capsule_zoo.data.registration import modules_outside
-from capsule_zoo.registry import load, register_guide, save_entry, small_sizes
+from capsule_zoo.registry import load, register_guide, save_entry, small_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +44,9 @@ for line in sys.stdin:
 def example() -> str:
     """Return the module that the page on adding a model shows."""
     page = (ROOT / "docs" / "adding_a_model.md").read_text()
-    (found,) = re.findall(r"with four decorators:\n\n```python\n(.*?)```", page, re.DOTALL)
+    (found,) = re.findall(
+        r"with a call and three decorators:\n\n```python\n(.*?)```", page, re.DOTALL
+    )
     return found
 
 
@@ -141,13 +143,14 @@ def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
     def again(entry):
         return entry.make_guide(entry.default_guide)
 
+    registry_of_vae = registry.registered("vae")
     register_guide("vae", "again")(again)
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     save_entry(entry, tmp_path / "own")
     assert "modules" not in json.loads((tmp_path / "own" / "config.json").read_text())
     save_entry(entry.use_guide("again"), tmp_path / "run")
     assert load(tmp_path / "run").default_guide == "again"
-    del registry._registered["vae"].guides["again"]
+    registry._registered["vae"] = registry_of_vae
     with pytest.raises(ValueError, match=rf"unknown guide 'again'.*import {__name__}; or capsule-"):
         load(tmp_path / "run")
 
@@ -157,10 +160,13 @@ def test_a_cell_of_a_notebook_may_run_again(scratch):
         """Make one entry, guide, data set and experiment."""
 
         def made(*arguments):
-            return create("vae", **small_sizes("vae"))
+            return create("vae", **small_settings("vae")).model
 
         made.__module__ = "__main__"
-        register("of-a-cell")(made)
+        exec(  # in the module of a notebook
+            'register("of-a-cell", model=made, guides={"first": made})',
+            {"__name__": "__main__", "register": register, "made": made},
+        )
         register_guide("vae", "of-a-cell")(made)
         register_dataset("of-a-cell")(made)
         experiments.experiment("of-a-cell/first")(made)
@@ -168,11 +174,11 @@ def test_a_cell_of_a_notebook_may_run_again(scratch):
 
     cell()
     last = cell()
-    assert registry.factory_of("of-a-cell") is create("vae").guides["of-a-cell"] is last
+    assert registry.registered("of-a-cell").model is create("vae").guides["of-a-cell"] is last
     assert datasets._READERS["of-a-cell"] is last
     assert experiments._experiments["of-a-cell/first"].function is last
     with pytest.raises(ValueError, match="registered already"):
-        register("vae")(last)
+        register("vae", model=last, guides={"first": last})
 
 
 def test_a_data_set_is_registered_once(scratch):

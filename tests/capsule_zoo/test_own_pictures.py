@@ -14,7 +14,7 @@ from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
-from capsule_zoo.registry import create, load, save_entry, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_settings
 from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resumed
 from capsule_zoo.runs.recipe import Recipe, make_transform
 
@@ -73,7 +73,7 @@ def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(
 def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictures):
     data = load_dataset(f"folder:{pictures}", size=8)
     assert data.train.labels is None and data.num_classes == 0
-    sizes = {**small_sizes("cnn"), "image_shape": data.image_shape}
+    sizes = {**small_settings("cnn"), "image_shape": data.image_shape}
     entry = create("cnn", **sizes)
     pair = entry.model, entry.guide
     for use in (
@@ -87,14 +87,14 @@ def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictu
         with pytest.raises(ValueError, match=r"has no labels.*PATH/CLASS/PICTURE") as refused:
             use()
         assert "\n" not in str(refused.value)
-    vae = create("vae", **{**small_sizes("vae"), "image_shape": data.image_shape})
+    vae = create("vae", **{**small_settings("vae"), "image_shape": data.image_shape})
     assert fit(vae.model, vae.guide, data, steps=1, checks=Checks(progress=False)).steps == 1
 
 
 @pytest.mark.parametrize("kind", ["split", "loader", "validation", "evaluate"])
 def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
     """Pyro adds its trace to an error that is raised within a model."""
-    entry = create("cnn", **small_sizes("cnn"))
+    entry = create("cnn", **small_settings("cnn"))
     images = torch.rand(6, *entry.model.image_shape)
     wrong = Split(images, torch.arange(6) + entry.model.num_classes)
     right = Split(images, torch.zeros(6).long())
@@ -141,7 +141,7 @@ def test_no_run_is_written_where_it_would_be_a_class(pictures, monkeypatch, caps
 
 
 def test_a_single_test_image_is_drawn_as_a_pair_with_itself():
-    entry = create("shape-codes", **small_sizes("shape-codes"))
+    entry = create("shape-codes", **small_settings("shape-codes"))
     figure = entry.figures["morphs"](entry, torch.rand(1, *entry.model.image_shape))
     assert len(figure.axes[0].get_yticks()) == 1
 
@@ -160,7 +160,7 @@ def test_pictures_that_were_moved_are_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_with_pictures_that_were_moved(pictures, tmp_path):
-    entry, there = create("vae", **small_sizes("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
+    entry, there = create("vae", **small_settings("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
     save_entry(entry, tmp_path / "run", data=f"folder:{pictures}")
     with pytest.raises(ValueError, match="leave data="):
         resumed(tmp_path / "run", "vae", there)

@@ -10,9 +10,9 @@ from capsule_zoo.experiments.part_whole.augment import copies, likeness, parts_k
 from capsule_zoo.experiments.shape_codes.headline import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
-SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
+SMALL = {key: value for key, value in small_settings("part-whole").items() if key != "image_shape"}
 
 
 def test_the_error_of_several_seeds_is_between_seeds():
@@ -24,7 +24,7 @@ def test_the_error_of_several_seeds_is_between_seeds():
 
 def test_every_kind_reads_an_image_at_its_own_turn():
     torch.manual_seed(0)
-    entry = create("shape-codes", **{**small_sizes("shape-codes"), "kinds": 3})
+    entry = create("shape-codes", **{**small_settings("shape-codes"), "kinds": 3})
     parts = entry.model.levels[-1].size
     views = torch.randn(4, 5, 1, parts, 7)
     views[..., 0] = (views[..., 0] > 0).float()
@@ -60,7 +60,7 @@ def test_parts_are_kept_unless_they_swap(monkeypatch, swap, share):
         moved = moved.flip(1)
     found = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
     monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(found))
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == share
 
 

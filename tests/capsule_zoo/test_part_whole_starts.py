@@ -18,7 +18,7 @@ from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import create
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 WIDE = dict(channels=128, width=128, blocks=3)
 
@@ -28,7 +28,7 @@ def start_small(seed: int, wide: bool, **settings) -> tuple[list[float], float]:
     images = load_dataset("digits", size=14).train.images[:512]
     pyro.set_rng_seed(seed)
     model = PartWholeCapsules((1, 14, 14), objects=16, parts=12, painting=Painting(template_size=7))
-    guide = sized(PartWholeGuide, model, **WIDE if wide else {})
+    guide = configure(PartWholeGuide, model, **WIDE if wide else {})
     short = dict(steps=45, pace=Pace("constant"), batch_size=32, checks=Checks(progress=False))
     run = fit(model, guide, images, seed=seed, **short, **settings)
     blank = -Normal(torch.zeros(()), model.sigma_image).log_prob(images).sum((1, 2, 3)).mean()

@@ -14,11 +14,11 @@ from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.part_whole import transformations as part_whole_transformations
 from capsule_zoo.experiments.part_whole.transformations import chosen_objects, held_best
 from capsule_zoo.records import flatten, read_record
-from capsule_zoo.registry import create, load, small_sizes
+from capsule_zoo.registry import create, load, small_settings
 from capsule_zoo.runs import folder
 from tools.publish import publish
 
-SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
+SMALL = {key: value for key, value in small_settings("part-whole").items() if key != "image_shape"}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
 def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
     """Turned images come out the same however they were held."""
     torch.manual_seed(0)
-    entry = create("part-whole", **{**small_sizes("part-whole"), "epsilon": 1e-30})
+    entry = create("part-whole", **{**small_settings("part-whole"), "epsilon": 1e-30})
     entry.model.double()
     entry.guide.double()
     images = torch.rand(9, 1, 12, 12, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
 
 def test_parts_are_shared_out_among_the_objects_that_they_may_choose():
     torch.manual_seed(0)
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(3, 1, 12, 12)
     torch.manual_seed(0)
     shares = chosen_objects(entry.guide, images)

@@ -11,7 +11,7 @@ import torch
 from capsule_zoo import describe, registry
 from capsule_zoo.experiments import Options, command_of
 from capsule_zoo.records import write_record
-from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.registry import load, small_settings
 from capsule_zoo.runs import folder as runs
 from tools.publish import FIELDS, _command, is_of, publish
 
@@ -21,8 +21,8 @@ def run(tmp_path, monkeypatch):
     """Return a run of two steps in a separate folder, with empty weights next to it."""
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
-    sizes = {**small_sizes("part-whole"), "image_shape": (1, 28, 28)}
-    given = {"data": "digits", "limits": {"steps": 2}, "sizes": sizes}
+    sizes = {**small_settings("part-whole"), "image_shape": (1, 28, 28)}
+    given = {"data": "digits", "limits": {"steps": 2}, "settings": sizes}
     runs.train("part-whole", tmp_path / "run", given, progress=False)
     return str(tmp_path / "run")
 
@@ -52,20 +52,20 @@ def test_weights_elsewhere_are_opened_by_their_path(run, tmp_path):
 def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
-    sizes = {**small_sizes("capsule-network"), "classes": 10, "image_shape": (1, 28, 28)}
+    sizes = {**small_settings("capsule-network"), "classes": 10, "image_shape": (1, 28, 28)}
     settings = dict(transform="shift=1", lr=0.01, batch_size=8, guide="uniform")
-    given = {"data": "digits", "limits": {"steps": 2}, "sizes": sizes, **settings}
+    given = {"data": "digits", "limits": {"steps": 2}, "settings": sizes, **settings}
     runs.train("capsule-network", tmp_path / "run", given, progress=False)
     card = json.loads(publish(str(tmp_path / "run"), "mine", []).read_text())
     assert card["training"]["command"] == (
         "capsule-zoo train capsule-network --data digits --seed 0 --guide uniform "
-        "--set channels=4 --set 'hidden=[12, 12]' "
+        "--set 'hidden=[12, 12]' --set guide.channels=4 "
         "--batch-size 8 --lr 0.01 --transform shift=1 --steps 2"
     )
 
 
 def test_the_command_on_a_card_can_be_given_to_a_shell():
-    made = {"entry": "vae", "sizes": {}, "guide": "convolutional", "data": "folder:/my pictures"}
+    made = {"entry": "vae", "settings": {}, "guide": "convolutional", "data": "folder:/my pictures"}
     made |= {"seed": 0, "lr": 0.00123456789, "limits": {"steps": 2_000_001, "minutes": 3.0}}
     assert shlex.split(_command(made, Path("run")))[1:] == [
         *("train", "vae", "--data", "folder:/my pictures", "--seed", "0"),

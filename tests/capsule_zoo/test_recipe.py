@@ -6,16 +6,16 @@ import pytest
 
 from capsule_zoo import Recipe, load
 from capsule_zoo.inference import ImportanceWeightedELBO
-from capsule_zoo.registry import read_recipe, small_sizes
+from capsule_zoo.registry import read_recipe, small_settings
 from capsule_zoo.runs.folder import train
 from capsule_zoo.runs.recipe import make_objective
 
-SIZES = {**small_sizes("vae"), "image_shape": (1, 6, 5)}
+SIZES = {**small_settings("vae"), "image_shape": (1, 6, 5)}
 
 
 def test_what_a_run_writes_is_its_recipe_and_makes_it_again(tmp_path):
     given = dict(
-        sizes=SIZES, limits={"steps": 2}, objective="ImportanceWeightedELBO", transform="shift=1"
+        settings=SIZES, limits={"steps": 2}, objective="ImportanceWeightedELBO", transform="shift=1"
     )
     train("vae", tmp_path / "one", given, progress=False)
     recipe = Recipe.read(read_recipe(tmp_path / "one"))
@@ -31,11 +31,7 @@ def test_what_a_run_writes_is_its_recipe_and_makes_it_again(tmp_path):
 def test_recipes_say_in_what_they_differ():
     one = Recipe("vae", {"latent": 2}, seed=1, limits={"steps": 3})
     other = Recipe("vae", {"latent": 3, "hidden": 4}, seed=1, limits={"epochs": 1})
-    expected = {
-        "size latent": (2, 3),
-        "size hidden": (None, 4),
-        "limits": ({"steps": 3}, {"epochs": 1}),
-    }
+    expected = {"latent": (2, 3), "hidden": (None, 4), "limits": ({"steps": 3}, {"epochs": 1})}
     assert one.differences(other) == expected and not one.differences(one)
 
 
@@ -58,6 +54,6 @@ def test_an_objective_is_named_or_refused():
     ],
 )
 def test_an_objective_that_does_not_fit_is_refused(entry, objective, message, tmp_path):
-    given = dict(objective=objective, sizes=small_sizes(entry), limits={"steps": 1})
+    given = dict(objective=objective, settings=small_settings(entry), limits={"steps": 1})
     with pytest.raises(ValueError, match=message):
         train(entry, tmp_path / "run", given, progress=False)

@@ -18,7 +18,7 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
@@ -98,7 +98,7 @@ def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniatur
 
 def test_strokes_show_images_canvases_and_windows():
     torch.manual_seed(0)
-    entry = create("recurrent-capsules", **small_sizes("recurrent-capsules"))
+    entry = create("recurrent-capsules", **small_settings("recurrent-capsules"))
     images = torch.rand(3, *entry.model.image_shape).round()
     figure = entry.figures["strokes"](entry, images)
     drawings = recurrent_figures.drawings_of(entry, images)
@@ -118,7 +118,7 @@ def test_strokes_show_images_canvases_and_windows():
 
 
 def test_the_frame_of_an_untrained_window_is_the_image():
-    entry = create("draw", **small_sizes("draw"))
+    entry = create("draw", **small_settings("draw"))
     (axis,) = image_rows({"blank": torch.zeros(1, *entry.model.image_shape)}).axes
     recurrent_figures.add_frames(axis.images, entry.model, entry.model.begin(1))
     (frame,), (left, right, bottom, top) = axis.patches, axis.images[0].get_extent()
@@ -127,7 +127,7 @@ def test_the_frame_of_an_untrained_window_is_the_image():
 
 
 def test_the_animation_has_a_frame_for_every_step(tmp_path):
-    entry = create("draw", **small_sizes("draw"))
+    entry = create("draw", **small_settings("draw"))
     images = torch.rand(2, *entry.model.image_shape).round()
     recurrent_figures.animation(entry, images).save(tmp_path / "drawing.gif", writer="pillow")
     with Image.open(tmp_path / "drawing.gif") as film:

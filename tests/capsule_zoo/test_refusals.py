@@ -17,7 +17,7 @@ from terminal import PATIENCE, run, small_words
 from capsule_zoo import registry
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.inference.training.trainer import Trainer
-from capsule_zoo.registry import load, read_recipe, small_sizes
+from capsule_zoo.registry import load, read_recipe, small_settings
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs import measurements
 from tools.publish import publish
@@ -36,7 +36,7 @@ def digest(folder: Path) -> dict[str, str]:
 def trained(tmp_path_factory) -> Path:
     """Return a folder with a run of two steps, broken copies of it, a picture and weights."""
     place = tmp_path_factory.mktemp("refusals")
-    given = {"sizes": small_sizes("vae"), "limits": {"steps": 2}, "seed": 1}
+    given = {"settings": small_settings("vae"), "limits": {"steps": 2}, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw", lambda *_: None)
         runs.train("vae", place / "run", given, progress=False)
@@ -91,7 +91,7 @@ COMMANDS = {
     "overwrite, size of another kind": (train(*OVERWRITE, "--set", "latent=-3"), "latent"),
     "overwrite, size beyond memory": (
         train(*OVERWRITE, "--set", f"latent={10**30}"),
-        "these sizes",
+        "these settings",
     ),
     "overwrite, image shape": (train(*OVERWRITE, "--set", "image_shape=5"), "image_shape must be"),
     "overwrite, data": (train(*OVERWRITE, "--data", "digit"), "did you mean 'digits'"),

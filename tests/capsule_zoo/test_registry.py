@@ -23,18 +23,18 @@ from capsule_zoo.registry import (
     load,
     read_recipe,
     register,
+    registered,
     save,
     save_entry,
     save_weights,
-    sizes_of,
-    small_sizes,
+    small_settings,
     summary,
 )
 
 
 @pytest.fixture
 def entry():
-    return create("part-whole", **small_sizes("part-whole"))
+    return create("part-whole", **small_settings("part-whole"))
 
 
 def test_entries_are_listed_by_pattern():
@@ -46,84 +46,86 @@ def test_entries_are_listed_by_pattern():
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_entry_says_what_it_is(name):
-    assert summary(name), "the first line of the factory's docstring is shown by `list`"
+    assert summary(name), "`list` shows it"
 
 
 def test_an_unknown_name_meets_the_nearest():
-    for look_up in (create, summary, small_sizes):
+    for look_up in (create, summary, small_settings):
         with pytest.raises(ValueError, match="did you mean 'part-whole'"):
             look_up("partwhole")
 
 
+class Toy(VariationalAutoencoder):
+    """A model of a test.
+
+    Args:
+        image_shape: (channels, height, width).
+        latent: numbers of the code.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), latent: int = 3) -> None:
+        super().__init__(image_shape, latent, channels=4)
+
+
+def again(entry):
+    """Make the default guide once more."""
+    return entry.make_guide("network")
+
+
+def register_toy(name: str = "of-a-test", **parts: object) -> None:
+    guides = {"network": ConvolutionalEncoder, "again": again}
+    parts = dict(model=Toy, guides=guides, objective=TraceMeanField_ELBO) | parts
+    register(name, **parts)
+
+
 def test_a_name_is_registered_once(scratch):
-    @register("of-a-test", small={"size": 1})
-    def factory():
-        """First line.
-
-        Second."""
-
+    register_toy(small={"latent": 1}, data="stripes")
     assert "of-a-test" in list_models()
-    assert small_sizes("of-a-test") == {"size": 1}
-    assert summary("of-a-test") == "First line."
+    assert small_settings("of-a-test") == {"latent": 1}
+    assert summary("of-a-test") == "A model of a test."
     with pytest.raises(ValueError, match="registered already"):
-        register("of-a-test")(factory)
+        register_toy()
     for name in ("of_a_test", "Of-a-test", "of a test", ""):
         with pytest.raises(ValueError, match="lower case with hyphens"):
-            register(name)
+            register_toy(name)
+    for guides in ({}, ConvolutionalEncoder):
+        with pytest.raises(ValueError, match="register an entry with guides="):
+            register_toy("another", guides=guides)
 
 
-def test_a_class_registers_itself_by_its_signature(scratch):
-    class Own(VariationalAutoencoder):
-        """A model of a test.
-
-        Args:
-            image_shape: (channels, height, width).
-            latent: numbers of the code.
-        """
-
-        def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), latent: int = 3) -> None:
-            super().__init__(image_shape, latent, channels=4)
-
-    objective = TraceMeanField_ELBO()
-    guides = {"network": ConvolutionalEncoder, "again": lambda entry: entry.make_guide("network")}
-    assert register("of-a-test", guides=guides, objective=objective)(Own) is Own
-    assert summary("of-a-test") == "A model of a test."
-    sizes = sizes_of("of-a-test")
-    assert list(sizes) == ["image_shape", "latent", "guide"]
-    assert sizes["latent"].type == "int" and sizes["latent"].what == "numbers of the code."
-    assert sizes["guide"].inner["hidden"].default == 256
+def test_an_entry_has_the_arguments_of_its_classes_as_settings(scratch):
+    register_toy()
+    known = registered("of-a-test").arguments
+    assert list(known) == ["image_shape", "latent", "guide"]
+    assert known["latent"].type == "int" and known["latent"].description == "numbers of the code."
+    assert known["guide"].inner["hidden"].default == 256
     entry = create("of-a-test", latent=2, guide=dict(hidden=5))
-    assert isinstance(entry.model, Own) and entry.model.latent == 2
-    assert entry.guide.num_parameters == ConvolutionalEncoder(entry.model, 5).num_parameters
-    assert entry.objective is not objective and entry.use_guide("again").default_guide == "again"
+    assert isinstance(entry.model, Toy) and entry.model.latent == 2
+    numbers = ConvolutionalEncoder(entry.model, 5).num_parameters
+    assert entry.guide.num_parameters == entry.make_guide("network").num_parameters == numbers
+    assert entry.use_guide("again").default_guide == "again"
+    assert create("of-a-test", **{"guide.hidden": 5}).guide.num_parameters > 0
     for wrong, words in (
         (dict(latant=2), "did you mean 'latent'"),
         (dict(latent="2"), "latent of of-a-test must be a whole number"),
         (dict(guide=dict(hiden=2)), "of-a-test's guide 'hiden'; did you mean 'hidden'"),
-        (dict(hidden=2), r"one of its guide; give guide=\{'hidden'"),
+        (dict(hidden=2), r"of its guide; give guide.hidden"),
     ):
         with pytest.raises(ValueError, match=words):
             create("of-a-test", **wrong)
 
 
-def test_what_makes_no_entry_is_refused(scratch):
-    whole = dict(guides={"network": ConvolutionalEncoder}, objective=TraceMeanField_ELBO())
-    for part in ({}, {"guides": {}}, {"guides": ConvolutionalEncoder}, {"objective": None}):
-        given = whole | part if part else {}
-        with pytest.raises(ValueError, match=r"register a class with guides=.* and objective="):
-            register("of-a-test", **given)(VariationalAutoencoder)
-    register("of-a-test")(lambda: VariationalAutoencoder((1, 8, 8)))
-    with pytest.raises(ValueError, match="must return an Entry, not VariationalAutoencoder"):
-        create("of-a-test")
+def test_an_entry_needs_a_guide():
     with pytest.raises(ValueError, match="unknown default_guide ''; there are none"):
         Entry(VariationalAutoencoder((1, 8, 8)), {}, TraceMeanField_ELBO())
 
 
-def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):
-    """Settings of model and guide are sizes, as those of the zoo's entries; a routing is one."""
+def test_settings_that_hold_settings_are_saved(scratch, tmp_path):
     routing_of_two = EMRouting(2)
 
     class Routed(PartWholeCapsules):
+        """A model of a test."""
+
         def __init__(
             self,
             image_shape: tuple[int, int, int] = (1, 12, 12),
@@ -133,18 +135,13 @@ def test_a_class_whose_arguments_hold_sizes_registers_itself(scratch, tmp_path):
             super().__init__(image_shape, objects=2, parts=3, painting=painting)
             self.routing = routing
 
-    guides = {"network": PartWholeGuide}
-    register("of-a-test", guides=guides, objective=TraceMeanField_ELBO())(Routed)
-    sizes = sizes_of("of-a-test")
-    assert sizes["template_size"].default == 5 and sizes["template_size"].what
-    assert sizes["routing"].default == EMRouting(2)
-    assert not sizes.keys() & {"painting", "iterations"}
-    small = dict(channels=6, width=8, heads=2, blocks=1, inducing=3)
+    register("of-a-test", model=Routed, guides={"network": PartWholeGuide})
+    small = dict(reader=dict(channels=6), above=dict(width=8, heads=2, blocks=1, inducing=3))
     entry = create("of-a-test", sigma_image=0.2, routing=EMRouting(3), guide=small)
     assert entry.model.painting == Painting(template_size=5, sigma_image=0.2)
     save_entry(entry, tmp_path / "run")
-    again = load(tmp_path / "run")
-    assert again.model.painting == entry.model.painting and again.model.routing == EMRouting(3)
+    twin = load(tmp_path / "run")
+    assert twin.model.painting == entry.model.painting and twin.model.routing == EMRouting(3)
 
 
 def test_the_default_guide_is_one_of_the_guides(entry):
@@ -152,9 +149,9 @@ def test_the_default_guide_is_one_of_the_guides(entry):
         replace(entry, default_guide="delt")
 
 
-def test_small_sizes_are_not_shared():
-    small_sizes("part-whole")["objects"] = 99
-    assert small_sizes("part-whole")["objects"] != 99
+def test_small_settings_are_not_shared():
+    small_settings("part-whole")["objects"] = 99
+    assert small_settings("part-whole")["objects"] != 99
 
 
 def test_guides_go_by_name(entry):
@@ -194,11 +191,12 @@ def test_an_entry_is_loaded_in_the_precision_in_which_it_was_saved(entry, tmp_pa
         assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_sizes_may_be_numbers_of_numpy(tmp_path):
-    sizes = {**small_sizes("part-whole"), "objects": np.int64(2), "sigma_image": np.float32(0.5)}
+def test_settings_may_be_numbers_of_numpy(tmp_path):
+    sizes = {**small_settings("part-whole"), "objects": np.int64(2), "sigma_image": np.float32(0.5)}
     shape = tuple(np.array([1, 12, 10]))
     save_entry(create("part-whole", **{**sizes, "image_shape": shape}), tmp_path)
-    assert load(tmp_path).sizes["objects"] == 2 and load(tmp_path).model.image_shape == (1, 12, 10)
+    twin = load(tmp_path)
+    assert twin.settings["objects"] == 2 and twin.model.image_shape == (1, 12, 10)
 
 
 def test_weights_load_by_name(entry, tmp_path, monkeypatch):
@@ -219,7 +217,7 @@ def test_a_run_of_another_size_is_refused(entry, tmp_path):
     save_entry(entry, tmp_path)
     config = tmp_path / "config.json"
     recipe = json.loads(config.read_text())
-    recipe["sizes"]["objects"] += 1
+    recipe["pair"]["model"]["objects"] += 1
     config.write_text(json.dumps(recipe))
     with pytest.raises(CheckpointError, match="does not fit"):
         load(tmp_path)
@@ -242,14 +240,25 @@ def test_any_pair_is_saved_and_loaded(entry, tmp_path):
 
 
 def test_scenes_are_saved_with_their_trained_object_inside(tmp_path):
-    small = dict(image_shape=(1, 5, 5), latent=2, channels=3, hidden=5)
+    small = dict(image_shape=(1, 5, 5), latent=2, channels=3, guide=dict(hidden=5))
     save_entry(create("vae", **small), tmp_path / "vae")
     scenes = create("scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), size=6.0)
-    save(scenes.model, scenes.guide, tmp_path / "scenes")
+    save(scenes.model, scenes.guide, tmp_path / "pair")
+    save_entry(scenes, tmp_path / "entry")
     shutil.rmtree(tmp_path / "vae")
-    twin = load(tmp_path / "scenes")
     state = scenes.model.state_dict()
-    assert all(torch.equal(t, state[name]) for name, t in twin.model.state_dict().items())
+    for folder in ("pair", "entry"):
+        twin = load(tmp_path / folder)
+        assert all(torch.equal(t, state[name]) for name, t in twin.model.state_dict().items())
+    assert type(twin.make_guide("recurrent").reader) is type(scenes.guide.reader)
+
+
+def test_a_folder_of_an_earlier_version_is_refused_with_the_remedy(entry, tmp_path):
+    save_entry(entry, tmp_path)
+    old = {"entry": "part-whole", "sizes": {"objects": 2}, "guide": "delta"}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    with pytest.raises(CheckpointError, match=r"a version before 0\.3 wrote it.*train it again"):
+        load(tmp_path)
 
 
 def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
@@ -297,7 +306,7 @@ def test_truncated_missing_and_pickled_weights_are_refused(entry, tmp_path):
 
 
 def test_a_guide_that_does_not_fit_is_told_which_would():
-    entry, other = (create(name, **small_sizes(name)) for name in ("part-whole", "capsule-rbm"))
+    entry, other = (create(name, **small_settings(name)) for name in ("part-whole", "capsule-rbm"))
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(IncompatibleGuide) as refused:
         check_pair(entry.model, lambda images: None, images)

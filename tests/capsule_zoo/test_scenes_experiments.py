@@ -18,12 +18,14 @@ from capsule_zoo.experiments.scenes import counts, segmentation
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces, windows_of
-from capsule_zoo.registry import create, load, small_sizes
+from capsule_zoo.registry import create, load, small_settings
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.objects import segment_run
 from capsule_zoo.zoo.scenes.entry import on_canvas
 
-SIZES = {key: small_sizes("scenes")[key] for key in ("window", "thing_sizes", "glimpse", "hidden")}
+SIZES = {
+    key: small_settings("scenes")[key] for key in ("window", "thing_settings", "glimpse", "hidden")
+}
 
 
 @pytest.fixture
@@ -58,7 +60,9 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
 
     few = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: few)
-    monkeypatch.setattr(counts, "begun", lambda *_, **__: create("scenes", **small_sizes("scenes")))
+    monkeypatch.setattr(
+        counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
+    )
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(shares), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
@@ -73,7 +77,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
 
 
 def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
-    entry = create("scenes", **small_sizes("scenes"))
+    entry = create("scenes", **small_settings("scenes"))
     reader = ways(entry)["drawn_places"]
     wide = on_canvas(reader, *LARGE)
     assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
@@ -109,7 +113,7 @@ def test_confidence_and_calibration_are_of_the_most_likely_number(monkeypatch):
         torch.zeros(4, 2, 4),
     )
     scenes = Split(torch.zeros(4, 1, 1, 1), objects=known)
-    monkeypatch.setattr(counts, "load", lambda _: create("scenes", **small_sizes("scenes")))
+    monkeypatch.setattr(counts, "load", lambda _: create("scenes", **small_settings("scenes")))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: SimpleNamespace(test=scenes))
     monkeypatch.setattr(counts, "find_objects", lambda *_, **__: read)
     monkeypatch.setattr(counts, "drawn_counts", lambda *_: torch.tensor([0, 1, 2, 0]))
@@ -186,7 +190,7 @@ def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monk
     found = SimpleNamespace(numbers=answer, owners=numbers, counts=torch.tensor([2]))
     monkeypatch.setattr(segmentation, "train", lambda *_, **__: None)
     monkeypatch.setattr(segmentation, "find_objects", lambda *_, **__: found)
-    entry = create("scenes", **small_sizes("scenes"))
+    entry = create("scenes", **small_settings("scenes"))
     _, row = segmentation.learned(entry, scenes, scenes, Options(progress=False), 1.0)
     expected = adjusted_rand_score(numbers.flatten(), answer.flatten())
     assert row["ari"][0] == pytest.approx(expected) and expected < 1
@@ -244,8 +248,8 @@ def test_a_window_shows_a_digit_as_mnist_does():
 
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sizes = {**small_sizes("scenes"), "image_shape": (3, 35, 35)}
-    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "sizes": sizes}
+    sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35)}
+    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
     with pytest.raises(SystemExit) as ended:
@@ -269,13 +273,13 @@ def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys)
 
 def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sizes = {**small_sizes("scenes"), "image_shape": (1, 35, 35)}
+    sizes = {**small_settings("scenes"), "image_shape": (1, 35, 35)}
     (tmp_path / "own").mkdir()
     for number in range(6):
         gray = Image.new("L", (35, 35), 40 * number)
         gray.paste(255, (16, 16, 20, 20))
         gray.save(tmp_path / "own" / f"picture-{number}.png")
-    given = {"data": "folder:own", "limits": {"steps": 1}, "sizes": sizes}
+    given = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
         with pytest.raises(SystemExit) as ended:
@@ -296,12 +300,12 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
 
 def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sizes = {**small_sizes("vae"), "image_shape": (1, 8, 8)}
-    given = {"data": "digits", "limits": {"steps": 1}, "sizes": sizes}
+    sizes = {**small_settings("vae"), "image_shape": (1, 8, 8)}
+    given = {"data": "digits", "limits": {"steps": 1}, "settings": sizes}
     runs.train("vae", "runs/digits", given, progress=False)
-    sizes = {**small_sizes("scenes"), "image_shape": (3, 35, 35), "thing": "runs/digits"}
-    del sizes["thing_sizes"]
-    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "sizes": sizes}
+    sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35), "thing": "runs/digits"}
+    del sizes["thing_settings"]
+    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "settings": sizes}
     runs.train("scenes", "runs/scenes", given, progress=False)
     runs.train("scenes", "runs/scenes", {**given, "limits": {"steps": 2}}, resume=True)
     monkeypatch.chdir(tmp_path / "runs")
@@ -310,9 +314,9 @@ def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypat
 
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_sizes("vae")}
-    sizes = {**given["sizes"], "image_shape": (1, 28, 28)}
-    runs.train("vae", tmp_path / "run", {**given, "sizes": sizes}, progress=False)
+    given = {"data": "digits", "limits": {"steps": 1}, "settings": small_settings("vae")}
+    sizes = {**given["settings"], "image_shape": (1, 28, 28)}
+    runs.train("vae", tmp_path / "run", {**given, "settings": sizes}, progress=False)
     with pytest.raises(SystemExit):
         main(["segment", "run"])
     assert "finds no objects" in capsys.readouterr().err

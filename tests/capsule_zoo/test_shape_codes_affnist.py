@@ -24,12 +24,12 @@ from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets
-from capsule_zoo.registry import Entry, create, small_sizes
+from capsule_zoo.registry import Entry, create, small_settings
 
 
 def made() -> Entry:
     pyro.set_rng_seed(0)
-    entry = create("shape-codes", **small_sizes("shape-codes"))
+    entry = create("shape-codes", **small_settings("shape-codes"))
     with torch.no_grad():
         bias = entry.guide.read_parts.pool.read.bias.unflatten(0, (3, -1))
         bias[:, 0] = 9  # every part is present

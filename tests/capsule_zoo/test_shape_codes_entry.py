@@ -28,18 +28,18 @@ from capsule_zoo.inference import Checks, evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
-from capsule_zoo.registry import Entry, create, load, small_sizes
+from capsule_zoo.registry import Entry, create, load, small_settings
 from capsule_zoo.runs import folder as runs
 
 
 def made(**sizes) -> Entry:
     pyro.set_rng_seed(0)
-    return create("shape-codes", **{**small_sizes("shape-codes"), **sizes})
+    return create("shape-codes", **{**small_settings("shape-codes"), **sizes})
 
 
 def test_one_command_trains_all_stages_and_a_resumed_one_goes_on(tmp_path):
-    sizes = small_sizes("shape-codes")
-    given = dict(data="digits", sizes=sizes, batch_size=50, limits={"steps": 20})
+    sizes = small_settings("shape-codes")
+    given = dict(data="digits", settings=sizes, batch_size=50, limits={"steps": 20})
     entry, run = runs.train("shape-codes", tmp_path / "run", given, progress=False)
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert len(history) == run.steps > 4
@@ -213,7 +213,7 @@ def test_letters_are_clear_and_a_blur_of_all_is_not(monkeypatch):
     ],
 )
 def test_without_a_limit_every_stage_has_the_steps_that_it_needs(name, per_epoch, length):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     split = Split(torch.zeros(per_epoch * 32, 1, 1, 1))
     data = Dataset("some", split, split, split, ())
     arguments = {"epochs": 10, "batch_size": 32}

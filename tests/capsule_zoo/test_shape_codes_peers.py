@@ -9,7 +9,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.shape_codes import peers as experiment
 from capsule_zoo.experiments.shape_codes.peers import cluster
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 OPTIONS = Options(progress=False, processes=1)
 
@@ -20,7 +20,7 @@ def in_miniature(monkeypatch):
 
     def made(*_):
         pyro.set_rng_seed(0)
-        return create("shape-codes", **small_sizes("shape-codes"))
+        return create("shape-codes", **small_settings("shape-codes"))
 
     own = experiment.load
     monkeypatch.setattr(experiment, "load_dataset", lambda name, root: few)

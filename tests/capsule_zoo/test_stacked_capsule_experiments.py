@@ -12,7 +12,7 @@ from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as expe
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 NAME = "stacked-capsule-autoencoder"
 
@@ -20,7 +20,7 @@ NAME = "stacked-capsule-autoencoder"
 @pytest.fixture
 def entry():
     torch.manual_seed(0)
-    return create(NAME, **small_sizes(NAME))
+    return create(NAME, **small_settings(NAME))
 
 
 def test_explained_shares_are_at_most_one_image_each(entry):
@@ -42,7 +42,7 @@ def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypa
     name = "stacked-capsule-autoencoder/affnist"
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
     options = Options(progress=False, processes=1, minutes=0.01)
-    sizes = {name: small_sizes(name) for name in experiments.ENTRIES}
+    sizes = {name: small_settings(name) for name in experiments.ENTRIES}
     for own in sizes.values():
         own.pop("image_shape", None)
     settings = dict(probed=40, tested=20, sizes=sizes, seeds=2)
@@ -84,13 +84,13 @@ def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(ent
 
 
 def test_joint_training_and_the_encoder_of_the_paper_are_options():
-    joint = create(NAME, **small_sizes(NAME), training="joint", encoder="set_transformer")
+    joint = create(NAME, **small_settings(NAME), training="joint", encoder="set_transformer")
     assert joint.stages is None and "lr" in joint.training
     assert any("transformer" in name for name in named(joint))
     with pytest.raises(ValueError, match="encoder must be one of"):
-        create(NAME, **small_sizes(NAME), encoder="transformer")
+        create(NAME, **small_settings(NAME), encoder="transformer")
     with pytest.raises(ValueError, match="training must be one of"):
-        create(NAME, **small_sizes(NAME), training="apart")
+        create(NAME, **small_settings(NAME), training="apart")
 
 
 def named(entry):

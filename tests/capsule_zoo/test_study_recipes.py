@@ -14,7 +14,7 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Inputs, Pace
-from capsule_zoo.registry import read_recipe, small_sizes
+from capsule_zoo.registry import read_recipe, small_settings
 from capsule_zoo.runs import folder as runs
 
 QUIET = Options(progress=False, processes=1, seed=3)
@@ -58,7 +58,7 @@ def test_the_recipe_of_a_study_is_compared_and_trained_again_to_the_bit(tmp_path
 
 
 def test_stages_and_rates_of_both_parts_are_in_a_recipe(tmp_path):
-    sizes = {**small_sizes("stacked-capsule-autoencoder"), "image_shape": (1, 12, 12)}
+    sizes = {**small_settings("stacked-capsule-autoencoder"), "image_shape": (1, 12, 12)}
     how = dict(steps=4, batch_size=8, lr={"model": 0.01, "guide": 0.002})
     options = replace(QUIET, runs=tmp_path)
     entry = begun("stacked-capsule-autoencoder", digits(), options, **sizes)

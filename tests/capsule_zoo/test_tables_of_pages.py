@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from capsule_zoo.pages.markdown import Grid, duration, fill, grids_of, rounded, seeds, verdict
 from capsule_zoo.pages.stories import read_story, remainder
 from capsule_zoo.records import FIELDS, in_words, read_record
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -127,7 +127,7 @@ def test_a_story_is_told_up_to_its_process():
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_model_has_a_story_with_its_process(name):
-    module = type(create(name, **small_sizes(name)).model).__module__
+    module = type(create(name, **small_settings(name)).model).__module__
     story = read_story(sys.modules[module].__doc__)
     assert story.title and story.subtitle, f"{module} opens with `Name: what it is about.`"
     assert story.references, f"{module} ends its docstring with `References:`"

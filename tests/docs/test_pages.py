@@ -11,7 +11,8 @@ from matplotlib import pyplot as plt
 
 from capsule_zoo.experiments import list_experiments
 from capsule_zoo.records import write_record
-from capsule_zoo.registry import create, list_models, sizes_of, small_sizes
+from capsule_zoo.registry import create, list_models, registered, small_settings
+from capsule_zoo.settings import flat_arguments
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -104,11 +105,11 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     assert none in pages.entry("part-whole")
 
 
-def test_an_entry_tells_of_its_sizes_what_the_class_does(pages):
-    text, known = pages.entry("shape-codes"), sizes_of("shape-codes")
-    for name in ("sigma_min", "sigma_top"):
+def test_an_entry_tells_of_its_settings_what_the_class_does(pages):
+    text, known = pages.entry("shape-codes"), flat_arguments(registered("shape-codes").arguments)
+    for name in ("belonging.sigma_min", "pose.sigma_top"):
         (line,) = [line for line in text.splitlines() if line.startswith(f"- `{name}: ")]
-        assert line.endswith(f": {known[name].what}") and len(known[name].what) > 20
+        assert line.endswith(f": {known[name].description}") and len(known[name].description) > 20
 
 
 def test_a_relaxed_site_is_called_what_show_calls_it(pages):
@@ -123,7 +124,7 @@ def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
     state = torch.get_rng_state()
     text = pages.diagram(name).decode()
     assert torch.equal(torch.get_rng_state(), state) and text.rstrip().endswith("</svg>")
-    model = create(name, **small_sizes(name)).model
+    model = create(name, **small_settings(name)).model
     words = {*(site.name for site in model.sites), *model.plate_dims, model.space.site}
     assert {word for word in words if f">{word}</text>" not in text} == set()
 

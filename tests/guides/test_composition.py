@@ -12,7 +12,7 @@ from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import WEIGHTS, load
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 READER, ABOVE = PartReader(channels=4), SetTransformers(width=8, heads=2, blocks=1, inducing=2)
 
@@ -37,8 +37,8 @@ def test_the_usual_guides_are_two_of_its_pairs(model, images):
     """The same seed gives the same guide, however it is built."""
     sizes = dict(width=8, heads=2, blocks=1, inducing=2)
     pairs = (
-        (lambda: sized(PartWholeGuide, model, channels=4, **sizes), ABOVE),
-        (lambda: sized(PartWholeGuide, model, above=EMObjects(2), channels=4), EMObjects(2)),
+        (lambda: configure(PartWholeGuide, model, channels=4, **sizes), ABOVE),
+        (lambda: configure(PartWholeGuide, model, above=EMObjects(2), channels=4), EMObjects(2)),
     )
     for usual, above in pairs:
         torch.manual_seed(1)

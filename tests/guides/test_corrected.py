@@ -15,7 +15,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels
 
@@ -125,7 +125,7 @@ SERVED = (
 @pytest.mark.parametrize("name", SERVED)
 def test_it_begins_as_the_guide_that_it_corrects(name):
     torch.manual_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     entry.guide.eval()
     images = torch.rand(3, *entry.model.image_shape)
     corrected = Corrected(entry.guide, images)
@@ -154,7 +154,7 @@ def test_each_correction_moves_its_own_image():
 
 
 def test_the_guide_that_is_corrected_is_left_as_it_was():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     kept = [p.detach().clone() for p in entry.guide.parameters()]
     refined = refine(entry.model, entry.guide, images, steps=3, law="corrected").guide
@@ -165,14 +165,14 @@ def test_the_guide_that_is_corrected_is_left_as_it_was():
 
 
 def test_what_cannot_be_corrected_is_named():
-    entry = create("stacked-capsule-autoencoder", **small_sizes("stacked-capsule-autoencoder"))
+    entry = create("stacked-capsule-autoencoder", **small_settings("stacked-capsule-autoencoder"))
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(UnservedSite, match=r"draws 'object_presence': its law NoisyLogit .*FreeF"):
         Corrected(entry.guide, images)
     assert "corrected" not in entry.fitters
     with pytest.raises(ValueError, match="guide must be a Guide, not Conv"):
         Corrected(torch.nn.Conv2d(1, 1, 1), images)
-    part_whole = create("part-whole", **small_sizes("part-whole"))
+    part_whole = create("part-whole", **small_settings("part-whole"))
     assert isinstance(part_whole.guide, PartWholeGuide)
     with pytest.raises(ValueError, match="law 'corrected' corrects the laws of one guide"):
         refine(part_whole.model, None, images, law="corrected")

@@ -11,7 +11,7 @@ from capsule_zoo.guides import FreeForm, PartWholeGuide
 from capsule_zoo.inference import Checks, check_pair, evaluate, fit, summarize
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 FITTING = dict(freeze="model", checks=Checks(progress=False), batch_size=4)
@@ -23,7 +23,7 @@ def pair():
     model = PartWholeCapsules(
         (1, 12, 12), objects=3, parts=4, painting=Painting(template_size=5)
     ).double()
-    return model, sized(PartWholeGuide, model, "delta", **SMALL).double().eval()
+    return model, configure(PartWholeGuide, model, "delta", **SMALL).double().eval()
 
 
 @pytest.fixture

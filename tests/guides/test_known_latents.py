@@ -7,7 +7,7 @@ from pyro import poutine
 from capsule_zoo.guides import KnownLatents
 from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.evaluation.ancestral import infer
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 IMAGES = 3
 
@@ -15,7 +15,7 @@ IMAGES = 3
 def known(name):
     """Return a discrete model, images, and the values that the entry's guide drew for them."""
     torch.manual_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = torch.rand(IMAGES, *entry.model.image_shape).round()
     return entry.model.discretized(), images, infer(entry.guide, images)
 

@@ -24,10 +24,10 @@ from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.routing.parent_law import ParentLaw
 from capsule_zoo.models.routing.votes import Windows
-from capsule_zoo.registry import save_entry, small_sizes
+from capsule_zoo.registry import save_entry, small_settings
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
-SIZES = {name: small_sizes(name) for name in ("capsule-network", "matrix-capsules")}
+SIZES = {name: small_settings(name) for name in ("capsule-network", "matrix-capsules")}
 
 
 def rand(*shape):

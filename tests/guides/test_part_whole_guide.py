@@ -10,7 +10,7 @@ from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 
@@ -37,12 +37,12 @@ def traced(guide, images, seed=0):
 @pytest.mark.parametrize("selection", ["marginal", "enumerate"])
 def test_every_pose_fits_every_model(model, images, pose, selection):
     model = model.with_selection(selection)
-    check_pair(model, sized(PartWholeGuide, model, pose, **SMALL).double(), images)
+    check_pair(model, configure(PartWholeGuide, model, pose, **SMALL).double(), images)
 
 
 def test_objects_see_the_image_only_through_the_parts(model, images):
     """With the parts clamped, changing the image changes nothing above them."""
-    guide = sized(PartWholeGuide, model, "normal", **SMALL).double()
+    guide = configure(PartWholeGuide, model, "normal", **SMALL).double()
     trace = traced(guide, images)
     below = {n: trace.nodes[n]["value"] for n in ("part_presence", "part_pose")}
     clamped = poutine.condition(guide, data=below)
@@ -68,7 +68,7 @@ def test_objects_begin_where_their_prior_has_them(seed):
 
 @pytest.mark.parametrize("pose", ["normal", "low_rank"])
 def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
-    points = sized(PartWholeGuide, model, "delta", **SMALL).double()
+    points = configure(PartWholeGuide, model, "delta", **SMALL).double()
     tight = points.with_poses(pose)
     assert tight.pose == pose and tight.model is model
     center = traced(points, images).nodes["part_pose"]["value"]
@@ -81,7 +81,7 @@ def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
 
 
 def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
-    guide = sized(PartWholeGuide, model, "low_rank", rank=3, **SMALL).double()
+    guide = configure(PartWholeGuide, model, "low_rank", rank=3, **SMALL).double()
     law = traced(guide, images).nodes["part_pose"]["fn"]
     assert isinstance(law, dist.LowRankMultivariateNormal) and law.cov_factor.shape[-1] == 3
     dense = dist.MultivariateNormal(law.loc, law.covariance_matrix)
@@ -90,7 +90,7 @@ def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
 
 
 def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
-    guide = sized(PartWholeGuide, model, "delta", **SMALL).double()
+    guide = configure(PartWholeGuide, model, "delta", **SMALL).double()
     discrete = guide.discretized()
     relaxed_node, node = (traced(g, images).nodes["part_presence"] for g in (guide, discrete))
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
@@ -104,4 +104,6 @@ def test_refusals(model):
     with pytest.raises(ValueError, match="rank must be at least 1"):
         PartWholeGuide(model, "low_rank", rank=0)
     with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
-        sized(PartWholeGuide, model, **SMALL).double()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))
+        configure(PartWholeGuide, model, **SMALL).double()(
+            torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+        )

@@ -18,7 +18,7 @@ from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
 from capsule_zoo.models.networks.layers import CoupledLSTM
 from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
 from capsule_zoo.models.routing.vector_capsules import margin_loss
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 TINY = dict(classes=3, steps=3, latent=2, units=5, channels=(2, 2), types=2, window=4)
 ALONE = RecurrentCapsules, RecurrentEncoder
@@ -27,7 +27,7 @@ MODES = [(mode, attention) for mode in ("every", "once", "none") for attention i
 
 def pair(shape=(1, 17, 18), overlaid=False, **sizes):
     kinds = (OverlappingCapsules, OverlappingEncoder) if overlaid else ALONE
-    model = sized(kinds[0], shape, routing=DynamicRouting(2), **{**TINY, **sizes}).double()
+    model = configure(kinds[0], shape, routing=DynamicRouting(2), **{**TINY, **sizes}).double()
     return model, kinds[1](model).double()
 
 
@@ -95,7 +95,7 @@ def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself(over
 
 def test_the_paper_preset_has_the_papers_sizes():
     """At 28x28, 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
-    model = sized(RecurrentCapsules, routing=DynamicRouting(3), **PRESETS["paper"])
+    model = configure(RecurrentCapsules, routing=DynamicRouting(3), **PRESETS["paper"])
     assert model.reader.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
     assert model.writer.classes.transform.shape == (32, 8, 10 * 16)
     widths = [
@@ -281,7 +281,7 @@ def test_a_photograph_has_normal_pixels():
 )
 def test_refusals(sizes, words):
     with pytest.raises(ValueError, match=words):
-        sized(RecurrentCapsules, routing=None, **{**TINY, **sizes})
+        configure(RecurrentCapsules, routing=None, **{**TINY, **sizes})
 
 
 def test_plain_draw_takes_small_images_and_no_labels():

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from capsule_zoo.guides import DynamicRouting, EMRouting, Routing, VBRouting
 from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
 from capsule_zoo.models.routing.votes import Votes, Windows
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]
@@ -366,6 +366,6 @@ def test_beliefs_that_are_none_are_refused(votes, found, words):
 
 def test_words_and_votes_of_another_form_are_refused_by_name():
     with pytest.raises(ValueError, match=r"routing must be a Routing such as .*, not 'em'"):
-        create("matrix-capsules", **small_sizes("matrix-capsules")).model.with_routing("em")
+        create("matrix-capsules", **small_settings("matrix-capsules")).model.with_routing("em")
     with pytest.raises(ValueError, match=r"votes are .*, not \(12, 3, 16\)"):
         Votes.dense(rand(12, 3, 16))

@@ -11,7 +11,7 @@ from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 LARGE = 60.0  # a logit so large that the presence is one to the last digit
 
@@ -110,7 +110,7 @@ def test_it_fits_every_model_and_trains(layers, pose):
     model = PartWholeCapsules(
         (1, 12, 12), layers=layers, painting=Painting(template_size=5)
     ).double()
-    guide = sized(PartWholeGuide, model, pose, above=EMObjects(), channels=4).double()
+    guide = configure(PartWholeGuide, model, pose, above=EMObjects(), channels=4).double()
     images = torch.rand(3, 1, 12, 12, dtype=torch.float64)
     check_pair(model, guide, images)
     trace = poutine.trace(guide).get_trace(images)

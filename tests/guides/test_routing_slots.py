@@ -10,14 +10,16 @@ from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.inference import check_pair, loss_per_image
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.parts.part_sets import as_part_sets
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 
 def made(slots: int = 2) -> ShapeCodes:
     """A model of two kinds whose parts stand clearly in other places, with codes of one number."""
     pyro.set_rng_seed(0)
     sizes = dict(image_shape=(1, 6, 6), template_size=4, sigma_min=0.02, sigma_top=0.01)
-    model = sized(ShapeCodes, kinds=2, parts=8, codes=1, slots=slots, instances=2, **sizes).double()
+    model = configure(
+        ShapeCodes, kinds=2, parts=8, codes=1, slots=slots, instances=2, **sizes
+    ).double()
     with torch.no_grad():
         model.shapes.raw_scale.fill_(-20)
         model.shapes.presence_logits.fill_(8)

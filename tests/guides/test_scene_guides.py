@@ -18,14 +18,14 @@ from capsule_zoo.inference.posterior.annealing.path import Given
 from capsule_zoo.inference.posterior.fill_in import fill_in
 from capsule_zoo.models.common import chunks
 from capsule_zoo.models.scenes.counts import subsets_of
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
 
 
 def small(guide, **sizes):
     pyro.set_rng_seed(0)
-    entry = create("scenes", **{**small_sizes("scenes"), **sizes}).use_guide(guide)
+    entry = create("scenes", **{**small_settings("scenes"), **sizes}).use_guide(guide)
     entry.model.double()
     entry.guide.double()
     with torch.no_grad():

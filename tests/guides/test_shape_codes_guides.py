@@ -12,14 +12,14 @@ from capsule_zoo.inference import Checks, Pace, fit, loss_per_image
 from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SIZES = dict(kinds=3, parts=6, codes=2, image_shape=(1, 8, 8), template_size=4)
 
 
 def made(seed: int = 0, **options) -> ShapeCodes:
     pyro.set_rng_seed(seed)
-    model = sized(ShapeCodes, **{**SIZES, **options}).double()
+    model = configure(ShapeCodes, **{**SIZES, **options}).double()
     with torch.no_grad():
         model.shapes.pose_codes *= 4
         model.shapes.transform += 0.3 * torch.randn_like(model.shapes.transform)
@@ -67,7 +67,7 @@ def test_routing_finds_the_object_that_drew_the_parts():
         "object_code": torch.randn(4, 1, 2).double(),
     }
     sets = poutine.condition(model, values)(batch_size=4).detach()
-    guide = sized(ShapeCodesGuide, model, above=RidgeKinds(20), channels=2).double()
+    guide = configure(ShapeCodesGuide, model, above=RidgeKinds(20), channels=2).double()
     nodes = poutine.trace(guide).get_trace(sets).nodes
     best = nodes["object_kind"]["fn"].logits.argmax(-1)
     assert best.tolist() == values["object_kind"].tolist()
@@ -87,7 +87,7 @@ def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
     """And the exact sum has the same value in every call, where proposals are points."""
     model = made().with_scope("objects")
     sets = model(batch_size=3).detach()
-    guide = sized(ShapeCodesGuide, model, objects="delta", channels=2, width=8).double()
+    guide = configure(ShapeCodesGuide, model, objects="delta", channels=2, width=8).double()
     with torch.no_grad():  # kinds that are in doubt
         model.shapes.raw_scale += 5
     objective = TraceEnum_ELBO(max_plate_nesting=2)
@@ -105,7 +105,7 @@ def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
 
 def test_a_part_that_is_off_is_as_wide_as_in_the_model():
     model = made(sigma_off=0.7).discretized()
-    guide = sized(ShapeCodesGuide, model, "normal", channels=2, width=8).double().discretized()
+    guide = configure(ShapeCodesGuide, model, "normal", channels=2, width=8).double().discretized()
     nodes = poutine.trace(guide).get_trace(some_images(20)).nodes
     scale = nodes["part_pose"]["fn"].base_dist.scale
     off = nodes["part_presence"]["value"] == 0
@@ -119,7 +119,7 @@ def test_a_turned_view_turns_the_object_with_its_parts(above):
     """The same answer in the frame of the view, at whichever angle the image is looked at."""
     model = made(rotations=4).discretized()
     guide = (
-        sized(ShapeCodesGuide, model, objects="delta", above=above, channels=2)
+        configure(ShapeCodesGuide, model, objects="delta", above=above, channels=2)
         .double()
         .discretized()
     )
@@ -154,7 +154,7 @@ def test_kinds_start_from_factor_analyzers_and_stay_what_they_are():
     kinds = start_kinds(model, sets, seed=0)
     pairs = {(a, b) for a, b in zip(which.tolist(), kinds.tolist(), strict=True)}
     assert len(pairs) == 3
-    guide = sized(ShapeCodesGuide, model, channels=2, width=16).double()
+    guide = configure(ShapeCodesGuide, model, channels=2, width=16).double()
     guide.infer_objects.start_at_posterior(model)
     settings = dict(pace=Pace("linear", warmup=0), checks=Checks(progress=False))
     run = fit(model, guide, sets, steps=40, lr=1e-3, batch_size=100, **settings)
@@ -195,7 +195,7 @@ def test_the_amortized_guide_starts_at_the_posterior():
     sets, _ = mixed_sets()
     start_kinds(model, sets, seed=0)
     model.shapes.log_affinity.data.fill_(1e5)
-    guide = sized(ShapeCodesGuide, model, channels=2, width=8).double()
+    guide = configure(ShapeCodesGuide, model, channels=2, width=8).double()
     guide.infer_objects.start_at_posterior(model)
     few = from_part_sets(sets[:5])
     shapes = model.shapes

@@ -9,7 +9,7 @@ from capsule_zoo.guides import PartReader, PerceptronObjects, StackedCapsuleGuid
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads, from_reads
 from capsule_zoo.models import StackedCapsuleAutoencoder
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 
@@ -17,7 +17,7 @@ SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 @pytest.fixture
 def guide():
     pyro.set_rng_seed(0)
-    model = sized(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=3, **SIZES)
+    model = configure(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=3, **SIZES)
     reader, objects = PartReader(channels=4), PerceptronObjects(width=16)
     return StackedCapsuleGuide(model, reader=reader, above=objects, noise="none").double()
 

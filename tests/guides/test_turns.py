@@ -18,7 +18,7 @@ from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 QUARTER = math.pi / 2
@@ -50,7 +50,7 @@ def turn_poses(values, angle):
 
 @pytest.mark.parametrize("turns", [4, 8])
 def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns):
-    guide = sized(PartWholeGuide, model, turns=turns, **SMALL).double().eval()
+    guide = configure(PartWholeGuide, model, turns=turns, **SMALL).double().eval()
     expected = turn_poses(values_of(guide, images), QUARTER)
     found = values_of(guide, images.rot90(1, (2, 3)))
     for name, value in expected.items():
@@ -61,7 +61,7 @@ def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns)
 
 
 def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
-    guide = sized(PartWholeGuide, model, "normal", **SMALL).double().eval()
+    guide = configure(PartWholeGuide, model, "normal", **SMALL).double().eval()
     torch.nn.init.normal_(guide.pose_heads[-1].weight, std=3)  # log q differs from turn to turn
     torch.manual_seed(0)
     seed = int(torch.randint(2**31, ()))
@@ -85,7 +85,7 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
         painting=Painting(template_size=5),
         belonging=Belonging(epsilon=1e-300),
     ).double()
-    guide = sized(PartWholeGuide, model, **SMALL).double().eval()
+    guide = configure(PartWholeGuide, model, **SMALL).double().eval()
     fewer = {}
     for rotations in (1, 4):
         scored_by = model.sharing_parameters(pose=replace(model.pose, rotations=rotations))
@@ -99,7 +99,7 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
 
 
 def test_no_turn_is_what_the_guide_does_without_turns(model, images):
-    guide = sized(PartWholeGuide, model, "normal", **SMALL).double()
+    guide = configure(PartWholeGuide, model, "normal", **SMALL).double()
     still = values_of(guide, images, angle=torch.zeros(6, dtype=torch.float64))
     for name, value in values_of(guide, images).items():
         torch.testing.assert_close(still[name], value)
@@ -113,7 +113,9 @@ def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
     model = PartWholeCapsules(
         (1, 16, 16), layers=(2, 3, 4), painting=Painting(template_size=5)
     ).double()
-    guide = sized(PartWholeGuide, model, pose, turns=turns, centered=True, **SMALL).double().eval()
+    guide = (
+        configure(PartWholeGuide, model, pose, turns=turns, centered=True, **SMALL).double().eval()
+    )
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
     angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
@@ -141,7 +143,7 @@ def test_quarter_turns_of_images_are_exact(images):
 
 def test_choosing_leaves_the_running_statistics_alone(model, images):
     torch.manual_seed(0)
-    guide = sized(PartWholeGuide, model, turns=3, **SMALL).double().train()
+    guide = configure(PartWholeGuide, model, turns=3, **SMALL).double().train()
     before = [buffer.clone() for buffer in guide.buffers()]
     best_turn(guide, images, 3)
     assert guide.training and before
@@ -171,7 +173,7 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
     blob[..., 28:34, 28:33] = torch.rand(6, 5)
     poses_found = {}
     for known in (False, True):
-        guide = sized(PartWholeGuide, model, coordinates=known, **SMALL).double()
+        guide = configure(PartWholeGuide, model, coordinates=known, **SMALL).double()
         parts = [values_of(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
         poses_found[known] = parts[1] - parts[0]
     assert poses_found[False].abs().max() < 1e-12
@@ -181,6 +183,6 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
 def test_refusals():
     wide = PartWholeCapsules((1, 12, 16), objects=2, parts=3)
     with pytest.raises(ValueError, match="turns must be at least 1, not 0"):
-        sized(PartWholeGuide, wide, turns=0, **SMALL)
+        configure(PartWholeGuide, wide, turns=0, **SMALL)
     with pytest.raises(ValueError, match="need square images, not 12x16"):
-        sized(PartWholeGuide, wide, turns=4, **SMALL)
+        configure(PartWholeGuide, wide, turns=4, **SMALL)

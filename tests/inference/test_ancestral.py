@@ -13,13 +13,15 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 
 def pair(**options):
     torch.manual_seed(0)
-    model = sized(PartWholeCapsules, (1, 12, 12), objects=2, parts=3, template_size=5, **options)
-    guide = sized(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
+    model = configure(
+        PartWholeCapsules, (1, 12, 12), objects=2, parts=3, template_size=5, **options
+    )
+    guide = configure(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     return model, guide, torch.rand(7, 1, 12, 12)
 
 

@@ -43,7 +43,7 @@ from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, list_models, small_sizes, takes_images
+from capsule_zoo.registry import create, list_models, small_settings, takes_images
 
 QUICK: dict = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
 Z = 4.5  # standard errors of a mean that is exact: passed by chance once in 150,000 times
@@ -308,7 +308,7 @@ def test_a_bound_from_annealing_is_tighter_than_the_guides():
 def test_chains_start_at_a_guide_that_is_refined_for_every_image():
     """Also for simulated images, whose pixels lie outside of [0, 1] as their law is normal."""
     torch.manual_seed(0)
-    entry = create("conditional-autoencoder", **small_sizes("conditional-autoencoder"))
+    entry = create("conditional-autoencoder", **small_settings("conditional-autoencoder"))
     images = torch.rand(3, *entry.model.image_shape)
     refined = SemiAmortized(entry.guide, 100, law="normal")
     how = dict(chains=2, temperatures=4, leapfrogs=1, simulated=3)
@@ -649,7 +649,7 @@ DIRECTED = [
 def test_every_directed_entry_is_served(name):
     """Every registered model of images is annealed from the prior, or a site of it is named."""
     torch.manual_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     if entry.model.supervised or not entry.model.normalized:
         with pytest.raises(ValueError, match=r"error rate|log_partition"):
             annealed_log_likelihood(entry.model, None, entry.model.space.example(2, *_RANDOM))
@@ -673,7 +673,7 @@ _RANDOM = torch.float32, torch.Generator().manual_seed(0)
 @pytest.mark.parametrize("name", ["vae", "recurrent-capsules", "capsule-helmholtz", "scenes"])
 def test_entries_start_at_their_guides(name):
     torch.manual_seed(0)
-    entry = create(name, **small_sizes(name)).summed
+    entry = create(name, **small_settings(name)).summed
     images = entry.model.space.example(2, *_RANDOM)
     found = annealed_log_likelihood(
         entry.model, entry.guide, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
@@ -696,7 +696,7 @@ def test_an_upper_bound_is_of_inverse_weights():
 
 
 def test_a_start_that_is_refused_keeps_its_running_statistics():
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     before = {name: value.clone() for name, value in entry.guide.state_dict().items()}
     with pytest.raises(ValueError, match="widen it first"):
         annealed_log_likelihood(entry.model, entry.guide, torch.rand(3, 1, 12, 12), temperatures=2)

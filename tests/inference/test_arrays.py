@@ -34,14 +34,14 @@ from capsule_zoo.inference import (
     sbc_ranks,
     segmentation_accuracy,
 )
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 
 
 def make(name):
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
     return entry, images
 

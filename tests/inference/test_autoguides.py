@@ -5,7 +5,7 @@ import torch
 from pyro.infer import autoguide
 
 from capsule_zoo.inference import IncompatibleGuide, evaluate
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 IMAGE_BY_IMAGE = ["AutoNormal", "AutoDelta"]
 ONE_IMAGE = [
@@ -20,7 +20,7 @@ POINTS = {"AutoDelta", "AutoLaplaceApproximation"}
 
 
 def fitted(name, number):
-    model = create("part-whole", **small_sizes("part-whole")).model
+    model = create("part-whole", **small_settings("part-whole")).model
     images = torch.rand(number, *model.image_shape)
     guide = getattr(autoguide, name)(model)
     guide(images)

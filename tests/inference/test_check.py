@@ -22,7 +22,7 @@ from capsule_zoo.inference import IncompatibleGuide, check_pair, evaluate, fit
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 class Written(Guide):
@@ -289,7 +289,7 @@ def test_frozen_parameters_stay_frozen():
 
 
 def test_running_statistics_and_modes_are_left_as_they_were():
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     before = {name: value.clone() for name, value in entry.guide.state_dict().items()}
     check_pair(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
     assert all(torch.equal(before[n], value) for n, value in entry.guide.state_dict().items())
@@ -316,7 +316,7 @@ def test_a_site_that_is_masked_in_one_half_alone_is_refused(mask):
 @pytest.mark.parametrize("verb", ["check_pair", "evaluate", "fit"])
 def test_images_that_are_observed_by_name_are_refused_beside_the_argument(verb):
     """`fit` shuffles its images: those by name would be scored under the latents of others."""
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
     named = pyro.condition(entry.model, data={"image": images})
     with pytest.raises(IncompatibleGuide, match=r"observed by name.*without pyro.cond"):

@@ -10,7 +10,7 @@ from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads
 from capsule_zoo.inference.training.starts.factor_analyzers import FactorAnalyzers
 from capsule_zoo.models import Capsules, StackedCapsuleAutoencoder, poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 from capsule_zoo.zoo.stacked_capsule_autoencoder.clustered_objects import (
     posterior_codes,
     start_objects,
@@ -31,7 +31,7 @@ def scene():
     """Return a guide, reads of images of two kinds, the kinds, and the mean arrangement of each."""
     pyro.set_rng_seed(0)
     sizes = dict(object_features=4, part_features=3, template_size=4, hidden=8)
-    model = sized(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=PARTS, **sizes)
+    model = configure(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=PARTS, **sizes)
     objects = PerceptronObjects(width=32)
     guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
     means = some_poses(2, PARTS)

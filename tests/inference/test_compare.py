@@ -14,7 +14,7 @@ from toys import Conjugate, ExactGuide, Labelaw, LinearGuide, NoGuide, PointGuid
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
 from capsule_zoo.inference.posterior.widen import Widened
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 matplotlib.use("Agg")
 
@@ -89,7 +89,7 @@ def test_it_plots_as_any_other_table(table):
 
 def relaxed_pair():
     torch.manual_seed(0)
-    entry = create("part-whole", **small_sizes("part-whole")).use_guide("normal")
+    entry = create("part-whole", **small_settings("part-whole")).use_guide("normal")
     return entry.model, entry.guide
 
 
@@ -119,7 +119,7 @@ def test_one_image_has_no_standard_error():
 
 
 def test_models_of_labels_and_of_images_share_no_table():
-    cnn, vae = (create(name, **small_sizes(name)) for name in ("cnn", "vae"))
+    cnn, vae = (create(name, **small_settings(name)) for name in ("cnn", "vae"))
     pairs = {"vae": (vae.model, vae.guide), "cnn": (cnn.model, cnn.guide)}
     images = torch.rand(4, *cnn.model.image_shape)
     with pytest.raises(ValueError, match=r"labels \('cnn'\).*labels=.*error_rate"):
@@ -191,7 +191,7 @@ def test_the_table_says_where_few_draws_decide():
 
 
 def test_an_entry_in_place_of_a_pair_is_refused():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(ValueError, match=r"'a' must be \(model, guide\), not a Entry; of an entry"):
         compare({"a": entry}, images)

@@ -24,7 +24,7 @@ from capsule_zoo.inference import (
     loss_per_image,
 )
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 BOUNDS = [
     Trace_ELBO(),
@@ -137,7 +137,7 @@ def test_other_models_train_as_before():
     """A loss of labels is not normalized either, and has a floor."""
     model, images = Conjugate().double(), conjugate_images(4)
     assert torch.isfinite(loss_per_image(Trace_ELBO(), model, ExactGuide(model), images))
-    entry = create("matrix-capsules", **small_sizes("matrix-capsules"))
+    entry = create("matrix-capsules", **small_settings("matrix-capsules"))
     assert not entry.model.normalized
     batch = torch.rand(4, *entry.model.image_shape), torch.arange(4) % 2
     assert torch.isfinite(loss_per_image(Trace_ELBO(), entry.model, entry.guide, *batch))

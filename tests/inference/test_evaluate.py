@@ -36,7 +36,7 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 def weights(idata):
@@ -349,7 +349,7 @@ def test_numpy_images_and_labels_are_those_of_tensors():
 
 
 def test_draws_under_autocast_are_kept():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     with torch.autocast("cpu", torch.bfloat16):
         found = evaluate(entry.model, entry.guide, images, num_particles=2)
@@ -409,7 +409,7 @@ def test_attributes_say_what_was_bounded():
 
 
 def test_a_model_of_labels_has_no_bound_without_labels():
-    entry = create("cnn", **small_sizes("cnn"))
+    entry = create("cnn", **small_settings("cnn"))
     images, labels = torch.rand(4, *entry.model.image_shape), torch.tensor([0, 1, 1, 0])
     with pytest.raises(
         ValueError, match=r"ConvolutionalClassifier explains labels.*labels=.*error_rate"
@@ -419,7 +419,7 @@ def test_a_model_of_labels_has_no_bound_without_labels():
     scores = entry.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
     torch.testing.assert_close(weights(idata)[0, 1], scores.detach(), rtol=1e-5, atol=1e-5)
     assert idata.attrs["is_bound"] == 1 and idata.attrs["bound_on"] == "log p(label | image)"
-    entry = create("matrix-capsules", **small_sizes("matrix-capsules"))  # a loss, not a law
+    entry = create("matrix-capsules", **small_settings("matrix-capsules"))  # a loss, not a law
     images = torch.rand(4, *entry.model.image_shape)
     idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=1)
     assert idata.attrs["is_bound"] == 0 and idata.attrs["not_a_bound"]

@@ -20,14 +20,14 @@ from capsule_zoo.inference import (
     sample,
 )
 from capsule_zoo.inference.evaluation.ancestral import infer
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 IMAGES = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 1])
 
 
 def pair(name):
-    entry = create(name, **{**small_sizes(name), "image_shape": IMAGES.shape[1:]})
+    entry = create(name, **{**small_settings(name), "image_shape": IMAGES.shape[1:]})
     return entry.model.train(), entry.guide.train()
 
 

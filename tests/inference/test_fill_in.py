@@ -15,7 +15,7 @@ from capsule_zoo.guides import Guide
 from capsule_zoo.inference import evaluate, fill_in, reconstruct
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 SHAPE, LATENT, SIGMA = (1, 2, 3), 2, 0.3
 PIXELS = math.prod(SHAPE)
@@ -158,7 +158,7 @@ def test_sites_that_are_summed_out_come_from_their_posterior(kind):
 
 
 def test_presences_of_scenes_that_are_summed_out_fit_the_observed_pixels():
-    entry = create("scenes", **small_sizes("scenes")).summed
+    entry = create("scenes", **small_settings("scenes")).summed
     images = torch.rand(3, *entry.model.image_shape)
     observed = occluded(entry.model.image_shape[1:], "left")
     found = fill_in(entry.model, entry.guide, images, observed, num_particles=3)
@@ -251,7 +251,7 @@ def test_batches_and_seeds(problem):
 )
 def test_test_time_inference_runs_for_every_kind_of_model(name):
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = torch.rand(4, *entry.model.image_shape)
     observed = occluded(entry.model.image_shape[1:], "left")
     found = fill_in(entry.model, entry.guide, images, observed, num_particles=3, steps=4)
@@ -261,7 +261,7 @@ def test_test_time_inference_runs_for_every_kind_of_model(name):
 
 
 def test_counts_take_no_free_form_law():
-    sizes = {**small_sizes("capsule-helmholtz"), "hidden_family": "poisson"}
+    sizes = {**small_settings("capsule-helmholtz"), "hidden_family": "poisson"}
     entry = create("capsule-helmholtz", **sizes)
     images = torch.rand(2, *entry.model.image_shape)
     observed = occluded(entry.model.image_shape[1:], "top")

@@ -29,7 +29,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.inference import Checks, Inputs, Pace, SleepPhase, loss_per_image
 from capsule_zoo.inference.training import progress
 from capsule_zoo.inference.training.settings import combined
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 SHORT = QUIET | {"steps": 9}
 UNBATCHED = {name: value for name, value in SHORT.items() if name != "batch_size"}
@@ -330,7 +330,7 @@ def test_minutes_of_the_processor_do_not_pass_while_the_process_waits(images, mo
 )
 def test_what_was_kept_in_inference_mode_serves_training(name, guide):
     sizes = {"image_shape": (1, 13, 11)} if name == "part-whole" else {"clutter": 3}
-    entry = create(name, **{**small_sizes(name), **sizes}).use_guide(guide)
+    entry = create(name, **{**small_settings(name), **sizes}).use_guide(guide)
     images = entry.model.space.example(2, torch.float32, torch.Generator().manual_seed(0))
     objective = SleepPhase() if guide == "amortized" else entry.objective
     with torch.inference_mode():

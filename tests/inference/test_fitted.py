@@ -10,7 +10,7 @@ from capsule_zoo.inference import check_pair, encode, evaluate, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import CapsuleHelmholtzMachine
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_guide_is_offered_where_its_laws_fit():
         "semi_amortized",
     }
     for name in ("capsule-rbm", "cnn"):
-        assert create(name, **small_sizes(name)).fitters == {}
-    assert "auto_normal" not in create("part-whole", **small_sizes("part-whole")).fitters
+        assert create(name, **small_settings(name)).fitters == {}
+    assert "auto_normal" not in create("part-whole", **small_settings("part-whole")).fitters
 
 
 def test_what_a_guide_cannot_draw_is_named():
@@ -111,7 +111,7 @@ def test_what_a_guide_cannot_draw_is_named():
 
 
 def test_an_entry_offers_general_guides_by_name():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     assert list(entry.fitters) == [
         "free_form",
         "semi_amortized",

@@ -26,7 +26,7 @@ from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 FUZZED = ("vae", "generative-capsnet", "part-whole", "shape-codes", "stacked-capsule-autoencoder")
 
@@ -81,7 +81,7 @@ def test_the_factor_is_narrow_where_one_of_the_modes_is(analyzers):
 
 def test_the_guide_to_some_of_the_images_has_their_factors():
     """Also where the sites of the model are not in the order of their names."""
-    entry = create("shape-codes", **small_sizes("shape-codes"))
+    entry = create("shape-codes", **small_settings("shape-codes"))
     images = entry.model(batch_size=3).detach().clamp(0, 1)
     guide = gauss_newton(entry.model, entry.guide, images, steps=1, climb=0)
     assert list(guide.locs) != sorted(guide.locs)
@@ -101,7 +101,7 @@ def test_a_missing_pixel_tells_nothing(analyzers):
 @pytest.mark.parametrize("name", ["part-whole", "generative-capsnet"])
 def test_the_density_of_given_latents_is_that_of_the_whole_law(name):
     """Site by site, over plates and modes, the densities add up to those of a mixture."""
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     model = entry.model.double().discretized()
     entry.guide.double()
     images = model(batch_size=2).detach().clamp(0, 1)
@@ -124,7 +124,7 @@ def test_the_density_of_given_latents_is_that_of_the_whole_law(name):
 
 
 def test_forward_derivatives_and_differences_agree_and_forward_mode_is_tried_once(monkeypatch):
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     model = entry.model.double().eval()
     images = model(batch_size=3).detach()
     path = AnnealedPath(model, None, images)
@@ -145,7 +145,7 @@ def test_forward_derivatives_and_differences_agree_and_forward_mode_is_tried_onc
 
 @pytest.mark.parametrize("name", FUZZED)
 def test_it_is_positive_definite_wherever_it_is(name):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     model = entry.model.eval().discretized()
     with torch.no_grad():
         images = model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
@@ -292,7 +292,7 @@ def test_presences_settle_with_the_poses_that_follow_them():
 
 
 def test_what_has_no_curvature_is_refused_in_a_line():
-    machine = create("capsule-rbm", **small_sizes("capsule-rbm")).model
+    machine = create("capsule-rbm", **small_settings("capsule-rbm")).model
     with pytest.raises(ValueError, match="CapsuleRBM gives its images no mean and variance"):
         gauss_newton(machine, None, torch.rand(2, *machine.image_shape).round())
     with pytest.raises(ValueError, match="points must be a FreeForm guide, not Prior"):
@@ -300,7 +300,7 @@ def test_what_has_no_curvature_is_refused_in_a_line():
     bits = BernoulliMixture(False)
     with pytest.raises(UnservedSite, match="has no continuous site"):
         gauss_newton(bits, None, torch.rand(2, 1, 2, 2).round(), steps=0)
-    summed = create("part-whole", **small_sizes("part-whole")).model.with_selection("enumerate")
+    summed = create("part-whole", **small_settings("part-whole")).model.with_selection("enumerate")
     images = summed.space.example(2, torch.float32, torch.Generator())
     with pytest.raises(UnservedSite, match=r"sums out .*_parent.* by enumeration"):
         gauss_newton(summed, None, images, steps=0)

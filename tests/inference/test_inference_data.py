@@ -19,13 +19,13 @@ from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
+from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
 
 JOINS = pytest.mark.skipif(not hasattr(az, "concat"), reason="arviz 1 joins no evaluations")
 
 
 def small(name: str, guide: str | None = None) -> Entry:
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     return entry.use_guide(guide or entry.default_guide)
 
 

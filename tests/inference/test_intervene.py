@@ -11,8 +11,8 @@ from torch import tensor
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.inference import intervene
 from capsule_zoo.models import ImageSpace, Model, PartWholeCapsules, Site
-from capsule_zoo.registry import create, small_sizes
-from capsule_zoo.sizes import sized
+from capsule_zoo.registry import create, small_settings
+from capsule_zoo.settings import configure
 
 EVERY_PIXEL = ImageSpace((1, 1, 2), (-float("inf"), float("inf")))
 
@@ -219,9 +219,9 @@ def test_a_site_that_is_summed_out_is_drawn_from_its_posterior():
 def test_the_parts_of_an_object_move_with_it():
     """With one object and no dummy to speak of, each part keeps its distance from the vote."""
     sizes = dict(image_shape=(1, 8, 8), template_size=3, epsilon=1e-9, dummy_presence=1e-9)
-    model = sized(PartWholeCapsules, objects=1, parts=3, **sizes)
+    model = configure(PartWholeCapsules, objects=1, parts=3, **sizes)
     reader = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
-    guide = sized(PartWholeGuide, model, "normal", **reader)
+    guide = configure(PartWholeGuide, model, "normal", **reader)
     images = torch.rand(3, 1, 8, 8)
     shift = tensor([0.0, 0.0, 0.5, 0.0, 0.0, -0.25])
     action = {"object_pose": lambda pose: pose + shift, "object_presence": 1.0}
@@ -248,7 +248,7 @@ def test_actions_see_all_images_whatever_the_batches(images):
 
 
 def test_the_random_state_and_the_drawn_values_stay():
-    entry = create("vae", **small_sizes("vae"))
+    entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -281,7 +281,7 @@ def test_the_random_state_and_the_drawn_values_stay():
     ],
 )
 def test_an_action_that_has_no_answer_is_refused(action, words):
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(3, *entry.model.image_shape)
     with pytest.raises(ValueError, match=words):
         intervene(entry.model, entry.guide, images, action)

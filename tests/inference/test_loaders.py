@@ -27,7 +27,7 @@ from capsule_zoo.inference import (
     summarize,
 )
 from capsule_zoo.inference.evaluation import inference_data
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 NUMBER = 7
@@ -61,7 +61,7 @@ class Flow(IterableDataset):
 
 def make(name):
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = entry.model.space.example(NUMBER, torch.float32, torch.Generator().manual_seed(1))
     return entry, images, torch.arange(NUMBER) % 2
 
@@ -122,7 +122,7 @@ def test_every_model_gives_the_results_of_all_images_at_once(name):
 def test_every_kind_of_data_gives_the_same(kind):
     vae, images, labels = make("vae")
     shape = vae.model.image_shape
-    entry = create("cnn", **{**small_sizes("cnn"), "image_shape": shape})
+    entry = create("cnn", **{**small_settings("cnn"), "image_shape": shape})
     both = vae.model, vae.guide
     data = kind(images, labels)
     options = dict(num_particles=2, batch_size=4)

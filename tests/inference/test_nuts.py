@@ -11,7 +11,7 @@ from toys import Conjugate, conjugate_images, pair
 
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 FIXED: dict = dict(step_size=0.1, adapt_step_size=False)
 
@@ -81,7 +81,7 @@ def test_a_discrete_site_is_summed_out():
 def test_presences_are_given_and_parents_are_summed_out():
     torch.manual_seed(0)
     sizes = dict(objects=2, parts=2, template_size=4, image_shape=(1, 8, 8), presence="discrete")
-    model = sized(PartWholeCapsules, **sizes).double().requires_grad_(False)
+    model = configure(PartWholeCapsules, **sizes).double().requires_grad_(False)
     with pyro.validation_enabled(False):
         trace = poutine.trace(model).get_trace(batch_size=1)
     given = {name: trace.nodes[name]["value"] for name in ("object_presence", "part_presence")}

@@ -11,7 +11,7 @@ from capsule_zoo.inference import Checks, Inputs, Objective, fit, is_bound, loss
 from capsule_zoo.inference.objectives.base import units_of
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.training.default_objective import default_objective
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 class MeanELBO(Objective):
@@ -133,7 +133,7 @@ def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, form, graded):
     ],
 )
 def test_a_run_says_the_unit_of_its_loss(name, units):
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     assert units_of(entry.objective, entry.model) == units
     shape, labels = entry.model.image_shape, torch.arange(8) % 2
     data = Split(torch.rand(8, *shape), labels)

@@ -29,10 +29,10 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.other_model import foreign_parameters
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.registry import Entry, create, list_models, small_sizes
+from capsule_zoo.registry import Entry, create, list_models, small_settings
 
 PAIRS = [
-    (name, guide) for name in list_models() for guide in create(name, **small_sizes(name)).guides
+    (name, guide) for name in list_models() for guide in create(name, **small_settings(name)).guides
 ]
 PATTERN = r"was made from another .* make the guide anew .* copy\.deepcopy\(\(model, guide\)\)"
 QUIET = dict(checks=Checks(progress=False))
@@ -40,7 +40,7 @@ QUIET = dict(checks=Checks(progress=False))
 
 def make(name: str, guide: str = "", seed: int = 0) -> Entry:
     pyro.set_rng_seed(seed)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     return entry.use_guide(guide or entry.default_guide)
 
 

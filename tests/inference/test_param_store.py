@@ -16,7 +16,7 @@ from pyro.nn import PyroModule
 
 from capsule_zoo.inference import encode, evaluate, summarize
 from capsule_zoo.models import base
-from capsule_zoo.registry import Entry, create, load, save_entry, small_sizes
+from capsule_zoo.registry import Entry, create, load, save_entry, small_settings
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def new_process(monkeypatch):
 
 def make(name: str = "vae", seed: int = 0) -> Entry:
     pyro.set_rng_seed(seed)
-    return create(name, **small_sizes(name))
+    return create(name, **small_settings(name))
 
 
 def images_for(entry: Entry) -> torch.Tensor:
@@ -261,7 +261,7 @@ def test_values_of_another_shape_are_refused(tmp_path, new_process):
     trained(make())
     pyro.get_param_store().save(tmp_path / "store.pt")
     new_process()
-    sizes = {**small_sizes("vae"), "latent": 7}
+    sizes = {**small_settings("vae"), "latent": 7}
     entry = create("vae", **sizes)
     pyro.get_param_store().load(tmp_path / "store.pt")
     with pytest.raises(ValueError, match=r"of shape .* but the module's has shape .* state_dict"):
@@ -339,7 +339,7 @@ def test_a_model_inside_of_another_module_takes_loaded_values_over(tmp_path):
     losses = []
     for loads in (False, True):
         entry = make()
-        guide = create("vae", **small_sizes("vae")).guide
+        guide = create("vae", **small_settings("vae")).guide
         svi = SVI(Pair(entry.model), guide, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
         pyro.set_rng_seed(1)
         found = [svi.step(images_for(entry)) for _ in range(5)]

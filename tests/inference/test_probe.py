@@ -13,7 +13,7 @@ from capsule_zoo.inference.evaluation.probe import (
 )
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 
 def test_separable_latents_are_told_apart_and_noise_is_not():
@@ -70,7 +70,7 @@ def test_information_of_an_answer_that_is_all_but_excluded_is_finite(classes):
 def test_latents_are_probabilities_and_poses_in_the_order_asked():
     torch.manual_seed(0)
     model = PartWholeCapsules((1, 12, 12), objects=3, parts=4, painting=Painting(template_size=5))
-    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    guide = configure(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     images = torch.rand(7, 1, 12, 12)
     features = latents(guide, images, ["object_presence", "part_pose"], batch_size=3)
     assert features.shape == (7, 3 + 4 * 6)

@@ -13,8 +13,8 @@ from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import create, small_sizes
-from capsule_zoo.sizes import sized
+from capsule_zoo.registry import create, small_settings
+from capsule_zoo.settings import configure
 
 
 def bold(model):
@@ -29,7 +29,7 @@ def pair():
     model = bold(
         PartWholeCapsules((1, 16, 16), objects=3, parts=4, painting=Painting(template_size=5))
     ).double()
-    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    guide = configure(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     return model, guide.double()
 
 
@@ -77,9 +77,9 @@ def test_a_turned_start_is_turned_back(images):
     torch.manual_seed(0)
     wide = dict(sigma_top=100.0, sigma_min=100.0, sigma_off=100.0, sigma_dummy=100.0)
     model = bold(
-        sized(PartWholeCapsules, (1, 16, 16), objects=3, parts=4, template_size=5, **wide)
+        configure(PartWholeCapsules, (1, 16, 16), objects=3, parts=4, template_size=5, **wide)
     ).double()
-    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    guide = configure(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     upright = refine(model, guide.double(), images, steps=0, starts=4)
     quarter = images.rot90(1, (2, 3))  # counter-clockwise
     turned = refine(model, guide, quarter, steps=0, starts=4)
@@ -104,7 +104,7 @@ def test_refusals(pair, images):
 
 
 def test_scenes_are_refined_in_their_summed_form():
-    entry = create("scenes", **small_sizes("scenes"))
+    entry = create("scenes", **small_settings("scenes"))
     pictures = torch.rand(2, 1, 12, 10)
     with pytest.raises(ValueError, match=r"of scenes, model and guide of `entry.summed`"):
         refine(entry.model, entry.guide, pictures)

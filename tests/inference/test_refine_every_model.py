@@ -14,7 +14,7 @@ from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, w
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 NAMES = {
     "vae": {},
@@ -29,7 +29,7 @@ BATCH = 3
 
 def make(name):
     pyro.set_rng_seed(0)
-    entry = create(name, **{**small_sizes(name), **NAMES[name]})
+    entry = create(name, **{**small_settings(name), **NAMES[name]})
     return entry, torch.rand(BATCH, *entry.model.image_shape)
 
 

@@ -26,14 +26,14 @@ from capsule_zoo.inference import (
     sample,
     widen,
 )
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 QUIET = dict(checks=Checks(progress=False))
 
 
 def make(name="vae"):
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     images = entry.model.space.example(8, torch.float32, torch.Generator().manual_seed(1))
     return entry.model, entry.guide, images
 

@@ -11,7 +11,7 @@ from machines import calibrated
 from capsule_zoo.guides import ExactMatching, FreeForm, Guide
 from capsule_zoo.inference import Calibration, IncompatibleGuide, check_calibration
 from capsule_zoo.models import Constellations, ImageSpace, Model, Site
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 SCALE = 0.5  # of the noise on pixels
 
@@ -160,7 +160,7 @@ def test_sites_that_the_model_sums_out_are_left_out():
 def test_pairs_without_simulations_or_answers_are_refused():
     model = Linear()
     exact = Posterior(model)
-    machine = create("capsule-rbm", **small_sizes("capsule-rbm"))
+    machine = create("capsule-rbm", **small_settings("capsule-rbm"))
     with pytest.raises(ValueError, match=r"up to a constant only.*simulated=\(values, images\)"):
         check_calibration(machine.model, machine.guide)
     with pytest.raises(ValueError, match="parameters for certain images"):
@@ -170,5 +170,5 @@ def test_pairs_without_simulations_or_answers_are_refused():
     with pytest.raises(ValueError, match="draws"):
         check_calibration(model, exact, draws=0)
     with pytest.raises(IncompatibleGuide):
-        check_calibration(create("vae", **small_sizes("vae")).model, exact)
+        check_calibration(create("vae", **small_settings("vae")).model, exact)
     assert isinstance(check_calibration(model, exact, number=40, bins=8), Calibration)

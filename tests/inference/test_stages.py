@@ -14,7 +14,7 @@ from capsule_zoo.inference import CheckpointError
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.stages import fit_stages as run_stages
-from capsule_zoo.registry import Entry, create, small_sizes
+from capsule_zoo.registry import Entry, create, small_settings
 
 
 def fit_stages(stages, data, **settings):
@@ -34,7 +34,7 @@ def some_data(number: int = 30) -> Dataset:
 
 def made(seed: int = 0) -> Entry:
     pyro.set_rng_seed(seed)
-    return create("shape-codes", **small_sizes("shape-codes"))
+    return create("shape-codes", **small_settings("shape-codes"))
 
 
 def values(entry: Entry) -> dict[str, torch.Tensor]:

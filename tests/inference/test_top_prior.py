@@ -9,7 +9,7 @@ from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
 from capsule_zoo.inference.posterior.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 def model():
@@ -135,6 +135,6 @@ def test_refusals():
 def test_a_choice_among_several_is_refused():
     """Its whole numbers once passed for binary ones."""
     values = {"object_kind": torch.arange(20) % 3, "object_pose": torch.randn(20, 6)}
-    shape_codes = create("shape-codes", **small_sizes("shape-codes")).model
+    shape_codes = create("shape-codes", **small_settings("shape-codes")).model
     with pytest.raises(ValueError, match="'object_kind', a choice; leave it out"):
         fit_top_prior(shape_codes, values, components=2)

@@ -41,15 +41,15 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.probe import latents
 from capsule_zoo.models import CapsuleRBM
-from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
+from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
 
 NAMES = [name for name in list_models() if takes_images(name)]
-PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
-MODELS = {name: create(name, **small_sizes(name)).model for name in NAMES}
+PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_settings(name)).guides]
+MODELS = {name: create(name, **small_settings(name)).model for name in NAMES}
 CLASSIFIERS = {name for name, model in MODELS.items() if model.supervised}
 TELLS = {
     name: next((part for part in (entry.model, entry.guide) if hasattr(part, "predict")), None)
-    for name, entry in ((name, create(name, **small_sizes(name))) for name in NAMES)
+    for name, entry in ((name, create(name, **small_settings(name))) for name in NAMES)
 }
 TELLS_NO_CLASSES = [*(name for name, part in TELLS.items() if part is None), "draw"]
 PAINTERS = [pair for pair in PAIRS if pair[0] not in CLASSIFIERS]
@@ -58,7 +58,7 @@ BATCH = 3
 
 def make(name: str, guide: str | None = None) -> Entry:
     pyro.set_rng_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     return entry.use_guide(guide or entry.default_guide)
 
 

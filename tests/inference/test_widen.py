@@ -16,7 +16,7 @@ from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 def points():
@@ -36,7 +36,7 @@ def test_a_guide_that_was_used_before_can_be_widened_and_used_after():
 
 def test_the_running_statistics_of_the_guide_stay_as_they_are():
     pyro.set_rng_seed(0)
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     before = {name: value.clone() for name, value in entry.guide.named_buffers()}
     assert any(name.endswith("running_mean") for name in before)
     images = torch.rand(8, *entry.model.image_shape)
@@ -163,7 +163,7 @@ def test_its_state_holds_the_scales_and_the_inner_guide():
 
 def test_points_of_kinds_are_widened_as_kinds_and_discrete_ones_are_certain():
     """The encoder of points gives its kind the prior's density, which no point has."""
-    entry = create("generative-capsnet", **small_sizes("generative-capsnet"))
+    entry = create("generative-capsnet", **small_settings("generative-capsnet"))
     model, images = entry.model, torch.rand(3, *entry.model.image_shape)
     guide = ConditionalEncoder(model, deterministic=True, channels=2, hidden=3)
     widened = widen(model, guide, images, steps=1)

@@ -10,7 +10,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.models import Capsules, ShapeCodes, poses
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 CODES, BATCH = 2, 2
 SIZES: dict = dict(image_shape=(1, 6, 6), template_size=4, epsilon=0.5, dummy_presence=0.3)
@@ -19,7 +19,7 @@ SIZES: dict = dict(image_shape=(1, 6, 6), template_size=4, epsilon=0.5, dummy_pr
 def small(**sizes) -> ShapeCodes:
     """Return a model in float64, the same one on every call."""
     pyro.set_rng_seed(0)
-    return shifted(sized(ShapeCodes, codes=CODES, **{**SIZES, **sizes}).double())
+    return shifted(configure(ShapeCodes, codes=CODES, **{**SIZES, **sizes}).double())
 
 
 def drawn(model: ShapeCodes, objects: int) -> tuple[Capsules, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from capsule_zoo import create, load
 from capsule_zoo.models.parts.templates import warp_templates
-from capsule_zoo.registry import small_sizes
+from capsule_zoo.registry import small_settings
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -62,7 +62,7 @@ def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
-    entry = create(name, **small_sizes(name))
+    entry = create(name, **small_settings(name))
     program = entry.model if entry.model.supervised else entry.guide
     call, images = Call(program, "scores").eval(), torch.rand(4, *entry.model.image_shape)
     path = tmp_path / "classifier.onnx"
@@ -76,7 +76,7 @@ def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
 
 
 def test_the_encoder_of_part_whole_capsules_is_exported():
-    entry = create("part-whole", **small_sizes("part-whole"))
+    entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(4, *entry.model.image_shape)
     encoder = Encoder(entry.guide.discretized())
     program = exported(encoder, images)
@@ -89,7 +89,7 @@ def test_the_encoder_of_part_whole_capsules_is_exported():
 
 
 def test_images_are_checked_again_after_an_export():
-    model = create("cnn", **small_sizes("cnn")).model
+    model = create("cnn", **small_settings("cnn")).model
     images = torch.rand(4, *model.image_shape)
     call = Call(model, "predict")
     assert torch.equal(exported(call, images)(images), call(images))

@@ -27,7 +27,7 @@ from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Model, SwitchableGaussians
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.networks.on_request import OnRequest
-from capsule_zoo.registry import Entry, create, list_models, small_sizes
+from capsule_zoo.registry import Entry, create, list_models, small_settings
 
 NAMES = [
     "broadcast-autoencoder",
@@ -54,14 +54,14 @@ VARIANTS: list[tuple[str, dict]] = [
 CASES = [
     pytest.param(name, sizes, guide, id="-".join([name, guide, *map(str, sizes.values())]))
     for name, sizes in VARIANTS
-    for guide in create(name, **small_sizes(name)).guides
+    for guide in create(name, **small_settings(name)).guides
 ]
 PARTICLES, IMAGES = 3, 4
 
 
 def make(name: str, sizes: dict, guide: str) -> Entry:
     pyro.set_rng_seed(0)
-    entry = create(name, **{**small_sizes(name), **sizes}).use_guide(guide)
+    entry = create(name, **{**small_settings(name), **sizes}).use_guide(guide)
     for module in (entry.model, entry.guide):
         module.double().eval()  # or dropout differs from call to call
     return entry
@@ -160,7 +160,7 @@ def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide, k
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
 @pytest.mark.parametrize("observed", [False, True])
 def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):
-    if guide != create(name, **small_sizes(name)).default_guide:
+    if guide != create(name, **small_settings(name)).default_guide:
         pytest.skip("the model has been tested with its default guide")
     entry = make(name, sizes, guide)
     for labeled in labelings(entry):
@@ -290,7 +290,7 @@ def test_autocast_to_half_the_digits_changes_little(name, sizes, guide, labeled)
 
 def test_every_guide_says_that_it_needs_images():
     for name in list_models():
-        entry = create(name, **small_sizes(name))
+        entry = create(name, **small_settings(name))
         for guide in map(entry.make_guide, entry.guides):
             needed = guide.observes
             message = f"needs {needed}; for draws from the prior"

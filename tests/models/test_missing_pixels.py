@@ -16,15 +16,15 @@ from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, Variational
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
-from capsule_zoo.sizes import sized
+from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
+from capsule_zoo.settings import configure
 
 BATCH = 3
 
 
 def made(name: str) -> Entry:
     pyro.set_rng_seed(0)
-    return create(name, **small_sizes(name))
+    return create(name, **small_settings(name))
 
 
 def is_open(model: Model) -> bool:
@@ -184,7 +184,7 @@ def test_no_gradient_comes_from_a_hidden_pixel():
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
 def test_training_on_missing_pixels_lowers_the_loss(likelihood):
-    sizes = {**small_sizes("part-whole"), "likelihood": likelihood}
+    sizes = {**small_settings("part-whole"), "likelihood": likelihood}
     pyro.set_rng_seed(0)
     entry = create("part-whole", **sizes)
     images, observed = random_images(entry.model, 8)
@@ -202,7 +202,7 @@ def test_training_on_missing_pixels_lowers_the_loss(likelihood):
 def test_a_refined_guide_scores_observed_pixels_alone():
     """The same image several times over is refined once, and what the start is shown can matter."""
     model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, painting=Painting(template_size=5))
-    guide = sized(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
+    guide = configure(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     images, observed = random_images(model)
     semi = SemiAmortized(guide, steps=3)
     outcomes = []
@@ -242,7 +242,7 @@ def test_masks_reach_plates_to_the_left(name, likelihood):
     """Vectorized particles score what particles score one by one."""
     sizes = {"likelihood": likelihood} if name == "part-whole" else {}
     pyro.set_rng_seed(0)
-    entry = create(name, **{**small_sizes(name), **sizes})
+    entry = create(name, **{**small_settings(name), **sizes})
     model, guide = entry.model.with_missing_pixels(), entry.guide.with_missing_pixels()
     images, observed = random_images(entry.model)
     hidden = hide(images, observed)

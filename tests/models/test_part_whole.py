@@ -15,14 +15,14 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.parent_selection import as_presence, log_presence
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence=0.2)
 
 
 def make(layers, **options):
     torch.manual_seed(0)
-    return shifted(sized(PartWholeCapsules, layers=layers, **{**SIZES, **options}).double())
+    return shifted(configure(PartWholeCapsules, layers=layers, **{**SIZES, **options}).double())
 
 
 def draw(model, batch=2, seed=1):
@@ -231,7 +231,7 @@ def test_size_of_the_model():
 )
 def test_bad_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        sized(PartWholeCapsules, **options)
+        configure(PartWholeCapsules, **options)
 
 
 @pytest.mark.parametrize(

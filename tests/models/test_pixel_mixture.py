@@ -12,7 +12,7 @@ from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 
 def random_mixture(parts=3, channels=2, batch=2, size=3):
@@ -59,14 +59,16 @@ def test_draws_have_the_mean_and_variance_of_the_mixture():
 def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
     torch.manual_seed(0)
     options = dict(image_shape=(channels, 12, 12), template_size=5, likelihood="mixture")
-    model = sized(PartWholeCapsules, objects=3, parts=4, presence="discrete", **options).double()
+    model = configure(
+        PartWholeCapsules, objects=3, parts=4, presence="discrete", **options
+    ).double()
     off = Capsules(torch.zeros(2, 4).double(), torch.randn(2, 4, 6).double())
     images = torch.rand(2, channels, 12, 12, dtype=torch.float64)
     expected = dist.Normal(torch.zeros_like(images), model.sigma_image).log_prob(images)
     found = model.image_law(off).log_prob(images[:, None])
     torch.testing.assert_close(found[:, 0], expected.sum((1, 2, 3)))
     assert model.render(off).abs().max() == 0
-    guide = sized(
+    guide = configure(
         PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2
     ).double()
     check_pair(model, guide, images)

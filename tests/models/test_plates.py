@@ -21,7 +21,7 @@ from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.models.units import switched_units
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
 IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -35,7 +35,7 @@ def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, PartWh
         presence="discrete",
         painting=Painting(template_size=3, sigma_image=1.0),
     ).double()
-    return model, sized(PartWholeGuide, model, **NETWORKS).double().eval()
+    return model, configure(PartWholeGuide, model, **NETWORKS).double().eval()
 
 
 def helmholtz_pair(*capsules: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
@@ -115,7 +115,7 @@ def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
 
 def relaxed_model(**options) -> PartWholeCapsules:
     sizes = dict(objects=2, parts=3, image_shape=(1, 8, 8), template_size=3)
-    return sized(PartWholeCapsules, **{**sizes, **options}).double()
+    return configure(PartWholeCapsules, **{**sizes, **options}).double()
 
 
 def nuts(model: PartWholeCapsules, samples: int) -> MCMC:
@@ -216,7 +216,7 @@ def test_routing_refuses_parameters_that_it_would_draw_again():
     model = relaxed_model()
     make_bayesian(model, selections__0__transform=3)
     with pytest.raises(ValueError, match="PyroSample"):
-        sized(PartWholeGuide, model, above=EMObjects(), channels=4).double()(IMAGES)
+        configure(PartWholeGuide, model, above=EMObjects(), channels=4).double()(IMAGES)
 
 
 def test_a_gibbs_chain_runs_for_every_outer_index():

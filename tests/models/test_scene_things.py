@@ -11,7 +11,7 @@ from capsule_zoo.inference import SummedPresences, count, fit, log_weights
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, load, save_entry, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_settings
 
 
 class Blot(Model):
@@ -66,14 +66,14 @@ def test_a_users_own_model_is_an_object_though_its_means_are_not_bounded():
     ["part-whole", "shape-codes", "stacked-capsule-autoencoder", "generative-capsnet", "vae"],
 )
 def test_any_image_model_is_an_object(thing):
-    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
+    sizes = {k: v for k, v in small_settings(thing).items() if k != "image_shape"}
     if "template_size" in sizes:
         sizes["template_size"] = 5
     entry = create(
         "scenes",
         image_shape=(1, 20, 20),
         thing=thing,
-        thing_sizes=sizes,
+        thing_settings=sizes,
         window=12,
         size=10.0,
         slots=2,
@@ -90,10 +90,10 @@ def test_any_image_model_is_an_object(thing):
 @pytest.mark.parametrize("thing", ["part-whole", "stacked-capsule-autoencoder"])
 def test_an_object_is_read_by_laws_with_a_density(thing):
     """Where the object's own guide has points, slots would seem to hold objects that are not."""
-    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
-    own = {k: v for k, v in small_sizes("scenes").items() if k != "thing_sizes"}
+    sizes = {k: v for k, v in small_settings(thing).items() if k != "image_shape"}
+    own = {k: v for k, v in small_settings("scenes").items() if k != "thing_settings"}
     sizes["template_size"] = 5
-    entry = create("scenes", **{**own, "window": 12}, thing=thing, thing_sizes=sizes)
+    entry = create("scenes", **{**own, "window": 12}, thing=thing, thing_settings=sizes)
     windows = torch.rand(2, 1, 12, 12)
     _, drawn, read = log_weights(entry.model.thing, entry.guide.reader, windows)
     assert not point_sites(drawn, read)
@@ -123,8 +123,8 @@ def test_objects_that_do_not_fit_are_refused():
     thing = VariationalAutoencoder((2, 6, 6), 2, channels=3)
     with pytest.raises(ValueError, match="channels; objects of scenes"):
         Scenes((3, 10, 10), thing)
-    with pytest.raises(ValueError, match="leave out thing_sizes"):
-        create("scenes", thing="shape-codes-mnist", thing_sizes=dict(kinds=3))
+    with pytest.raises(ValueError, match="leave out thing_settings"):
+        create("scenes", thing="shape-codes-mnist", thing_settings=dict(kinds=3))
 
 
 @pytest.mark.parametrize("part", ["thing", "ground"])
@@ -142,14 +142,16 @@ def test_models_that_draw_no_images_are_refused(part, entry, problem):
 
 
 def test_sizes_of_a_ground_without_sizes_are_refused():
-    with pytest.raises(ValueError, match="ground 'learned' has no sizes; leave out ground_sizes"):
-        create("scenes", ground="learned", ground_sizes=dict(latent=3))
+    with pytest.raises(
+        ValueError, match="ground 'learned' has no sizes; leave out ground_settings"
+    ):
+        create("scenes", ground="learned", ground_settings=dict(latent=3))
 
 
 def test_any_image_model_is_a_ground(tmp_path):
     behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, hidden=5)
     save_entry(create("vae", **behind), tmp_path / "vae")
-    sizes = {**small_sizes("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
+    sizes = {**small_settings("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
     entry = create("scenes", ground=str(tmp_path / "vae"), **sizes)
     model, images = entry.model, torch.rand(2, 3, 12, 10)
     entry.objective.differentiable_loss(model, entry.guide, images).backward()
@@ -170,7 +172,7 @@ def test_a_picture_that_all_scenes_share_is_learned():
     pyro.set_rng_seed(0)
     picture = torch.linspace(0.1, 0.9, 12).expand(3, 10, 12).contiguous()
     images = (picture + 0.05 * torch.randn(64, 3, 10, 12)).clamp(0, 1)
-    sizes = {**small_sizes("scenes"), "image_shape": (3, 10, 12), "rate": 0.01}
+    sizes = {**small_settings("scenes"), "image_shape": (3, 10, 12), "rate": 0.01}
     entry = create("scenes", ground="learned-picture", **sizes)
     how = dict(steps=80, lr=0.05, batch_size=16, objective=SummedPresences(updates=1))
     fit(entry.model, entry.guide, images, **how)
@@ -190,5 +192,5 @@ def test_grounds_that_do_not_fit_are_refused():
     model = Scenes((1, 10, 10), thing, ground=ground)
     with pytest.raises(ValueError, match="give its guide as ground_reader"):
         Peeling(model, ConvolutionalEncoder(thing, 5))
-    with pytest.raises(ValueError, match="leave out ground_sizes"):
-        create("scenes", ground="scenes-mnist", ground_sizes=dict(latent=3))
+    with pytest.raises(ValueError, match="leave out ground_settings"):
+        create("scenes", ground="scenes-mnist", ground_settings=dict(latent=3))

@@ -21,7 +21,7 @@ from capsule_zoo.inference import (
 from capsule_zoo.models import ImageSpace, Model, Site
 from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 class Blank(Model):
@@ -121,7 +121,7 @@ def test_copies_of_a_batch_of_any_rank_follow_each_other(shape):
 
 @pytest.mark.parametrize("shape", [(3, 7, 3), (28, 1, 28, 28)])
 def test_points_in_space_and_pictures_lack_no_dimension(shape):
-    space = create("constellations", **small_sizes("constellations")).model.space
+    space = create("constellations", **small_settings("constellations")).model.space
     with pytest.raises(ValueError, match="points of the plane, neither images nor points in 3-D"):
         space.check(torch.zeros(shape))
     with pytest.raises(ValueError, match=r"points\[None\]"):

@@ -18,7 +18,7 @@ from capsule_zoo.models.parts.object_votes import (
 )
 from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.parts.part_sets import PartSets
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 SIZES = dict(
     objects=2,
@@ -34,7 +34,7 @@ BATCH = 3
 
 def make(**sizes):
     torch.manual_seed(0)
-    return shifted(sized(StackedCapsuleAutoencoder, **{**SIZES, **sizes}).double())
+    return shifted(configure(StackedCapsuleAutoencoder, **{**SIZES, **sizes}).double())
 
 
 def draw(model, level):

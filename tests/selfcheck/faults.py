@@ -33,7 +33,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.inference import CheckpointError, Checks, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.progress import COLUMNS
-from capsule_zoo.registry import create, load, save_entry, small_sizes
+from capsule_zoo.registry import create, load, save_entry, small_settings
 
 ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
@@ -55,7 +55,7 @@ def small_training(path: Path, seed: int, steps: int = STEPS) -> None:
     """Train a small pair, from its checkpoint if there is one, and write the last checkpoint."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    entry = create(ENTRY, **small_sizes(ENTRY))
+    entry = create(ENTRY, **small_settings(ENTRY))
     images = torch.rand(64, *entry.model.image_shape, generator=torch.Generator().manual_seed(1))
     fit(
         entry.model,
@@ -147,7 +147,7 @@ def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
     Returns:
         By kind: `load`, `folder` (pictures), `evaluate` and `command` (the command line).
     """
-    entry = create(ENTRY, **small_sizes(ENTRY))
+    entry = create(ENTRY, **small_settings(ENTRY))
     save_entry(entry, folder / "run", data="digits", seed=0)
     kinds: dict[str, Callable[[random.Random], object]] = {
         "load": lambda chance: damaged_run(chance, folder),

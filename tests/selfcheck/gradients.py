@@ -33,7 +33,7 @@ from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 
@@ -211,9 +211,9 @@ def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, PartWholeG
     sizes: dict[str, Any] = dict(
         template_size=3, image_shape=(1, 5, 5), sigma_image=1.0, sigma_min=0.05
     )
-    model = sized(PartWholeCapsules, objects=2, parts=1, **sizes, **options).double()
+    model = configure(PartWholeCapsules, objects=2, parts=1, **sizes, **options).double()
     small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
-    guide = sized(PartWholeGuide, model, pose, **small).double().eval()
+    guide = configure(PartWholeGuide, model, pose, **small).double().eval()
     return model, guide, torch.rand(2, 1, 5, 5).double()
 
 

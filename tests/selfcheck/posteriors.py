@@ -40,7 +40,7 @@ from capsule_zoo.models import (
 )
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
-from capsule_zoo.sizes import sized
+from capsule_zoo.settings import configure
 
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)
@@ -100,7 +100,7 @@ def part_parents(number: int, enumerated: bool) -> Outcome:
     )
     sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
-    model = randomized(sized(PartWholeCapsules, objects=2, parts=3, **sizes, **options), 0.3)
+    model = randomized(configure(PartWholeCapsules, objects=2, parts=3, **sizes, **options), 0.3)
     # noise exceeds black and white
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     model.selections[0].raw_scale.data -= 1.5  # otherwise votes say little about the parent
@@ -162,7 +162,7 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
 def small_part_whole(side: int) -> PartWholeCapsules:
     """Return a random model of two objects and two parts on side x side pixels."""
     sizes: dict[str, Any] = dict(objects=2, parts=2, template_size=3, sigma_min=0.05)
-    return randomized(sized(PartWholeCapsules, (1, side, side), **sizes), 0.5)
+    return randomized(configure(PartWholeCapsules, (1, side, side), **sizes), 0.5)
 
 
 @check("sbc_part_whole_trained", of=[PartWholeGuide], approximate=True, share=0.04)
@@ -171,7 +171,7 @@ def part_whole_after_training(number: int) -> Outcome:
     model = small_part_whole(8)
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
-    guide = sized(PartWholeGuide, model, "normal", **sizes).double()
+    guide = configure(PartWholeGuide, model, "normal", **sizes).double()
     _train(model, guide, prior_draws(model, 500)[1], steps=100, objective=None, lr=3e-3)
     discrete = model.discretized(), guide.discretized().eval()
     return calibrated(*discrete, *prior_draws(discrete[0], number), draws=15)

@@ -16,7 +16,7 @@ from faults import (
 )
 
 from capsule_zoo.inference.training import checkpoint
-from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.registry import create, small_settings
 
 
 @pytest.mark.parametrize("kills, steps", [(2, 60), pytest.param(100, 300, marks=pytest.mark.slow)])
@@ -58,7 +58,7 @@ def test_an_unclear_error_is_counted(tmp_path, monkeypatch, error, bad):
 
 
 def test_weights_that_are_not_finite_are_seen(tmp_path):
-    entry = create(faults.ENTRY, **small_sizes(faults.ENTRY))
+    entry = create(faults.ENTRY, **small_settings(faults.ENTRY))
     with torch.no_grad():
         next(entry.model.parameters()).fill_(torch.nan)
     with pytest.raises((ValueError, ArithmeticError)):

@@ -21,7 +21,7 @@ from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives import thermodynamic, wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
 from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli, ParentMixture
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, list_models, small_settings
 
 EXACT = {name for name, check in CHECKS.items() if not check.approximate}
 APPROXIMATE = CHECKS.keys() - EXACT
@@ -222,7 +222,7 @@ def test_every_exact_check_has_been_seen_to_fail():
 
 def test_every_objective_and_every_exact_guide_has_a_check():
     checked = {subject for name in EXACT for subject in CHECKS[name].of}
-    objectives = {type(create(name, **small_sizes(name)).objective) for name in list_models()}
+    objectives = {type(create(name, **small_settings(name)).objective) for name in list_models()}
     objectives |= {
         kind
         for kind in vars(inference).values()

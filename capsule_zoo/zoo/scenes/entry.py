@@ -1,9 +1,9 @@
 """Scenes: several objects on a ground, each drawn by any image model of the zoo."""
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
@@ -13,6 +13,7 @@ from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.models.scenes.grounds import GROUNDS
 from capsule_zoo.registry import (
     Entry,
+    copy_of,
     create,
     list_models,
     load,
@@ -22,16 +23,16 @@ from capsule_zoo.registry import (
     trained_names,
     unknown_source,
 )
-from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
 
-VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
+VAE: dict[str, Any] = dict(latent=20, channels=8, guide=dict(hidden=128))
+_readers: WeakKeyDictionary[Scenes, tuple[Guide, Guide | None]] = WeakKeyDictionary()
 
 
 def part_entry(
     name: str,
     given: Mapping[str, Any],
-    sizes: Mapping[str, Any],
+    settings: Mapping[str, Any],
     what: str,
     others: tuple[str, ...] = (),
 ) -> Entry:
@@ -42,31 +43,35 @@ def part_entry(
 
     Args:
         name: the name of an entry, or of trained weights or a run folder.
-        given: sizes of an untrained entry, unless `sizes` replace them.
+        given: settings of an untrained entry, unless `settings` replace them.
         what: the name of the argument of `scenes`.
         others: further values of it.
 
     Raises:
-        ValueError: an unknown name; an entry of points; sizes are given for trained weights, whose
-            sizes are theirs.
+        ValueError: an unknown name; an entry of points; settings for trained weights.
     """
     if name in list_models():
         if not takes_images(name):
             raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
-        entry = create(name, **{**given, **sizes})
+        entry = create(name, **{**given, **settings})
     elif not recipe_path(name):
         words = unknown_source(what, name, [*others, *list_models(), *trained_names()])
         raise ValueError(f"{words}; a run that is the {what} has to stay in its folder")
-    elif sizes:
-        raise ValueError(f"{name} is trained and has its own sizes; leave out {what}_sizes")
+    elif settings:
+        raise ValueError(f"{name} is trained and has its settings; leave out {what}_settings")
     else:
         entry = load(name)
     return entry.use_guide("normal") if entry.default_guide == "delta" else entry
 
 
-def reader_of(inner: Entry) -> Guide:
-    """Return a copy of an entry's guide to the entry's own model; a guide has one owner."""
-    return copy.deepcopy(inner.guide, {id(inner.model): inner.model})
+def readers_of(entry: Entry) -> dict[str, Any]:
+    """Return copies of the guides that read an object and the ground; a guide has one owner."""
+    if isinstance(entry.guide, WindowReader):
+        readers = entry.guide.reader, entry.guide.ground_reader
+    else:
+        readers = _readers[entry.model]
+    reader, ground_reader = (guide and copy_of(guide) for guide in readers)
+    return {"reader": reader, "ground_reader": ground_reader}
 
 
 def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
@@ -78,100 +83,115 @@ def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
     return replace(entry, model=model, guide=entry.guide_of(WindowReader).on_model(model))
 
 
-@register(
-    "scenes",
-    small=dict(
-        image_shape=(1, 12, 10),
-        slots=2,
-        size=6.0,
-        window=5,
-        thing_sizes=dict(latent=2, channels=3, hidden=5),
-        glimpse=4,
-        hidden=6,
-        width=6,
-    ),
-    takes={"sizes": Takes(Scenes, without=("thing", "ground"))},
-    data="multi-digits",
-)
 def scenes(
     image_shape: tuple[int, int, int] = (1, 50, 50),
     thing: str = "vae",
-    thing_sizes: Mapping[str, Any] = {},  # it is read only
+    thing_settings: Mapping[str, Any] = {},  # read only, as ground_settings
     window: int = 28,
     texture: bool = False,
     train_thing: bool = True,
     ground: str = "black",
-    ground_sizes: Mapping[str, Any] = {},
+    ground_settings: Mapping[str, Any] = {},
     train_ground: bool = True,
-    glimpse: int = 20,
-    hidden: int = 200,
-    blur: float = 0.23,
-    temperature: float = 0.0,
-    width: int = 64,
-    **sizes: Any,
-) -> Entry:
+    **options: Any,
+) -> Scenes:
     """Several objects on a ground, each drawn by any image model of the zoo.
 
     Args:
         image_shape: (channels, height, width).
         thing: what draws an object: the name of an entry, which is trained with the scenes, or of
             trained weights or a run folder.
-        thing_sizes: sizes of the entry `thing`.
+        thing_settings: settings of the entry `thing`.
         window: height and width of an object's own picture, in pixels, where `thing` is an entry.
         texture: objects have colors inside, and not one color each.
         train_thing: train the object model too; it is best kept as it is where it is trained.
         ground: argument of `Scenes`, or what draws the ground: the name of an entry, or of trained
             weights or a run folder.
-        ground_sizes: sizes of the entry `ground`.
+        ground_settings: settings of the entry `ground`.
         train_ground: train the ground model too. Its guide is trained in any case, because objects
             hide parts of a ground.
-        glimpse: argument of `Peeling`.
-        hidden: argument of `Peeling`, and of `AttendInferRepeat`.
-        blur: argument of `Peeling`.
-        temperature: argument of `Peeling`.
-        width: argument of `SlotAttention`.
-        sizes: arguments of `Scenes`.
-
-    Guides:
-        peeling: objects are inferred one after the other, each from what the earlier ones leave
-            unexplained.
-        two-sweeps: peeling, and then each object again from what all others leave unexplained.
+        options: arguments of `Scenes`.
     """
-    check_at_least(1, glimpse=glimpse, hidden=hidden, width=width)
     check_at_least(1, window=window)
     channels = image_shape[0]
     given: dict[str, Any] = {"image_shape": (1 + channels if texture else 1, window, window)}
     if thing == "vae":
-        given |= {**VAE_SIZES, "context": channels}
-    inner, behind = part_entry(thing, given, thing_sizes, "thing"), None
-    if ground in GROUNDS and ground_sizes:
-        raise ValueError(f"ground {ground!r} has no sizes; leave out ground_sizes")
+        given |= {**VAE, "guide": {**VAE["guide"], "context": channels}}
+        if "guide" in thing_settings:
+            thing_settings = {**thing_settings, "guide": given["guide"] | thing_settings["guide"]}
+    inner, behind = part_entry(thing, given, thing_settings, "thing"), None
+    if ground in GROUNDS and ground_settings:
+        raise ValueError(f"ground {ground!r} has no settings; leave out ground_settings")
     if ground not in GROUNDS:
-        behind = part_entry(ground, {"image_shape": image_shape}, ground_sizes, "ground", GROUNDS)
-    model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **sizes)
+        behind = part_entry(
+            ground, {"image_shape": image_shape}, ground_settings, "ground", GROUNDS
+        )
+    model = Scenes(image_shape, inner.model, ground=behind.model if behind else ground, **options)
     if not train_thing:
         for program in (inner.model, inner.guide):
             program.make_constant()
     if behind and not train_ground:
         behind.model.make_constant()
+    _readers[model] = inner.guide, behind.guide if behind else None
+    return model
 
-    def of(kind: Callable[..., Guide], **how: Any) -> Callable[[Entry], Guide]:
-        def made(entry: Entry) -> Guide:
-            ground_reader = behind and reader_of(behind)
-            return kind(entry.model, reader_of(inner), ground_reader=ground_reader, **how)
 
-        return made
+def peeling(
+    entry: Entry, glimpse: int = 20, hidden: int = 200, blur: float = 0.23, temperature: float = 0.0
+) -> Peeling:
+    """Objects are inferred one after the other, each from what the earlier ones do not explain.
 
-    peeling = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
-    return Entry(
-        model=model,
-        guides={
-            "peeling": of(Peeling, **peeling),
-            "two-sweeps": of(Peeling, sweeps=2, **peeling),
-            "recurrent": of(AttendInferRepeat, hidden=hidden),
-            "slot-attention": of(SlotAttention, width=width),
-        },
-        objective=SummedPresences(),
-        figures={"objects": found_objects, "samples": samples},
-        training=dict(lr=1e-3, pace=Pace("cosine"), batch_size=64),
-    )
+    Args:
+        glimpse, hidden, blur, temperature: arguments of `Peeling`.
+    """
+    how: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
+    return Peeling(entry.model, **readers_of(entry), **how)
+
+
+def two_sweeps(entry: Entry) -> Peeling:
+    """Peeling, and then each object again from what all others leave unexplained."""
+    arguments = {**entry.guide_of(Peeling).arguments, **readers_of(entry)}
+    return Peeling(**{**arguments, "model": entry.model, "sweeps": 2})
+
+
+def recurrent(entry: Entry, hidden: int = 200) -> AttendInferRepeat:
+    """A recurrent network finds objects one after the other (attend, infer, repeat).
+
+    Args:
+        hidden: argument of `AttendInferRepeat`.
+    """
+    return AttendInferRepeat(entry.model, **readers_of(entry), hidden=hidden)
+
+
+def slot_attention(entry: Entry, width: int = 64) -> SlotAttention:
+    """All objects are inferred at once, by slots that compete for pixels.
+
+    Args:
+        width: argument of `SlotAttention`.
+    """
+    return SlotAttention(entry.model, **readers_of(entry), width=width)
+
+
+register(
+    "scenes",
+    model=scenes,
+    guides={
+        "peeling": peeling,
+        "two-sweeps": two_sweeps,
+        "recurrent": recurrent,
+        "slot-attention": slot_attention,
+    },
+    objective=SummedPresences,
+    training=dict(lr=1e-3, pace=Pace("cosine"), batch_size=64),
+    figures={"objects": found_objects, "samples": samples},
+    small=dict(
+        image_shape=(1, 12, 10),
+        slots=2,
+        size=6.0,
+        window=5,
+        thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)),
+        guide=dict(glimpse=4, hidden=6),
+        guides={"recurrent": dict(hidden=6), "slot-attention": dict(width=6)},
+    ),
+    data="multi-digits",
+)

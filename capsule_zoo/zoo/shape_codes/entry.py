@@ -1,6 +1,5 @@
 """Shape codes: objects of several kinds, whose codes say which parts they have, and where."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,21 +11,12 @@ from capsule_zoo.guides.parts.guide import copy_matching
 from capsule_zoo.inference import Pace, infer
 from capsule_zoo.inference.training.stages import Stage, check_enough
 from capsule_zoo.inference.training.starts.kinds import start_kinds
-from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models import Belonging, Capsules, ObjectPose, ShapeCodes
 from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.registry import Entry, create, register
-from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import PAINTED
 from capsule_zoo.zoo.shape_codes.figures import bent_kinds, morphs
 
-SMALL = dict(
-    image_shape=(1, 12, 12),
-    kinds=2,
-    parts=3,
-    codes=2,
-    template_size=5,
-    guide=dict(channels=6, width=8, hidden=1),
-)
 STEPS = {"parts": 3000, "objects": 120, "all": 800, "anew": 80}  # see `shape-codes/letters`
 # Objects start at the best that closed forms can do: updates only have to keep and to adapt it.
 # At a rate of .002 all ten kinds collapsed into one within 300 updates; at .0001 19 of 64 were left
@@ -103,12 +93,12 @@ def stages(entry: Entry) -> list[Stage]:
     ]
 
 
-def on_parts_of(source: Entry, **sizes: Any) -> Entry:
+def on_parts_of(source: Entry, **settings: Any) -> Entry:
     """Return an untrained entry that reads and paints parts as a trained part-whole entry does.
 
     Args:
         source: the entry whose templates and reader of parts are copied.
-        sizes: arguments of `shape_codes`.
+        settings: of the new entry.
     """
     model = source.model
     entry = create(
@@ -116,71 +106,59 @@ def on_parts_of(source: Entry, **sizes: Any) -> Entry:
         image_shape=model.image_shape,
         parts=model.levels[-1].size,
         temperature=model.temperature,
-        guide=vars(source.guide.reader),
-        **{**vars(model.painting), **sizes},
+        guide=dict(reader=source.guide.reader),
+        painting=model.painting,
+        **settings,
     )
     entry.model.template_logits.data.copy_(model.template_logits)
     copy_matching(source.guide, entry.guide)
     return entry
 
 
-# Guides with the trained weights of the entry's own: other laws of poses and codes, or regressions
-GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
-    "delta": lambda entry: entry.guide.with_laws("delta", "normal"),
-    "normal": lambda entry: entry.guide.with_laws("normal", "normal"),
-    "points": lambda entry: entry.guide.with_laws("delta", "delta"),
-    "routing": lambda entry: (
-        entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
-    ),
-}
+# Guides with the trained weights of the entry's guide
 
 
-@register(
+def delta(entry: Entry) -> ShapeCodesGuide:
+    """A network proposes an object of every kind; pose and code are normal, parts are points."""
+    return entry.guide_of(ShapeCodesGuide).with_laws("delta", "normal")
+
+
+def normal(entry: Entry) -> ShapeCodesGuide:
+    """A network proposes an object of every kind; pose, code and parts are normal."""
+    return entry.guide_of(ShapeCodesGuide).with_laws("normal", "normal")
+
+
+def points(entry: Entry) -> ShapeCodesGuide:
+    """A network proposes an object of every kind; pose, code and parts are point estimates."""
+    return entry.guide_of(ShapeCodesGuide).with_laws("delta", "delta")
+
+
+def routing(entry: Entry) -> ShapeCodesGuide:
+    """A network gives the parts, ridge regressions pose and code of every kind."""
+    return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
+
+
+register(
     "shape-codes",
-    small=SMALL,
-    takes={"sizes": Takes(ShapeCodes), "guide": Takes(ShapeCodesGuide, without=("pose",))},
+    model=partial(
+        ShapeCodes, kinds=64, pose=ObjectPose(sigma_top=0.005), belonging=Belonging(sigma_min=0.025)
+    ),
+    guide=ShapeCodesGuide,
+    guides={"delta": delta, "normal": normal, "points": points, "routing": routing},
+    training={"batch_size": 32},  # nearly three times as fast as 128
+    figures={
+        **PAINTED,
+        "kinds": lambda entry, images: bent_kinds(entry.model),
+        "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
+    },
+    stages=stages,
+    summary="An object of some kind, with a code that shapes its parts.",
+    small=dict(
+        image_shape=(1, 12, 12),
+        kinds=2,
+        parts=3,
+        codes=2,
+        painting=dict(template_size=5),
+        guide=dict(reader=dict(channels=6), above=dict(width=8, hidden=1)),
+    ),
 )
-def shape_codes(
-    image_shape: tuple[int, int, int] = (1, 28, 28),
-    guide: Mapping[str, Any] = {},  # read only
-    kinds: int = 64,
-    parts: int = 16,
-    codes: int = 16,
-    sigma_min: float = 0.025,
-    sigma_top: float = 0.005,
-    **sizes: Any,
-) -> Entry[ShapeCodes, ShapeCodesGuide]:
-    """An object of some kind, with a code that shapes its parts.
-
-    Args:
-        image_shape: (channels, height, width).
-        guide: arguments of `ShapeCodesGuide`, `PartReader` and `KindNetwork`.
-        kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
-
-    Guides:
-        delta: a network proposes an object of every kind; its pose and code are normal
-            distributions, parts are point estimates.
-        normal: a network proposes an object of every kind; pose, code and parts are normal
-            distributions.
-        points: a network proposes an object of every kind; pose, code and parts are point
-            estimates.
-        routing: a network gives the parts, ridge regressions pose and code of every kind.
-    """
-    sizes |= dict(sigma_min=sigma_min, sigma_top=sigma_top)
-    model = sized(ShapeCodes, image_shape, kinds, parts, codes, **sizes)
-    return Entry(
-        model=model,
-        guide=sized(ShapeCodesGuide, model, **guide),
-        guides=GUIDES,
-        objective=Trace_ELBO(),
-        training={"batch_size": 32},  # see `results/shape-codes`: nearly three times as fast as 128
-        figures=PICTURES,
-        stages=stages,
-    )
-
-
-PICTURES = {
-    **PAINTED,
-    "kinds": lambda entry, images: bent_kinds(entry.model),
-    "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
-}

@@ -1,6 +1,5 @@
 """Stacked capsule autoencoders (Kosiorek, Sabour, Teh and Hinton 2019)."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,32 +12,14 @@ from capsule_zoo.guides import (
     SetTransformerObjects,
     StackedCapsuleGuide,
 )
-from capsule_zoo.guides.parts.guide import Above
 from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage, check_enough
-from capsule_zoo.models import StackedCapsuleAutoencoder, check_one_of
-from capsule_zoo.registry import Entry, check_known, register
-from capsule_zoo.sizes import Takes, sized
+from capsule_zoo.models import StackedCapsuleAutoencoder
+from capsule_zoo.models.parts.object_votes import VoteSizes
+from capsule_zoo.registry import Entry, register
 from capsule_zoo.zoo.stacked_capsule_autoencoder.clustered_objects import start_objects
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
-MODELS: dict[str, dict[str, Any]] = {
-    "small": dict(objects=24, parts=16, hidden=64),
-    "paper": dict(objects=24, parts=24, hidden=128, sigma_image=1.0),
-    "paper-40": dict(objects=24, parts=40, hidden=128, sigma_image=1.0),
-}
-READERS: dict[str, dict[str, Any]] = {
-    "small": dict(channels=64),
-    "paper": dict(channels=128, max_scale=1.01, anisotropy=None),
-    "paper-40": dict(channels=128, max_scale=1.01, anisotropy=None),
-}
-TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "small": dict(width=48, heads=2, blocks=2, inducing=8),
-    "paper": dict(width=128, heads=4, blocks=3, inducing=16),
-    "paper-40": dict(width=128, heads=4, blocks=3, inducing=16),
-}
-ENCODERS = {"small": "perceptron", "paper": "set_transformer", "paper-40": "set_transformer"}
-TRAINING = {"small": "stages", "paper": "joint", "paper-40": "joint"}
 STEPS = {"parts": 1350, "objects": 450, "all": 1200}  # as in the record of its ablations
 JOINT: dict[str, Any] = dict(
     lr={"model": 7.5e-3, "guide": 1.5e-3}, pace=Pace("linear", warmup=50, clip=1e4), batch_size=64
@@ -46,20 +27,6 @@ JOINT: dict[str, Any] = dict(
 ALONE: dict[str, Any] = dict(lr={"model": 1e-2, "guide": 2e-3}, pace=Pace("linear", warmup=50))
 ON_READS: dict[str, Any] = dict(lr=1e-4, pace=Pace("linear", warmup=50))
 TOGETHER: dict[str, Any] = dict(lr=2e-4, pace=Pace("linear", warmup=50))
-SMALL: dict[str, Any] = dict(
-    image_shape=(1, 12, 12),
-    objects=2,
-    parts=3,
-    template_size=5,
-    object_features=4,
-    part_features=3,
-    hidden=6,
-    # a gradient that is stopped is not the slope of the loss, which the contract compares it with
-    loss=dict(stop_inputs=False, stop_targets=False),
-    reader=dict(channels=6),
-    transformer=dict(width=8, heads=2, blocks=1, inducing=3),
-    perceptron=dict(width=8, hidden=1),
-)
 
 
 def reads(guide: StackedCapsuleGuide, split: Split) -> Split:
@@ -110,75 +77,54 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
     ]
 
 
-@register(
+def normal(entry: Entry) -> StackedCapsuleGuide:
+    """Networks give parts and objects; poses are normal distributions."""
+    return entry.guide_of(StackedCapsuleGuide).with_poses("normal")
+
+
+def em(entry: Entry) -> StackedCapsuleGuide:
+    """A network gives the parts, expectation maximization the objects."""
+    return entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations())
+
+
+def of_the_paper(parts: int) -> dict[str, Any]:
+    """Return the preset with the sizes and the joint training of the paper."""
+    reader = PartReader(channels=128, max_scale=1.01, anisotropy=None)
+    above = SetTransformerObjects(width=128, heads=4, blocks=3, inducing=16)
+    model = partial(StackedCapsuleAutoencoder, objects=24, parts=parts, sigma_image=1.0)
+    guide = partial(StackedCapsuleGuide, reader=reader, above=above)
+    return dict(model=model, guide=guide, training=JOINT, stages=None)
+
+
+MODEL = partial(StackedCapsuleAutoencoder, objects=24, votes=VoteSizes(hidden=64))
+GUIDE = partial(StackedCapsuleGuide, above=PerceptronObjects())
+register(
     "stacked-capsule-autoencoder",
-    small=SMALL,
-    takes={
-        "sizes": Takes(StackedCapsuleAutoencoder),
-        "loss": Takes(StackedCapsuleObjective),
-        "reader": Takes(PartReader),
-        "transformer": Takes(SetTransformerObjects),
-        "perceptron": Takes(PerceptronObjects),
+    model=partial(MODEL, parts=16),
+    guides={"delta": GUIDE, "normal": normal, "em": em},
+    objective=StackedCapsuleObjective,
+    training=dict(batch_size=32),
+    stages=stages,
+    presets={
+        "joint": dict(training=JOINT, stages=None),
+        "paper": of_the_paper(24),
+        "paper-40": of_the_paper(40),
     },
+    figures={
+        "reconstructions": reconstructions,
+        "templates": learned_templates,
+        "samples": samples,
+    },
+    summary="Objects vote for parts, parts share out the pixels (Kosiorek et al. 2019).",
+    small=dict(
+        image_shape=(1, 12, 12),
+        objects=2,
+        parts=3,
+        template_size=5,
+        part_features=3,
+        votes=dict(object_features=4, hidden=6),
+        # a gradient that is stopped is not the slope of the loss, which the contract compares
+        objective=dict(stop_inputs=False, stop_targets=False),
+        guide=dict(reader=dict(channels=6), above=dict(width=8, hidden=1)),
+    ),
 )
-def stacked_capsule_autoencoder(
-    image_shape: tuple[int, int, int] = (1, 28, 28),
-    preset: str = "small",
-    loss: Mapping[str, Any] = {},  # read only
-    reader: Mapping[str, Any] = {},
-    transformer: Mapping[str, Any] = {},
-    perceptron: Mapping[str, Any] = {},
-    encoder: str | None = None,
-    training: str | None = None,
-    **sizes: Any,
-) -> Entry[StackedCapsuleAutoencoder, StackedCapsuleGuide]:
-    """Objects vote for parts, parts share out the pixels (Kosiorek et al. 2019).
-
-    Args:
-        image_shape: (channels, height, width); the paper's MNIST has 40x40 pixels.
-        preset: "small" (two cores), "paper" (24 objects, 24 parts) or "paper-40" (40 parts).
-        loss: arguments of `StackedCapsuleObjective`.
-        reader: arguments of `PartReader` that replace values of the preset.
-        transformer: arguments of `SetTransformerObjects` that replace values of the preset.
-        perceptron: arguments of `PerceptronObjects`.
-        encoder: what infers the objects, "perceptron" (by default of the preset "small") or
-            "set_transformer" (of the others, as in the paper).
-        training: "stages" (by default of the preset "small"): parts, then objects that start as
-            clusters of parsed images, then all together; or "joint", from the start, as in the
-            paper.
-        sizes: arguments of `StackedCapsuleAutoencoder` that replace values of the preset.
-
-    Guides:
-        delta: networks give parts and objects; poses are point estimates.
-        normal: networks give parts and objects; poses are normal distributions.
-        em: a network gives the parts, expectation maximization the objects.
-    """
-    check_known("preset", preset, MODELS)
-    model = sized(StackedCapsuleAutoencoder, image_shape, **{**MODELS[preset], **sizes})
-    parts = PartReader(**{**READERS[preset], **reader})
-    encoders: dict[str, Above] = {
-        "perceptron": PerceptronObjects(**perceptron),
-        "set_transformer": SetTransformerObjects(**{**TRANSFORMERS[preset], **transformer}),
-    }
-    encoder = ENCODERS[preset] if encoder is None else encoder
-    check_one_of("encoder", encoder, tuple(encoders))
-    training = TRAINING[preset] if training is None else training
-    check_one_of("training", training, ("stages", "joint"))
-    return Entry(
-        model=model,
-        guides={
-            "delta": lambda entry: StackedCapsuleGuide(
-                entry.model, "delta", reader=parts, above=encoders[encoder]
-            ),
-            "normal": lambda entry: entry.guide_of(StackedCapsuleGuide).with_poses("normal"),
-            "em": lambda entry: entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations()),
-        },
-        objective=StackedCapsuleObjective(**loss),
-        training=JOINT if training == "joint" else dict(batch_size=32),
-        stages=None if training == "joint" else stages,
-        figures={
-            "reconstructions": reconstructions,
-            "templates": learned_templates,
-            "samples": samples,
-        },
-    )

@@ -1,0 +1,354 @@
+"""Settings of entries: dotted names of arguments of constructors, their types, and clear errors.
+
+An entry's settings are the arguments of its model's constructor, those of its guide as `guide.NAME`
+and those of its objective as `objective.NAME`. Where an argument is a dataclass of settings, such
+as `PartWholeCapsules(painting=Painting())`, its fields are `painting.NAME`. There is one list of
+them: the signatures. The constructors check that numbers are in range.
+
+>>> configure(PartWholeCapsules, objects=8, **{"painting.template_size": 7})
+PartWholeCapsules(objects=8, painting=Painting(template_size=7))
+
+The last part of a name is enough where it is clear: `configure(PartWholeCapsules, template_size=7)`
+is the same model. A mapping stands for several settings, and may choose another class by name:
+
+>>> configure(MatrixCapsules, routing={"class": "VBRouting", "iterations": 3})
+"""
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from capsule_zoo.data.registration import without_partials
+from capsule_zoo.models.checks import unknown
+from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.specification import CLASS, class_of, classes
+
+IMAGE_SHAPE = (1, 28, 28)  # of a model that has no default of its own
+PARTS = ("guide", "guides", "objective")  # of an entry, besides its model
+_REFERENCE = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a constructor.
+
+    Attributes:
+        name: name of the argument.
+        default: default value.
+        hint: type annotation.
+        description: the words of the docstring, or "".
+        inner: the settings that the argument holds, by name, if it is a dataclass of settings or a
+            mapping.
+    """
+
+    name: str
+    default: object
+    hint: Any
+    description: str = ""
+    inner: "Mapping[str, Argument]" = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """The annotation as source text, such as `tuple[int, ...] | None`."""
+        if isinstance(self.hint, type) and not get_args(self.hint):
+            return self.hint.__name__
+        return re.sub(r"\b(?:typing|collections\.abc|capsule_zoo(?:\.\w+)*)\.", "", str(self.hint))
+
+
+def arguments_of(kind: Callable, given: int = 0) -> dict[str, Argument]:
+    """Return the arguments of a constructor or function that have a default, by name.
+
+    Arguments of base classes follow where a constructor passes `**options` on. Fixed arguments of a
+    `functools.partial` are the defaults. An `image_shape` without a default gets (1, 28, 28).
+
+    Args:
+        given: number of leading arguments that are given by position, such as a guide's model.
+    """
+    if isinstance(kind, partial):
+        fixed = kind.keywords
+        known = _arguments(kind.func, given + len(kind.args), fixed)
+        return {a.name: _with_default(a, fixed[a.name]) if a.name in fixed else a for a in known}
+    return {argument.name: argument for argument in _arguments(kind, given, {})}
+
+
+def _arguments(kind: Callable, given: int, fixed: Mapping[str, Any]) -> Iterator[Argument]:
+    """Yield the arguments with a default, of classes up to the first one without options."""
+    found: set[str] = set()
+    for owner, constructor in _constructors(kind):
+        hints, described = _hints(constructor), _descriptions(owner)
+        parameters = list(inspect.signature(constructor).parameters.values())
+        parameters = parameters[(owner is not constructor) + given :]
+        given = 0  # of the base classes
+        for parameter in parameters:
+            name, default = parameter.name, parameter.default
+            if name == "image_shape" and default is parameter.empty:
+                default = IMAGE_SHAPE
+            if parameter.kind not in _BY_NAME or name in found:
+                continue
+            found.add(name)
+            if default is not parameter.empty or name in fixed:
+                words = _follow(described.get(name, ""), name, owner.__module__)
+                yield Argument(name, default, hints.get(name, Any), words, _inner(default))
+        rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        if rest is None:
+            return
+        if reference := _REFERENCE.match(described.get(rest, "")):  # arguments of `Scenes`
+            other = vars(sys.modules[owner.__module__])[reference[1]]
+            yield from (each for each in _arguments(other, 0, {}) if each.name not in found)
+            return
+
+
+def _constructors(kind: Callable) -> Iterator[tuple[Any, Callable]]:
+    """Yield classes with a constructor of their own and the constructor; or a function twice."""
+    if not isinstance(kind, type):
+        yield kind, kind
+        return
+    for base in kind.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            yield base, vars(base)["__init__"]
+
+
+def _with_default(argument: Argument, default: object) -> Argument:
+    return replace(argument, default=default, inner=_inner(default))
+
+
+def _inner(default: object) -> dict[str, Argument]:
+    """Return the fields of a dataclass of settings, with its values as defaults."""
+    if not _is_settings(default):
+        return {}
+    fields = arguments_of(type(default))
+    return {name: _with_default(each, getattr(default, name)) for name, each in fields.items()}
+
+
+def _is_settings(value: object) -> bool:
+    return isinstance(value, Settings) and is_dataclass(value)
+
+
+def configure(kind: Callable, *arguments: Any, **settings: Any) -> Any:
+    """Return a new object of a class, from settings by name.
+
+    Args:
+        kind: the class, a function, or a partial of one.
+        arguments: leading arguments of its constructor.
+        settings: further arguments; names may be dotted, see the top of this module.
+
+    Raises:
+        ValueError: an unknown setting (with the nearest ones), or a value of another type.
+    """
+    known = arguments_of(kind, len(arguments))
+    return kind(*arguments, **values_of(settings, known, name_of(kind)))
+
+
+def name_of(kind: Callable) -> str:
+    """Return the name of a class or function, in which a partial fixed arguments."""
+    return without_partials(kind).__name__
+
+
+def values_of(
+    settings: Mapping[str, Any], known: Mapping[str, Argument], owner: str
+) -> dict[str, Any]:
+    """Return the arguments that settings stand for, by name.
+
+    Args:
+        known: the arguments that may be set.
+        owner: what takes them, for messages.
+    """
+    return {
+        name: _value(known[name], value, f"{owner}'s {name}", owner)
+        for name, value in nested(settings, known, owner).items()
+    }
+
+
+def nested(
+    settings: Mapping[str, Any], known: Mapping[str, Argument], owner: str
+) -> dict[str, Any]:
+    """Return settings by their first names: those with dots, and last parts alone, in mappings."""
+    held: dict[str, Any] = {}
+    for key, value in settings.items():
+        name, dot, rest = key.partition(".")
+        if name not in known:
+            name, dot, rest = _owner_of(key, known, owner), ".", key
+        value = {rest: value} if dot else value
+        if isinstance(value, Mapping) and isinstance(held.get(name), Mapping):
+            value = {**held[name], **value}
+        held[name] = value
+    return held
+
+
+def _owner_of(key: str, known: Mapping[str, Argument], owner: str) -> str:
+    """Return the one argument of the model that holds the setting `key`."""
+    last = key.partition(".")[0]
+    every = [name for name, argument in known.items() if _holds(argument, last)]
+    holders = [name for name in every if name not in PARTS]
+    if len(holders) == 1:
+        return holders[0]
+    if holders:
+        raise ValueError(
+            f"{key!r} is a setting of several arguments of {owner}; say which: "
+            f"{' or '.join(f'{name}.{key}' for name in holders)}"
+        )
+    if every:
+        raise ValueError(
+            f"{key!r} is not a setting of {owner} itself but of its {every[0]}; give "
+            f"{every[0]}.{key}, in Python {every[0]}={{{key!r}: ...}}"
+        )
+    raise ValueError(unknown(f"setting of {owner}", key, list(known)))
+
+
+def _holds(argument: Argument, name: str) -> bool:
+    return name in argument.inner or any(_holds(each, name) for each in argument.inner.values())
+
+
+def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
+    """Return the value of an argument; a mapping or the name of a class becomes its settings."""
+    default = argument.default
+    if isinstance(value, list):
+        value = as_tuple(value)
+    if isinstance(value, str) and _takes_settings(argument) and value in classes():
+        value = {CLASS: value}
+    if isinstance(value, Mapping) and CLASS in value:
+        value = configure(
+            class_of(value[CLASS]), **{k: each for k, each in value.items() if k != CLASS}
+        )
+    elif isinstance(value, Mapping) and _is_settings(default):
+        value = replace(cast(Any, default), **values_of(value, argument.inner, owner))
+    elif isinstance(value, Mapping) and argument.inner:
+        values_of(value, argument.inner, owner)  # checked here, used when the part is made
+    if not fits(value, argument.hint):
+        given = "" if default is None or argument.inner else f"; its default is {default!r}"
+        raise ValueError(
+            f"{argument.name} of {outer} must be {in_words(argument.hint)}, not {value!r}{given}"
+        )
+    return value
+
+
+def _takes_settings(argument: Argument) -> bool:
+    """Return True for an argument whose default is settings, or whose type names their class."""
+    hints = get_args(argument.hint) or (argument.hint,)
+    return _is_settings(argument.default) or any(
+        isinstance(hint, type) and issubclass(hint, Settings) for hint in hints
+    )
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a tuple for a list of JSON, also inside of it."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value
+
+
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
+    return found
+
+
+def flat_arguments(known: Mapping[str, Argument], before: str = "") -> dict[str, Argument]:
+    """Return the arguments that hold no others, by dotted names."""
+    found: dict[str, Argument] = {}
+    for name, argument in known.items():
+        if argument.inner:
+            found |= flat_arguments(argument.inner, f"{before}{name}.")
+        else:
+            found[f"{before}{name}"] = argument
+    return found
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Return True if a value fits an annotation; a list may represent a tuple."""
+    if hint is Any or hint is inspect.Parameter.empty:
+        return True
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        each = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(each) and all(map(fits, value, each))
+    if hint in (int, float):
+        number = Integral if hint is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    kind = origin or hint
+    if getattr(kind, "_is_protocol", False):
+        return isinstance(value, Settings)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def in_words(hint: Any) -> str:
+    """Return a description of the values that an annotation allows."""
+    names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(in_words, inner))
+    if origin is tuple:
+        count = "several" if inner[-1] is Ellipsis else str(len(inner))
+        return f"{count} {_plural(in_words(inner[0]))} such as {_example(inner)}"
+    if hint is types.NoneType:
+        return "None"
+    if (origin or hint) in (Mapping, dict):
+        return "a mapping from names to values"
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _plural(words: str) -> str:
+    if words.startswith(("a ", "an ")):
+        return words.partition(" ")[2] + "s"
+    return f"times {words}"
+
+
+def _example(inner: tuple[Any, ...]) -> str:
+    examples = {int: 8, float: 0.5, str: "x"}
+    count = 2 if inner[-1] is Ellipsis else len(inner)
+    values = [examples.get(inner[0], (8, 8))] * count
+    return str(tuple(values))
+
+
+def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
+    """Return the description of each name in a section of a docstring, such as `Args:`."""
+    _, _, section = inspect.cleandoc(docstring or "").partition(f"\n{section}:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break  # the next section
+        if head := re.match(r" {4}([\w-]+(?:, [\w-]+)*): (.*)", line):
+            names = head[1].split(", ")
+            found |= dict.fromkeys(names, head[2])
+        elif names and line.strip():
+            found |= dict.fromkeys(names, f"{found[names[0]]} {line.strip()}")
+    return found
+
+
+def _descriptions(kind: type | Callable) -> dict[str, str]:
+    """Return the descriptions of arguments; a dataclass has the fields of its bases."""
+    words: dict[str, str] = {}
+    for described in reversed(getattr(kind, "__mro__", (kind,))):
+        words |= words_of(described.__doc__, "Attributes") if is_dataclass(described) else {}
+        words |= words_of(described.__doc__)
+    return words
+
+
+def _follow(words: str, name: str, module: str) -> str:
+    """Return the words of the class or function that a description refers to, or else itself."""
+    reference = _REFERENCE.match(words)
+    kind = vars(sys.modules[module]).get(reference[1].replace("-", "_")) if reference else None
+    if kind is None or name not in (described := _descriptions(kind)):
+        return words
+    return _follow(described[name], name, kind.__module__)
+
+
+def _hints(function: Callable) -> dict[str, Any]:
+    """Return resolved annotations, or none if one is known to type checkers alone."""
+    try:
+        return get_type_hints(function)
+    except NameError:
+        return {}
