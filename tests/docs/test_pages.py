@@ -109,6 +109,7 @@ def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_compari
     """At most 900 words, as a reader sees them: without the comments that request numbers."""
     text = (DOCS.parent / "results" / family / "README.md").read_text()
     assert len(re.sub("<!--.*?-->", "", text, flags=re.DOTALL).split()) <= 900
+    assert not re.search("^ *<!-- (value|verdict)", text, re.MULTILINE)  # breaks the paragraph
     before, *tables = text.split("| question | ours | compared with | verdict |\n")
     assert len(tables) == 1 and re.search(r"^!\[[^]]+\]\([^)]+\.png\)$", before, re.MULTILINE)
     assert "\n|" not in before  # no other table comes first
