@@ -17,6 +17,16 @@ from capsule_zoo.settings import flat_arguments
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+REWRITTEN = (
+    "capsule-helmholtz",
+    "capsule-network",
+    "capsule-rbm",
+    "matrix-capsules",
+    "recurrent-capsules",
+    "zoo",
+)
+
+
 @pytest.fixture
 def pages(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
@@ -93,6 +103,20 @@ def test_every_page_of_results_is_on_the_site_with_its_pictures(pages):
     assert text.count("](") == text.count("![") and "\n# " not in text
     for path in re.findall(r"\(\.\./\.\./(results/[^)]+)\)", text):
         assert (DOCS.parent / path).is_file()
+
+
+@pytest.mark.parametrize("family", REWRITTEN)
+def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_comparisons(family):
+    """At most 900 words, as a reader sees them: without the comments that request numbers."""
+    text = (DOCS.parent / "results" / family / "README.md").read_text()
+    assert len(re.sub("<!--.*?-->", "", text, flags=re.DOTALL).split()) <= 900
+    assert not re.search("^ *<!-- (value|verdict)", text, re.MULTILINE)  # breaks the paragraph
+    before, *tables = text.split("| question | ours | compared with | verdict |\n")
+    assert len(tables) == 1 and re.search(r"^!\[[^]]+\]\([^)]+\.png\)$", before, re.MULTILINE)
+    assert "\n|" not in before  # no other table comes first
+    rows = tables[0].partition("\n\n")[0].splitlines()[1:]
+    assert 5 <= len(rows) <= 12
+    assert all("<!-- verdict: " in row and "<!-- value: " in row for row in rows)
 
 
 def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_path):
