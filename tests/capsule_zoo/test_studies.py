@@ -28,7 +28,7 @@ from capsule_zoo.runs.folder import note, read_metrics
 
 pytestmark = pytest.mark.usefixtures("scratch")
 QUIET = Options(progress=False, processes=1)
-SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
+SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, guide=dict(hidden=4))
 
 
 def where(job):

@@ -18,7 +18,7 @@ from capsule_zoo.registry import read_recipe, small_settings
 from capsule_zoo.runs import folder as runs
 
 QUIET = Options(progress=False, processes=1, seed=3)
-SIZES = dict(channels=3, hidden=4)
+SIZES = dict(channels=3, guide=dict(hidden=4))
 
 
 def digits():

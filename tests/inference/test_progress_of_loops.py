@@ -37,7 +37,7 @@ def classified():
 
 
 def encoded():
-    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=2, hidden=3)
+    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=2, guide=dict(hidden=3))
     return encode(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
 
 

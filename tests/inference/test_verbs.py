@@ -211,7 +211,7 @@ def test_a_reconstruction_is_the_mean_image_of_one_draw():
 def test_batches_and_splits_change_nothing():
     digits = load_dataset("digits", size=(12, 12)).test[:7]
     entry = make("vae")
-    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=4, hidden=6)
+    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=4, guide=dict(hidden=6))
     whole = encode(entry.model, entry.guide, digits)["image_code"]
     parts = encode(entry.model, entry.guide, digits.images.numpy(), batch_size=2)["image_code"]
     assert_close(whole, parts)
