@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -252,6 +253,17 @@ def clock(monkeypatch):
     """Let a second of a training go by whenever its clock is read, however long it takes."""
     seconds = itertools.count()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_time_that_ends_in_the_warmup_is_told_and_steps_that_were_asked_for_are_not():
+    """On a busy machine minutes may allow few steps, and the rates have not risen by then."""
+    with pytest.warns(UserWarning, match=r"cut short \([2-9] of the 50 steps in .*--steps"):
+        fit(*pair(), dataset(), minutes=0.2, warmup=50, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(*pair(), dataset(), minutes=0.2, warmup=1, **QUIET)
+        fit(*pair(), dataset(), minutes=9, steps=3, warmup=50, **QUIET)
 
 
 @pytest.mark.usefixtures("clock")
