@@ -17,7 +17,7 @@ from torch import Tensor
 from capsule_zoo.data import Rotations
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import bounds_of_rows, by_quantity, pictures, single
-from capsule_zoo.experiments.generative_capsnet.headline import (
+from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     Trainings,
     inferred_angles,
     learn,

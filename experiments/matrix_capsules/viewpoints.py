@@ -23,7 +23,7 @@ from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Job, Options, Result, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.experiments.zoo.equal_network import Search, Task, tuned, under, way_of
 from capsule_zoo.figures.curves import number_curves, plain_numbers

@@ -27,8 +27,8 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
-from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
-from capsule_zoo.experiments.shape_codes.headline import (
+from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.shape_codes.objects import (
     ObjectSettings,
     read_at_own_turns,
     read_objects,

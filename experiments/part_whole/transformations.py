@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, pictures, single
-from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned

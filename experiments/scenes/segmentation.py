@@ -20,7 +20,7 @@ from capsule_zoo.data.scenes import CELL, boxes_of, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
-from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
+from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,

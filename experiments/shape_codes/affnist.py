@@ -9,7 +9,7 @@ from torch import Tensor
 from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, snake_case
-from capsule_zoo.experiments.shape_codes.headline import (
+from capsule_zoo.experiments.shape_codes.objects import (
     PROBED,
     ObjectSettings,
     best_of,

@@ -8,8 +8,8 @@ from torch import nn
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, looks, pictures
-from capsule_zoo.experiments.part_whole.headline import JITTER, learn_digits, tighten
-from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
+from capsule_zoo.experiments.part_whole.classification import JITTER, learn_digits, tighten
+from capsule_zoo.experiments.shape_codes.objects import ObjectSettings, classes_found, read_objects
 from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.inference import Inputs, compare, linear_probe, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table

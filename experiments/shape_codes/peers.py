@@ -10,8 +10,8 @@ from torch import Tensor
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity
-from capsule_zoo.experiments.part_whole.headline import principal_components
-from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
+from capsule_zoo.experiments.part_whole.classification import principal_components
+from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parsed
 

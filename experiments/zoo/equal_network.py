@@ -18,7 +18,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm

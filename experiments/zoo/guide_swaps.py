@@ -23,7 +23,7 @@ from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
-from capsule_zoo.experiments.part_whole.headline import measures
+from capsule_zoo.experiments.part_whole.classification import measures
 from capsule_zoo.experiments.training import on_device
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide

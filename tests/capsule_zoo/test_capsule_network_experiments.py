@@ -6,8 +6,8 @@ from miniature import few_digits, names_in_record
 from pyro import poutine
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.capsule_network import headline as capsule_network
-from capsule_zoo.experiments.capsule_network.headline import entry_of
+from capsule_zoo.experiments.capsule_network import classification as capsule_network
+from capsule_zoo.experiments.capsule_network.classification import entry_of
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 

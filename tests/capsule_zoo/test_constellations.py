@@ -8,7 +8,7 @@ from terminal import Terminal
 from capsule_zoo.data import draw_scenes, load_dataset
 from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.constellations import headline as experiment
+from capsule_zoo.experiments.constellations import parsing as experiment
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten

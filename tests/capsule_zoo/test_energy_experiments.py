@@ -9,8 +9,8 @@ from miniature import compare_small_machines, few_digits
 
 from capsule_zoo.data import Binarize
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
-from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
+from capsule_zoo.experiments.capsule_helmholtz import bounds as capsule_helmholtz
+from capsule_zoo.experiments.capsule_rbm import likelihood as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition

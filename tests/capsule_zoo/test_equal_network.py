@@ -5,7 +5,7 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network
 from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
 from capsule_zoo.inference import fgsm

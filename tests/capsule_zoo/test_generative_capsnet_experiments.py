@@ -9,10 +9,9 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.generative_capsnet import headline as generative_capsnet
+from capsule_zoo.experiments.generative_capsnet import beyond_training as generative_capsnet
 from capsule_zoo.experiments.generative_capsnet import requests as generative_requests
-from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
-from capsule_zoo.experiments.generative_capsnet.headline import (
+from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     FAST,
     Lengths,
     Trainings,
@@ -22,6 +21,7 @@ from capsule_zoo.experiments.generative_capsnet.headline import (
     study_of,
     turned,
 )
+from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.experiments.generative_capsnet.requests import (
     DECODERS,
     KNOWN,

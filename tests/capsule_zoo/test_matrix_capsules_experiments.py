@@ -5,9 +5,9 @@ import torch
 from miniature import few_views
 
 from capsule_zoo.experiments import Job, Options
-from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
+from capsule_zoo.experiments.matrix_capsules import routing_iterations as matrix_capsules_iterations
 from capsule_zoo.experiments.matrix_capsules import viewpoints
-from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
+from capsule_zoo.experiments.matrix_capsules.routing_iterations import Lengths, network_at_length
 from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, matched, novel_values
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.registry import create

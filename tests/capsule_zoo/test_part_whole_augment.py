@@ -7,7 +7,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments.common.findings import over_seeds
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole.augment import copies, likeness, parts_kept, rotated
-from capsule_zoo.experiments.shape_codes.headline import read_at_own_turns, read_kinds
+from capsule_zoo.experiments.shape_codes.objects import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_sizes

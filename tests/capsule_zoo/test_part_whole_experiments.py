@@ -9,7 +9,7 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import classification as part_whole
 from capsule_zoo.experiments.part_whole import refine as part_whole_refine
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.records import read_record

@@ -10,7 +10,7 @@ from torch.distributions import Normal
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import classification as part_whole
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import EMObjects, PartWholeGuide
 from capsule_zoo.inference import Checks, Pace, fit

@@ -12,7 +12,7 @@ from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Job, Options
 from capsule_zoo.experiments.capsule_network import overlaps
 from capsule_zoo.experiments.capsule_network.overlaps import Pairs, different_pairs
-from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
+from capsule_zoo.experiments.recurrent_capsules import strokes as recurrent_capsules
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder

@@ -20,7 +20,7 @@ from capsule_zoo.experiments.shape_codes.affnist import (
     moved_digits,
     see,
 )
-from capsule_zoo.experiments.shape_codes.headline import read_objects
+from capsule_zoo.experiments.shape_codes.objects import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets

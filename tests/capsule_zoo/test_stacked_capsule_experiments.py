@@ -8,7 +8,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as experiments
+from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as experiments
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import read_record

@@ -14,7 +14,7 @@ import pyro
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, choose, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
-from capsule_zoo.experiments.matrix_capsules.headline import SHIFT
+from capsule_zoo.experiments.matrix_capsules.classification import SHIFT
 from capsule_zoo.experiments.training import load_run, on_device
 from capsule_zoo.inference import Checks, Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
