@@ -235,9 +235,9 @@ BREAKS = (
     ),
     Break(
         "angles 359 degrees apart are far from each other",
-        "experiments/generative_capsnet/beyond_training.py",
-        "error = ((found - angles + 180) % 360 - 180).abs()",
-        "error = (found - angles).abs()",
+        "experiments/generative_capsnet/bounds.py",
+        "error = ((inferred - angles + 180) % 360 - 180).abs()",
+        "error = (inferred - angles).abs()",
         "capsule_zoo/test_generative_capsnet_experiments.py",
     ),
     Break(

@@ -2,24 +2,20 @@
 
 The encoder sees each image untransformed, and the decoder must draw it under a given
 transformation. Digits 4 and 9 are trained on a narrower range of transformations than the other
-classes; in two experiments all classes are. The numbers are the errors on test images of 4 and 9,
-at requests within the range of training (`inside`) and beyond it (`outside`).
+classes; with `...-beyond` all classes are. The numbers are the errors on test images of 4 and 9, at
+requests within the range of training (`inside`) and beyond it (`outside`).
 
 All decoders share the encoder and the length of the code. Capsules move as in the article, and
 linearly with the request, which is ours. `autoencoder_linear` has a hidden layer that is linear in
 the request and no capsules: it shows what linearity alone gives. Errors are mean squared errors of
 pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides by the
 error of a black image at the same requests, because a curve can be flat when it is bad everywhere.
-Values are means over the seeds, each with its standard error.
-
-The article trains for 100,000 updates, and most records here for hundreds. Those `at-length` have
-one seed of each decoder and thousands of updates, and say how much of a difference to the article
-is the length alone. `variants` has what the article also tried: a code of 128 numbers, and learned
-addresses, its first attempt, which failed.
+Values are means over the seeds, each with its standard error. The article trains for 100,000
+updates.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,34 +24,97 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Rotations
+from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
-from capsule_zoo.experiments.common.findings import (
-    by_quantity,
-    mean_and_error,
-    median_and_error,
-    single,
-)
-from capsule_zoo.experiments.generative_capsnet.requests import (
-    DECODERS,
-    KNOWN,
-    PROTOCOLS,
-    RARE,
-    Decoder,
-    Protocol,
-    of_class,
-    on_canvas,
-    some_requests,
-)
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Inputs, Requested, infer_transformation
-from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.inference import Inputs, Requested
+from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, load, save_entry
 
+Line = tuple[tuple[float, ...], ...]
+Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
+RARE = (4, 9)  # the classes that are requested in a range of their own
 DIGIT = 28
-CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
-SMALL_ENCODER: Mapping[str, Any] = dict(channels=32, hidden=256)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The requests of an experiment.
+
+    Attributes:
+        requests: the family of transformations.
+        usual: smallest and largest parameter in training.
+        rare: the same for the classes `RARE`.
+        lines: requests for test images; the first parameter runs along a line.
+        border: blank pixels around the digit.
+    """
+
+    requests: Requests
+    usual: tuple[float, float]
+    rare: tuple[float, float]
+    lines: Mapping[str, Line]
+    border: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The name of the family among an entry's arguments."""
+        return type(self.requests).__name__.lower()
+
+    def inside(self, line: Line) -> np.ndarray:
+        """Mark the requests (points,) that were trained with the rare classes."""
+        low, high = self.rare
+        points = np.array(line)
+        return (((points >= low) & (points < high)) | (points == low)).all(1)
+
+
+ANGLES: Line = tuple((float(a),) for a in range(-180, 180, 12))
+SHIFTS: dict[str, Line] = {
+    "diagonal": tuple((float(s), float(s)) for s in range(-20, 20, 2)),
+    "antidiagonal": tuple((float(s), float(-s)) for s in range(-20, 20, 2)),
+}
+TURNED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
+SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
+PROTOCOLS: dict[str, Protocol] = {
+    "shift": SHIFTED,
+    "shift-beyond": replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)),
+    "rotate": TURNED,
+    "one-shot": replace(TURNED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}),
+    "rotate-beyond": replace(TURNED, usual=(-90, 90), rare=(-90, 90)),
+}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A trained pair: an entry under one of its guides."""
+
+    entry: str
+    guide: str = "deterministic"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONVOLUTIONAL = {"hidden": 256}
+LINEAR = {"motion": "linear"}
+DECODERS = {
+    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
+    "autoencoder_linear": Decoder(
+        "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
+    ),
+    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
+    "broadcast": Decoder("broadcast-autoencoder"),
+    "digit_capsules": Decoder("generative-capsnet"),
+    "continuous": Decoder("generative-capsnet-continuous"),
+    "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
+    "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
+}
+ENCODER: dict[str, Any] = dict(channels=32, hidden=256)
+FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # with which errors fall fastest
+RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # at .003 they draw nothing any more
+SHIFTED_DECODERS = (
+    *("autoencoder", "autoencoder_linear"),
+    *("digit_capsules", "continuous", "digit_capsules_linear"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,207 +126,141 @@ class Trainings:
         seeds: number of seeds for each decoder.
         steps: updates of every run, unless minutes are given; these are shared by all runs.
         images: number of test images of each rare class.
-        inferred: number of images whose transformation is inferred.
-        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
-        capsules: sizes of the capsule networks that replace the entries' own.
-        plain: sizes of the other decoders that replace the entries' own.
-        fitting: arguments of `fit` that replace the entries' own.
     """
 
-    decoders: tuple[str, ...] = tuple(DECODERS)
-    seeds: int = 3
-    steps: int = 3000
+    decoders: tuple[str, ...] = tuple(name for name in DECODERS if name not in ("vae", "broadcast"))
+    seeds: int = 1
+    steps: int = 20_000
     images: int = 300
-    inferred: int = 60
-    encoder: Mapping[str, Any] | None = None
-    capsules: Mapping[str, Any] | None = None
-    plain: Mapping[str, Any] | None = None
-    fitting: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        choose("decoder", self.decoders, KNOWN)
-
-    def sizes(self, decoder: Decoder) -> dict[str, Any]:
-        """Return the sizes of a decoder."""
-        own = self.capsules if decoder.entry.startswith("generative-capsnet") else self.plain
-        return {**decoder.sizes, **(own or {})}
-
-    def repeated(self, name: str) -> dict[str, str]:
-        """Return the protocols of an experiment, each with the first words of its numbers."""
-        return {name: ""}
-
-    def fit(self, decoder: str) -> dict[str, Any]:
-        """Return the arguments of `fit` for one decoder that replace the entry's own."""
-        return dict(self.fitting or {})
-
-
-FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)
-RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # at .003 they draw nothing any more
-SHIFTED_AT_LENGTH = (
-    "autoencoder",
-    "autoencoder_linear",
-    "digit_capsules",
-    "continuous",
-    "digit_capsules_linear",
-)
+        choose("decoder", self.decoders, DECODERS)
 
 
 @dataclass(frozen=True)
 class Lengths(Trainings):
-    """The settings of the runs at length: `Trainings`, and the experiments that they repeat.
+    """The settings of the runs at length: `Trainings`, and what is requested.
 
     Args:
-        protocols: names of the experiments on requests.
-        inferred: not used here.
-        fitting: arguments of `fit` that replace batches of 32 and a rate of .003, with which errors
-            fall fastest; the rate of continuous capsules is .001.
+        protocols: names of the families and ranges of requests.
     """
 
     protocols: tuple[str, ...] = ("rotate", "one-shot", "rotate-beyond")
-    decoders: tuple[str, ...] = tuple(name for name in DECODERS if name not in ("vae", "broadcast"))
-    seeds: int = 1
-    steps: int = 20_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("protocol", self.protocols, PROTOCOLS)
 
-    def repeated(self, name: str) -> dict[str, str]:
-        """Return the protocols, whose names begin the names of their numbers."""
-        return {own: f"{own}_".replace("-", "_") for own in self.protocols}
 
-    def fit(self, decoder: str) -> dict[str, Any]:
-        """Return the arguments of `fit` for one decoder that replace the entry's own."""
-        own = {"lr": RATES[decoder]} if decoder in RATES else {}
-        return {**FAST, **own, **super().fit(decoder)}
+@experiment("generative-capsnet/at-length", data="mnist")
+def at_length(options: Options, settings: Lengths) -> Result:
+    """Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes)."""
+    return compare_decoders(options, settings)
 
 
-def _register(
-    name: str, words: str, takes: type[Trainings] = Trainings, **shown: Any
-) -> Callable[..., Result]:
-    """Register an experiment on requests, with `words` as its description."""
-
-    def requests(options: Options, chosen: Trainings) -> Result:
-        return on_request(name, chosen, options)
-
-    requests.__annotations__["chosen"], requests.__doc__ = takes, words
-    return experiment(f"generative-capsnet/{name}", data="mnist", **shown)(requests)
-
-
-_register(
-    "at-length",
-    "Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes).",
-    Lengths,
+@experiment(
+    "generative-capsnet/shift-at-length",
+    data="mnist",
+    defaults=dict(protocols=("shift",), decoders=SHIFTED_DECODERS),
 )
-_register(
-    "shift-at-length",
-    "Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes).",
-    Lengths,
-    defaults=dict(protocols=("shift",), decoders=SHIFTED_AT_LENGTH),
+def shift_at_length(options: Options, settings: Lengths) -> Result:
+    """Shift 4 and 9 beyond training, after 20,000 updates (100 core-minutes)."""
+    return compare_decoders(options, settings)
+
+
+@experiment(
+    "generative-capsnet/shift-beyond-at-length",
+    data="mnist",
+    defaults=dict(protocols=("shift-beyond",), decoders=SHIFTED_DECODERS),
 )
-_register(
-    "shift-beyond-at-length",
-    "Shift all digits by up to 10 pixels, request up to 20, 20,000 updates (100 core-minutes).",
-    Lengths,
-    defaults=dict(protocols=("shift-beyond",), decoders=SHIFTED_AT_LENGTH),
-)
+def shift_beyond_at_length(options: Options, settings: Lengths) -> Result:
+    """Shift all digits by up to 10 pixels, request up to 20, 20,000 updates (100 core-minutes)."""
+    return compare_decoders(options, settings)
 
 
 @dataclass(frozen=True)
 class Task:
     """The training of one decoder: the requests, the settings, a guide if not its usual one.
 
-    `split` names the images that it is measured on.
+    `fitting` replaces the entry's own arguments of `fit`.
     """
 
     decoder: str
     protocol: Protocol
     settings: Trainings
     guide: str | None = None
-    split: str = "test"
+    fitting: Mapping[str, Any] = field(default_factory=dict)
 
 
-Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
-
-
-def on_request(name: str, settings: Trainings, options: Options) -> Result:
-    """Train every decoder on every protocol from every seed, and measure all in the same way.
-
-    `rotate` also infers how test images of the other classes were turned, and shows concepts.
-    """
-    study = study_of({each: PROTOCOLS[each] for each in settings.repeated(name)}, settings)
-    found = study.run(learn, options)
+def compare_decoders(options: Options, settings: Lengths) -> Result:
+    """Train every decoder on every protocol from every seed, and measure all in the same way."""
+    tasks = {
+        f"{name}-{decoder}": Task(
+            decoder,
+            PROTOCOLS[name],
+            settings,
+            fitting={**FAST, **({"lr": RATES[decoder]} if decoder in RATES else {})},
+        )
+        for name in settings.protocols
+        for decoder in settings.decoders
+    }
+    study = Study(tasks, settings.seeds)
+    outcomes = study.run(learn, options)
     entries = {key: load(folder) for key, folder in study.folders(options).items()}
     metrics: dict[str, Table] = {}
     training: dict[str, Numbers] = {}
     figures: dict[str, Figure] = {}
-    for own, words in settings.repeated(name).items():
-        protocol, title = PROTOCOLS[own], f"{own}, " if words else ""
-        data = on_canvas(protocol, options)
+    for name in settings.protocols:
+        protocol, prefix = PROTOCOLS[name], name.replace("-", "_")
+        data = load_on_canvas(protocol, options)
         blank = errors_of_rare(None, data, protocol, settings.images)
-        drawn = {each: entries[f"{own}-{each}"] for each in settings.decoders}
+        decoders = {each: entries[f"{name}-{each}"] for each in settings.decoders}
         errors: dict[str, Errors] = {}
-        for decoder, entry in drawn.items():
-            runs = found[f"{own}-{decoder}"]
+        for decoder, entry in decoders.items():
+            runs = outcomes[f"{name}-{decoder}"]
             errors[decoder] = {
                 line: np.stack([run["errors"][line] for run in runs]) for line in protocol.lines
             }
-            training[f"{words}{decoder}"] = {
+            training[f"{prefix}_{decoder}"] = {
                 "steps": mean_and_error([float(run["steps"]) for run in runs]),
                 "parameters": single(entry.model.num_parameters),
             }
-            if name == "rotate":
-                options.say(f"Inferring by {decoder} how images were turned")
-                angles = inferred_angles(entry, data, options, settings.inferred)
-                training[decoder]["inferred_degrees"] = angles
-        for digits, table in measured(errors, blank, protocol, words).items():
-            metrics[f"{title}{digits}"] = table
-        for line in [*protocol.lines][: 1 if words else None]:
-            figures[words.rstrip("_") or line] = curves(errors, blank, protocol, line)
-        figures[f"{words}painted"] = painted(drawn, data, protocol)
-        for decoder in CONCEPTS if name == "rotate" else ():
-            if decoder in drawn:
-                figures[f"concepts_{decoder}"] = concepts(drawn[decoder], data, protocol)
+        for title, table in error_tables(errors, blank, protocol, prefix).items():
+            metrics[f"{name}, {title}"] = table
+        figures[prefix] = plot_errors(errors, blank, protocol)
+        figures[f"{prefix}_painted"] = plot_paintings(decoders, data, protocol)
     metrics["training"] = Table(by_quantity(training), names="{variant}_{quantity}")
-    kept = entries.get(f"{name}-digit_capsules", next(iter(entries.values())))
-    return Result(metrics, figures, None, kept)
-
-
-def study_of(
-    protocols: Mapping[str, Protocol], settings: Trainings, guide: str | None = None
-) -> Study[Task]:
-    """Return the training runs of every decoder on every protocol from every seed."""
-    tasks = {
-        f"{name}-{decoder}": Task(decoder, protocol, settings, guide)
-        for name, protocol in protocols.items()
-        for decoder in settings.decoders
-    }
-    return Study(tasks, settings.seeds)
+    return Result(metrics, figures, None, next(iter(entries.values())))
 
 
 def learn(job: Job[Task]) -> dict[str, Any]:
     """Train one decoder and save it; return its steps, and its errors on the rare classes."""
     task, options = job.variant, job.options
-    decoder, protocol, settings = KNOWN[task.decoder], task.protocol, task.settings
-    data = on_canvas(protocol, options)
+    decoder, protocol, settings = DECODERS[task.decoder], task.protocol, task.settings
+    data = load_on_canvas(protocol, options)
     entry = begun(
         decoder.entry,
         data,
         options,
         requests=protocol.kind,
         window=(DIGIT, DIGIT),
-        guide={**SMALL_ENCODER, **(settings.encoder or {})},
-        **settings.sizes(decoder),
+        guide=ENCODER,
+        **decoder.sizes,
     ).use_guide(task.guide or decoder.guide)
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    how: dict[str, Any] = {**settings.fit(task.decoder), **options.limit(settings.steps)}
+    how: dict[str, Any] = {**task.fitting, **options.limit(settings.steps)}
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
     if options.runs:
         save_entry(entry, options.runs, data=data.name, seed=options.seed)
-    measured_on = replace(data, test=getattr(data, task.split))
-    errors = errors_of_rare(entry, measured_on, protocol, settings.images)
-    return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}
+    errors = errors_of_rare(entry, data, protocol, settings.images)
+    return {"steps": steps, "errors": {line: values.tolist() for line, values in errors.items()}}
+
+
+def load_on_canvas(protocol: Protocol, options: Options) -> Dataset:
+    """Return MNIST with the border of the protocol."""
+    data = load_dataset("mnist", root=options.data_root)
+    return data.transformed(lambda images: F.pad(images, (protocol.border,) * 4))
 
 
 @torch.no_grad()
@@ -278,25 +271,25 @@ def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, image
         entry: the entry that draws the images; None for black images.
         images: number of images of each class.
     """
-    found: dict[str, list] = {line: [] for line in protocol.lines}
+    results: dict[str, list] = {line: [] for line in protocol.lines}
     for digit in RARE:
-        shown = of_class(data, digit)[:images]
-        latents = entry and entry.guide.expectations(shown)
+        digits = data.test.images[data.test.labels == digit][:images]
+        latents = entry and entry.guide.expectations(digits)
         for line, points in protocol.lines.items():
             errors = []
             for point in points:
-                request = shown.new_tensor([point])
-                error = protocol.requests.move(shown, request)
+                request = digits.new_tensor([point])
+                error = protocol.requests.move(digits, request)
                 if entry is not None:
                     numbers = protocol.requests.numbers(request)
                     error = error - entry.model.mean_image(latents, numbers)
                 errors.append(4 * error.square().mean().item())
-            found[line].append(errors)
-    return {line: np.array(errors) for line, errors in found.items()}
+            results[line].append(errors)
+    return {line: np.array(errors) for line, errors in results.items()}
 
 
-def measured(
-    errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, prefix: str = ""
+def error_tables(
+    errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, prefix: str
 ) -> dict[str, Table]:
     """Return tables of errors for every rare class and line: absolute ones, and "to blank".
 
@@ -311,9 +304,9 @@ def measured(
         is_first = line == next(iter(protocol.lines))
         suffix, words = ("", "") if is_first else (f"_{line}", f", {line}")
         for i, digit in enumerate(RARE):
-            own = {name: found[line][:, i] for name, found in errors.items()}
-            absolute, relative = inside_and_outside(own, blank[line][i], inside)
-            names = f"{prefix}{{variant}}_digit{digit}_{{quantity}}{suffix}"
+            of_digit = {name: by_line[line][:, i] for name, by_line in errors.items()}
+            absolute, relative = inside_and_outside(of_digit, blank[line][i], inside)
+            names = f"{prefix}_{{variant}}_digit{digit}_{{quantity}}{suffix}"
             tables[f"digit {digit}{words}"] = Table(absolute, names)
             tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
     return tables
@@ -327,12 +320,12 @@ def inside_and_outside(
     Args:
         errors: by decoder, (seeds, points).
         blank: of a black image, (points,).
-        inside: True for requests that were seen in training, (points,).
+        inside: True for requests of training, (points,).
     """
     absolute, relative = dict[str, Numbers](), dict[str, Numbers]()
-    for where, chosen in (("inside", inside), ("outside", ~inside)):
-        black = blank[chosen].mean()
-        means = {name: error[:, chosen].mean(1) for name, error in errors.items()}
+    for where, points in (("inside", inside), ("outside", ~inside)):
+        black = blank[points].mean()
+        means = {name: error[:, points].mean(1) for name, error in errors.items()}
         absolute[where] = {"blank": single(black)}
         absolute[where] |= {name: mean_and_error(error) for name, error in means.items()}
         relative[where] = {name: mean_and_error(error / black) for name, error in means.items()}
@@ -343,67 +336,34 @@ def inside_and_outside(
     return absolute, relative
 
 
-def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
-    """Return the median error, in degrees, of the angles inferred from turned test images.
-
-    Args:
-        number: number of images, which are of the usual classes.
-    """
-    usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    _, angles, found = turned(entry, data.test.images[usual][:number], options.seed)
-    error = ((found - angles + 180) % 360 - 180).abs()
-    return median_and_error(error.squeeze(1), seed=options.seed)
-
-
-def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
-    generator = torch.Generator().manual_seed(seed)
-    angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
-    moved, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)
-    found = infer_transformation(entry.model, entry.guide, moved, Rotations(), grid=grid)
-    return moved, angles, found.best
-
-
-def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
-    """Draw the errors along one line, with a panel for each rare class."""
+def plot_errors(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> Figure:
+    """Draw the errors along the first line, with a panel for each rare class."""
+    line, points = next(iter(protocol.lines.items()))
     units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
     titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
     return error_curves(
         {title: {n: e[line][:, i] for n, e in errors.items()} for title, i in titles.items()},
-        [point[0] for point in protocol.lines[line]],
+        [point[0] for point in points],
         protocol.rare,
         {title: blank[line][i] for title, i in titles.items()},
         f"request ({units})",
     )
 
 
+def sample_requests(data: Dataset, protocol: Protocol) -> Tensor:
+    """Return about ten requests along the first line, (points, parameters)."""
+    line = next(iter(protocol.lines.values()))
+    return data.test.images.new_tensor(line[:: max(1, len(line) // 10)])
+
+
 @torch.no_grad()
-def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
-    """Draw a digit 4 as requested along the first line, and as every decoder renders it."""
-    requests = some_requests(data, protocol)
-    images = of_class(data, RARE[0])[:1].expand(len(requests), -1, -1, -1)
+def plot_paintings(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
+    """Plot a digit 4: requested transformations in row 1, one row per decoder below."""
+    requests = sample_requests(data, protocol)
+    four = data.test.images[data.test.labels == RARE[0]][:1]
+    images = four.expand(len(requests), -1, -1, -1)
     numbers = protocol.requests.numbers(requests)
     rows = {"requested": protocol.requests.move(images, requests)}
     for name, entry in entries.items():
         rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
     return image_rows(rows, "A test digit of a rare class, as requested")
-
-
-@torch.no_grad()
-def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
-    """Draw the first ten codes with a single unit, or a single kind, along the first line.
-
-    A unit has its largest value on test images; a kind is certain, and its pose is zero.
-    """
-    numbers = protocol.requests.numbers(some_requests(data, protocol))
-    codes = entry.guide.expectations(data.test.images[:1000])
-    latents = {name: torch.zeros_like(code[: len(numbers)]) for name, code in codes.items()}
-    first, units = next(iter(codes.items()))
-    kinds, count = "object_kind" in codes, units.shape[1]
-    rows = {}
-    for i in range(min(10, count)):
-        one = F.one_hot(torch.tensor([i]), count)
-        code = one.log() if kinds else one * units.abs().amax(0)
-        latents[first] = code.expand(len(numbers), -1)
-        rows[f"{'kind' if kinds else 'unit'} {i}"] = entry.model.mean_image(latents, numbers)
-    return image_rows(rows, "One unit of the code at a time, as requested")
