@@ -34,7 +34,6 @@ from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
 from capsule_zoo.experiments.study import choose as choose
-from capsule_zoo.experiments.study import in_turn as in_turn
 from capsule_zoo.experiments.training import begun as begun
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
@@ -84,8 +83,6 @@ class Experiment:
         function: the function that runs it; its keyword arguments are the settings, or the fields
             of a dataclass that it takes after the options.
         of_runs: whether it can measure `options.run`; others refuse it.
-        apart: whether the folder of each of its runs tells by its name what was measured, so that
-            another command may go on with them.
         defaults: values of settings that replace the defaults of the function or the dataclass.
         data: name of the data set that it is about.
         minutes: training time of a full run; None if it has no fixed length.
@@ -96,7 +93,6 @@ class Experiment:
     data: str
     minutes: float | None = None
     of_runs: bool = False
-    apart: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -309,9 +305,8 @@ def _begin(
     if {*runs.glob("*")} <= {config}:  # nothing was begun, such as by a refused command
         write_json(config, {**made, "command": command})
         return 0.0
-    found = json.loads(config.read_text())
-    same = [key for key in made if key != "settings" or not find_experiment(name).apart]
-    if differ := [f"{key}={found.get(key)!r}" for key in same if made[key] != found.get(key)]:
+    before = json.loads(config.read_text())
+    if differ := [f"{key}={before.get(key)!r}" for key in made if made[key] != before.get(key)]:
         raise ValueError(
             f"{runs} holds unfinished runs of {name} with {', '.join(differ)}; go on with them by "
             "the same command, delete that folder, or choose another folder for the record"

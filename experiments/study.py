@@ -12,9 +12,9 @@ these go on from their last checkpoints (see `training.train`).
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,29 +59,23 @@ class Study(Generic[V]):
     Attributes:
         variants: what is trained, by name.
         seeds: number of seeds for each variant, counted from the seed of the options.
-        costs: cost of a step of a variant, relative to the others; 1 if it is not given. The runs
-            share the minutes in proportion to their costs, so that all take as many steps.
     """
 
     variants: Mapping[str, V]
     seeds: int = 1
-    costs: Mapping[str, float] = field(default_factory=dict)
 
     def jobs(self, options: Options) -> list[Job[V]]:
-        """Return the runs, seed by seed, and of each seed those with the highest cost first.
+        """Return the runs, seed by seed, which share the minutes equally.
 
         A study that is interrupted then has all variants from some seeds.
         """
-        seeds = range(options.seed, options.seed + self.seeds)
-        runs = [(name, seed) for seed in seeds for name in self.variants]
-        runs.sort(key=lambda run: (run[1], -self.costs.get(run[0], 1)))
-        minutes: dict[str, float] = {}
-        if options.minutes is not None:
-            minutes = divide(options.minutes / self.seeds, self.variants, self.costs)
+        minutes = options.minutes and options.minutes / self.seeds / len(self.variants)
         jobs = []
-        for name, seed in runs:
-            own = replace(options.within(f"{name}-{seed}"), seed=seed, minutes=minutes.get(name))
-            jobs.append(Job(name, self.variants[name], replace(own, progress=False)))
+        for seed in range(options.seed, options.seed + self.seeds):
+            for name, variant in self.variants.items():
+                inside = options.within(f"{name}-{seed}")
+                changed = replace(inside, seed=seed, minutes=minutes, progress=False)
+                jobs.append(Job(name, variant, changed))
         return jobs
 
     def run(
@@ -97,27 +91,25 @@ class Study(Generic[V]):
             settings: further arguments of the task.
         """
         jobs = self.jobs(options)
-        options.say(f"Running {', '.join(self.variants)} from {self.seeds} seeds, {_length(jobs)}")
+        minutes = "" if options.minutes is None else f", {options.minutes:g} minutes in all"
+        words = f"{', '.join(self.variants)} from {self.seeds} seeds"
+        options.say(f"Running {words}, {len(jobs)} runs{minutes}")
         task = partial(saved, partial(task, **settings))
-        found: dict[str, list[Any]] = {name: [] for name in self.variants}
-        outcomes = side_by_side(task, jobs, options.processes, progress=options.progress)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            found[job.name].append(outcome)
-        return found
+        outcomes: dict[str, list[Any]] = {name: [] for name in self.variants}
+        results = side_by_side(task, jobs, options.processes, progress=options.progress)
+        for job, outcome in zip(jobs, results, strict=True):
+            outcomes[job.name].append(outcome)
+        return outcomes
 
-    def folders(self, options: Options, seed: int | None = None) -> dict[str, Path]:
-        """Return the folders of the runs from a seed, by variant.
-
-        Args:
-            seed: the first seed by default.
+    def folders(self, options: Options) -> dict[str, Path]:
+        """Return the folders of the runs from the first seed, by variant.
 
         Raises:
             ValueError: nothing is saved, because `options.runs` is None.
         """
         if options.runs is None:
             raise ValueError("options.runs is needed, a folder in which runs are saved")
-        seed = options.seed if seed is None else seed
-        return {name: options.runs / f"{name}-{seed}" for name in self.variants}
+        return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
 
 
 def saved(task: Callable[[Job], Any], job: Job) -> Any:
@@ -133,26 +125,6 @@ def saved(task: Callable[[Job], Any], job: Job) -> Any:
     return found[OUTCOME]
 
 
-def divide(
-    minutes: float, names: Iterable[str], costs: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return the share of every variant in the minutes.
-
-    Args:
-        names: names of the variants.
-        costs: relative costs, to which shares are proportional; a cost that is not given is 1.
-    """
-    relative = {name: (costs or {}).get(name, 1.0) for name in names}
-    total = sum(relative.values())
-    return {name: minutes * cost / total for name, cost in relative.items()}
-
-
-def in_turn(options: Options, variants: Mapping[str, V]) -> Iterator[tuple[str, V, float]]:
-    """Yield every variant with its name and its minutes, which are equal parts of the budget."""
-    for name, minutes in divide(options.budget, variants).items():
-        yield name, variants[name], minutes
-
-
 def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:
     """Return the named variants.
 
@@ -165,14 +137,6 @@ def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str,
     for name in names:
         check_known(kind, name, known)
     return {name: known[name] for name in names}
-
-
-def _length(jobs: Sequence[Job]) -> str:
-    """Return how long the runs are trained, as far as it is known."""
-    minutes = [job.options.minutes for job in jobs if job.options.minutes is not None]
-    return f"{len(jobs)} runs" + (
-        f", {sum(minutes):g} minutes of training in all" if minutes else ""
-    )
 
 
 def side_by_side(

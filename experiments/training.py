@@ -11,8 +11,7 @@ from typing import Any
 import pyro
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset
-from capsule_zoo.data.sources import data_folder
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
@@ -188,11 +187,3 @@ def on_device(entry: Entry, options: Options) -> Iterator[None]:
     yield
     for part in (entry.model, entry.guide):
         part.cpu()
-
-
-def photographs(name: str, options: Options) -> Dataset:
-    """Return the folder of images of that name under the data root, or else the named data set."""
-    root = data_folder(options.data_root)
-    if root and (root / name / "train").is_dir():
-        return load_dataset(f"folder:{root / name}")
-    return load_dataset(name, root=options.data_root)

@@ -166,8 +166,8 @@ BREAKS = (
     Break(
         "kinds named by test images",
         "experiments/shape_codes/objects.py",
-        "count = counted(belief, known)",
-        "count = counted(asked, truth)",
+        "count = count_classes(belief, train_labels)",
+        "count = count_classes(tested, truth)",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(
@@ -264,22 +264,22 @@ BREAKS = (
     Break(
         "a scene is right from nine of ten of its points",
         "experiments/constellations/parsing.py",
-        '"scenes": mean_and_error((accuracy > 1 - 1e-6).float()),',
-        '"scenes": mean_and_error((accuracy > 0.9 - 1e-6).float()),',
+        '"scenes": mean_and_error((accuracy > RIGHT).float()),',
+        '"scenes": mean_and_error((accuracy > 0.9).float()),',
         "capsule_zoo/test_constellations.py",
     ),
     Break(
         "the probe of turned digits is fitted on test digits",
         "experiments/shape_codes/objects.py",
-        "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], chosen.penalty)",
-        "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], chosen.penalty)",
+        "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], settings.penalty)",
+        "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], settings.penalty)",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(
         "the last turn always wins",
         "experiments/shape_codes/objects.py",
-        "better = score(seen) > score(best)",
-        "better = score(seen) < float('inf')",
+        "better = score(reading) > score(best)",
+        "better = score(reading) < float('inf')",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(

@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 
 @experiment("shape-codes/affnist", data="affnist", minutes=30)
-def affnist(options: Options, chosen: Settings) -> Result:
+def affnist(options: Options, settings: Settings) -> Result:
     """Digits under affine maps, read by objects of shifted digits (30 minutes).
 
     The parts are those of published weights, frozen, and every digit is seen with its ink in the
@@ -73,24 +73,24 @@ def affnist(options: Options, chosen: Settings) -> Result:
     is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
-    data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
-    entry = on_published_parts(chosen.main, chosen, options.seed)
+    data = load_dataset("affnist", root=options.data_root).transformed(center_ink)
+    entry = on_published_parts(settings.main, settings, options.seed)
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide)
-    train_objects(entry, sets, chosen, options)
+    train_objects(entry, sets, settings, options)
     known = sets.train[:PROBED]
-    features = read_objects(entry.guide, known.images, chosen.temperature).features()
-    probe = fit_probe(features, known.labels, chosen.penalty)
-    options.say(f"Moving {chosen.images:,} images")
-    test = data.test[: chosen.images]
-    accuracies, motions = moved_digits(entry, probe, test, chosen.temperature)
+    features = read_objects(entry.guide, known.images, settings.temperature).features()
+    probe = fit_probe(features, known.labels, settings.penalty)
+    options.say(f"Moving {settings.images:,} images")
+    test = data.test[: settings.images]
+    accuracies, motions = moved_digits(entry, probe, test, settings.temperature)
     rows = {"given": test.images[:12], "as read": moved(test.images[:12], motions[:12])}
     figure = image_rows(rows, "Digits under affine maps, and where their objects are likeliest")
     found = {snake_case(name): {"accuracy": each} for name, each in accuracies.items()}
     return Result(by_quantity(found), {"": figure}, None, entry)
 
 
-def in_the_middle(images: Tensor) -> Tensor:
+def center_ink(images: Tensor) -> Tensor:
     """Return images (N, C, H, W) with their ink in the middle."""
     return torch.cat([centered(few)[0] for few in images.split(2000)])
 
@@ -123,7 +123,7 @@ def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: flo
     Poses of parts grow with the digit. Their density in the frame of the digit as given has a
     factor |det L|^3 for each present part, where L is the linear map of the motion.
     """
-    images = in_the_middle(moved(test.images, motions))
+    images = center_ink(moved(test.images, motions))
     sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=images))
     seen = read_objects(entry.guide, sets.images, temperature)
     present = from_part_sets(sets.images).presence.sum(-1)

@@ -16,7 +16,7 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
     single,
 )
-from capsule_zoo.experiments.shape_codes.digits import found_in
+from capsule_zoo.experiments.shape_codes.digits import measure_codes
 from capsule_zoo.inference import Checks, linear_probe, mean_images, train_classifier
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -66,7 +66,7 @@ def learn_letters(job: Job[int], *, samples: int) -> Numbers:
     entry = begun("shape-codes", data, options)
     how: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
     run = train(entry, data, options, in_stages=True, **how)
-    codes = found_in(entry, data)
+    codes = measure_codes(entry, data)
     return {
         **judge_letters(train_judge(data), mean_images(entry.model, samples, seed=options.seed)),
         **{name: codes[name] for name in ("probe", "probe_parts", "classes_found", "kinds_in_use")},

@@ -69,14 +69,11 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
             model.visible.bias.fill_(-7)  # not replaced by the mean of the data
 
     monkeypatch.setattr(capsule_helmholtz, "pretrain", noted)
-    how = capsule_helmholtz.after_pretraining(QUICK, 10.0, 0.2)
-    assert how["minutes"] == 8.0
-    without = capsule_helmholtz.after_pretraining(QUICK, 10.0, 0.0)
-    assert without["start"] is None and without["minutes"] == 10.0
+    how = capsule_helmholtz.with_pretraining(replace(QUICK, minutes=20.0))
+    assert how["minutes"] == 18.0
     entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
     train(entry, miniature, QUICK, name="run", start=how["start"], steps=1, lr=1e-9)
     assert given["minutes"] == 1.0 and given["weight"] is entry.model.weight
-    assert {settings["checks"].clock for settings in (how, without, given)} == {"processor"}
     assert isinstance(given["inputs"].transform, Binarize)
     assert torch.equal(given["images"], miniature.train.images)
     assert (entry.model.visible.bias + 7).abs().max() < 1e-6

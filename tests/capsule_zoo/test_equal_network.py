@@ -7,7 +7,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network
-from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
+from capsule_zoo.experiments.zoo.equal_network import Equal, errors_of_changed, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
 from capsule_zoo.registry import create, load, save_entry, small_sizes
@@ -27,7 +27,7 @@ PAIRS = {
 @pytest.fixture
 def few(monkeypatch, unpainted):
     digits = few_digits(24, 12, size=17)
-    monkeypatch.setattr(equal_network, "photographs", lambda *_: digits)
+    monkeypatch.setattr(equal_network, "load_dataset", lambda *_, **__: digits)
     return digits
 
 
@@ -126,7 +126,7 @@ def test_the_record_has_every_network_and_try(minutes, few, tmp_path):
 
 def test_another_length_has_the_same_comparison(few, monkeypatch, tmp_path):
     name, data = "capsule-network/equal-network-at-length", "mnist"
-    monkeypatch.setattr(equal_network, "photographs", lambda name, _: {data: few}[name])
+    monkeypatch.setattr(equal_network, "load_dataset", lambda name, root: {data: few}[name])
     options = Options(minutes=0.01, progress=False, processes=1)
     sizes = TINY[name.partition("/")[0]]
     found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
@@ -173,7 +173,7 @@ def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
     program = reader_of(entry).eval()
     losses = [score(program.scores(x.images), x.labels).item() for x in (few.test, moved)]
     assert losses[1] > losses[0]
-    found = moved_errors(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
+    found = errors_of_changed(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
     assert found["error_0_degrees"] == found["error_fgsm_0"]
 
 

@@ -78,12 +78,9 @@ MINIATURES = {
     "stacked-capsule-autoencoder/seeds": Miniature(
         dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
     ),
-    **{
-        f"{name}/guides": Miniature(
-            dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
-        )
-        for name in guide_swaps.COMPARED
-    },
+    "shape-codes/guides": Miniature(
+        dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
+    ),
     "part-whole/augment": Miniature(
         dict(
             degrees=(0, 90),
@@ -110,16 +107,16 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     list_experiments()
     for name, module in list(sys.modules.items()):
         if name.startswith("capsule_zoo.experiments."):
-            for loader in ("load_dataset", "photographs"):
+            for loader in ("load_dataset",):
                 if hasattr(module, loader) and not name.endswith(f".{loader}"):
                     monkeypatch.setattr(module, loader, lambda *_, **__: few)
             if hasattr(module, "binary_mnist"):
                 monkeypatch.setattr(module, "binary_mnist", lambda *_: few.binarized())
-    monkeypatch.setattr(viewpoints, "views", lambda *_: (few_views(), few_views()))
+    monkeypatch.setattr(viewpoints, "load_views", lambda _: (few_views(), few_views()))
     monkeypatch.setattr(guide_swaps, "list_weights", dict)
     monkeypatch.setattr(guide_swaps, "begun", lambda name, *a: begun(name, *a, **sizes_of(name)))
     monkeypatch.setitem(PRESETS, "small", RECURRENT)
-    monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SHAPES))
+    monkeypatch.setattr(shape_codes_digits, "SIZES", SHAPES)
     compare_small_machines(monkeypatch)
 
 

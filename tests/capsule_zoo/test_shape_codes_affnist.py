@@ -15,7 +15,7 @@ from capsule_zoo.experiments.shape_codes.affnist import (
     SCALE_X,
     SCALE_Y,
     SEARCH,
-    in_the_middle,
+    center_ink,
     matrices_of,
     moved_digits,
     see,
@@ -46,7 +46,7 @@ def blobs(number: int) -> Split:
     images = torch.zeros(number, 1, 12, 12)
     for i in range(number):
         images[i, 0, 4:8, 3 + i % 3 : 7] = 1
-    return Split(in_the_middle(images), torch.arange(number) % 2)
+    return Split(center_ink(images), torch.arange(number) % 2)
 
 
 def probe_of(entry: Entry) -> object:
