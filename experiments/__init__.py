@@ -80,12 +80,12 @@ class Experiment:
 
     Attributes:
         name: `<model>/<name>`.
-        function: the function that runs it; its keyword arguments are the settings, or the fields
-            of a dataclass that it takes after the options.
-        of_runs: whether it can measure `options.run`; others refuse it.
-        defaults: values of settings that replace the defaults of the function or the dataclass.
+        function: runs it; its keyword arguments are the settings, or the fields of a dataclass
+            that it takes after the options.
         data: name of the data set that it is about.
         minutes: training time of a full run; None if it has no fixed length.
+        of_runs: whether it can measure `options.run`; others refuse it.
+        defaults: values of settings that replace the defaults of the function or the dataclass.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Experiment:
     @property
     def takes(self) -> type | None:
         """The dataclass of settings, if the function does not take them by name."""
-        kinds = [each.annotation for each in signature(self.function).parameters.values()][1:2]
-        return next((k for k in kinds if isinstance(k, type) and is_dataclass(k)), None)
+        types = [each.annotation for each in signature(self.function).parameters.values()][1:2]
+        return next((t for t in types if isinstance(t, type) and is_dataclass(t)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.
@@ -151,8 +151,7 @@ class Experiment:
 
     def filled(self, settings: Mapping[str, object]) -> dict[str, object]:
         """Return all settings of a run: the given ones, and the defaults of the others."""
-        defaults = {name: setting.default for name, setting in self.settings.items()}
-        return {**defaults, **settings}
+        return {name: setting.default for name, setting in self.settings.items()} | {**settings}
 
 
 _Function = Callable[..., Result]
@@ -167,9 +166,6 @@ def experiment(
     Args:
         data: the data set's name; by default `<name>`.
         shown: further attributes of `Experiment`.
-
-    Raises:
-        ValueError: the name is taken, or not of that form.
     """
     check_experiment_name(name)
     _, _, own = name.partition("/")
@@ -198,11 +194,7 @@ def _import_own() -> None:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of a name.
-
-    Raises:
-        ValueError: there is none; the message names the nearest ones.
-    """
+    """Return the experiment of a name; raise ValueError with the nearest names if there is none."""
     known = list_experiments()
     if name not in known:
         raise ValueError(". ".join(filter(None, [unknown("experiment", name, known), not_here()])))
@@ -291,10 +283,9 @@ def reproduce(
 def _begin(
     runs: Path, name: str, options: Options, settings: Mapping[str, object], command: str
 ) -> float:
-    """Begin or go on with an experiment in the folder of its runs, which names the command.
+    """Begin or go on with an experiment in the folder of its runs; return seconds of earlier calls.
 
-    Returns:
-        The seconds of the runs that earlier calls ended, and those that others were trained for.
+    These are of the runs that have ended, and those that others were trained for.
     """
     kept = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}

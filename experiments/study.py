@@ -39,13 +39,7 @@ SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
 
 @dataclass(frozen=True)
 class Job(Generic[V]):
-    """One run of a study, as a process needs it.
-
-    Attributes:
-        name: name of the variant.
-        variant: the variant itself.
-        options: options with the run's own seed, minutes and folder, and without progress bars.
-    """
+    """One run of a study: its variant, and options with its own seed, minutes and folder."""
 
     name: str
     variant: V
@@ -83,8 +77,6 @@ class Study(Generic[V]):
     ) -> dict[str, list[Any]]:
         """Call a task for every run, and return its outcomes by variant, seed after seed.
 
-        The runs go on side by side, each on one thread of a process of its own.
-
         Args:
             task: a function of a module, which takes a job. It returns what JSON can hold, and its
                 random numbers depend on the seed of its job only.
@@ -102,11 +94,7 @@ class Study(Generic[V]):
         return outcomes
 
     def folders(self, options: Options) -> dict[str, Path]:
-        """Return the folders of the runs from the first seed, by variant.
-
-        Raises:
-            ValueError: nothing is saved, because `options.runs` is None.
-        """
+        """Return the folders of the runs from the first seed, by variant."""
         if options.runs is None:
             raise ValueError("options.runs is needed, a folder in which runs are saved")
         return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
@@ -115,25 +103,18 @@ class Study(Generic[V]):
 def saved(task: Callable[[Job], Any], job: Job) -> Any:
     """Return the outcome of a job, which is saved in the metrics of its run folder."""
     folder = job.options.runs
-    found = read_metrics(folder) if folder else {}
-    if OUTCOME not in found:
+    metrics = read_metrics(folder) if folder else {}
+    if OUTCOME not in metrics:
         began = time.time()
-        found = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
+        metrics = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
         if folder:
             note(folder, SECONDS, time.time() - began)
-            note(folder, OUTCOME, found[OUTCOME])
-    return found[OUTCOME]
+            note(folder, OUTCOME, metrics[OUTCOME])
+    return metrics[OUTCOME]
 
 
 def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:
-    """Return the named variants.
-
-    Args:
-        kind: kind of a variant, for the message.
-
-    Raises:
-        ValueError: a name is unknown; the message names the nearest ones.
-    """
+    """Return the named variants; raise ValueError for unknown ones, with the nearest names."""
     for name in names:
         check_known(kind, name, known)
     return {name: known[name] for name in names}
@@ -145,18 +126,14 @@ def side_by_side(
     """Return the task's results for every job, each on one thread of its own process.
 
     Two models of the zoo's sizes train faster side by side than one after the other on two threads.
-
-    Args:
-        processes: see `Options`.
-        progress: show how many jobs have ended.
     """
     jobs = [*jobs]
     if processes == 1:
-        found = []
+        results = []
         for job in track(jobs, "running", "runs", enabled=progress):
             with seeded(0):  # torch's random numbers are left as another process would
-                found.append(task(job))
-        return found
+                results.append(task(job))
+        return results
     context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
     number = processes or torch.get_num_threads()
     bar = Bar("running", "runs", len(jobs), enabled=progress)
@@ -178,11 +155,11 @@ def _begin_process(parent: int) -> None:
     If a study is killed, its runs must end too: the same command may soon go on with them, and two
     processes would write the same files.
     """
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
+
     torch.set_num_threads(1)
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    os._exit(1)
+    Thread(target=end_with_parent, daemon=True).start()

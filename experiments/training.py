@@ -143,11 +143,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
 
 
 def load_run(run: str, name: str) -> Entry:
-    """Load a trained entry `name`.
-
-    Raises:
-        ValueError: the run is of another entry.
-    """
+    """Load a trained entry; raise ValueError unless its name is `name`."""
     entry = load(run)
     if entry.name != name:
         raise ValueError(f"run must be of {name!r}, but {run} is of {entry.name!r}")
@@ -167,9 +163,6 @@ def trained(
         sizes: arguments of the entry.
         settings: arguments of `train` that replace the entry's; by default the limit is the
             options' budget.
-
-    Raises:
-        ValueError: the run is of another entry.
     """
     if options.run:
         return load_run(options.run, name)

@@ -259,7 +259,7 @@ BREAKS = (
         "experiments/recurrent_capsules/strokes.py",
         '"class_error": class_error(entry, data.test),\n        "class_error_gray"',
         '"class_error": class_error(entry, data.train),\n        "class_error_gray"',
-        "capsule_zoo/test_recurrent_experiments.py",
+        "capsule_zoo/test_every_experiment.py",
     ),
     Break(
         "a scene is right from nine of ten of its points",
@@ -271,8 +271,8 @@ BREAKS = (
     Break(
         "the probe of turned digits is fitted on test digits",
         "experiments/shape_codes/objects.py",
-        "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], settings.penalty)",
-        "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], settings.penalty)",
+        "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)",
+        "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], PENALTY)",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(
@@ -329,8 +329,8 @@ BREAKS = (
     Break(
         "the ARI of the record leaves the ground out of the answers",
         "experiments/scenes/segmentation.py",
-        "ari = foreground_ari(found.numbers, test.objects)",
-        "ari = foreground_ari(found.owners, test.objects)",
+        "ari = foreground_ari(objects.numbers, test.objects)",
+        "ari = foreground_ari(objects.owners, test.objects)",
         "capsule_zoo/test_scenes_experiments.py",
     ),
     Break(

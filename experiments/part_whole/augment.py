@@ -29,7 +29,8 @@ from capsule_zoo.experiments import Job, Options, Result, Study, begun, experime
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes.objects import (
-    ObjectSettings,
+    PENALTY,
+    TEMPERATURE,
     read_at_own_turns,
     read_objects,
     sets_at_turns,
@@ -56,7 +57,6 @@ _MARGIN = 2  # side of the canvas, in sides of a template
 _RATE = 0.05
 BATCH_SIZE = 32  # small batches learn faster for their time
 TURNED_TRAINING, TURNED_TEST = 5000, 2000  # images of the remedy, each read at every turn
-READING = ObjectSettings()  # temperature and penalty of the probes on kinds and codes
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def measure(
         fitted, tested = (features_of(entry, codes, split) for split in pair)
         labels = [split.labels for split in pair]
         for column in COLUMNS:
-            penalty = READING.penalty if column == "kind_code" else 1.0
+            penalty = PENALTY if column == "kind_code" else 1.0
             rows = fitted[column], labels[0], tested[column], labels[1]
             numbers[f"{name}_{column}"] = linear_probe(*rows, penalty)
     if degrees:
@@ -157,7 +157,7 @@ def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarra
     return {
         "presence": latents(entry.guide, split.images, PRESENCES),
         "presence_pose": latents(entry.guide, split.images, WITH_POSES),
-        "kind_code": read_objects(codes.guide, sets, READING.temperature).features(),
+        "kind_code": read_objects(codes.guide, sets, TEMPERATURE).features(),
     }
 
 
@@ -169,12 +169,12 @@ def fit_turned(
     views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
     start_turned_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
-    rows = read_at_own_turns(codes.guide, views, READING.temperature).features()
-    probe = fit_probe(rows, train.labels, READING.penalty)
+    rows = read_at_own_turns(codes.guide, views, TEMPERATURE).features()
+    probe = fit_probe(rows, train.labels, PENALTY)
     accuracies: dict[str, Accuracy] = {}
     for name, test in tests.items():
         sets = sets_at_turns(codes.guide, test, settings.turns)
-        rows = read_at_own_turns(codes.guide, sets, READING.temperature).features()
+        rows = read_at_own_turns(codes.guide, sets, TEMPERATURE).features()
         accuracies[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
     return accuracies
 

@@ -10,7 +10,9 @@ from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, snake_case
 from capsule_zoo.experiments.shape_codes.objects import (
+    PENALTY,
     PROBED,
+    TEMPERATURE,
     ObjectSettings,
     best_of,
     on_published_parts,
@@ -50,7 +52,7 @@ class Settings(ObjectSettings):
     images: int = 10_000
 
 
-class Seen(NamedTuple):
+class Reading(NamedTuple):
     """What is read of digits (N,) that were moved before they were parsed.
 
     Attributes:
@@ -79,15 +81,16 @@ def affnist(options: Options, settings: Settings) -> Result:
     sets = parsed(data, options.seed, guide=entry.guide)
     train_objects(entry, sets, settings, options)
     known = sets.train[:PROBED]
-    features = read_objects(entry.guide, known.images, settings.temperature).features()
-    probe = fit_probe(features, known.labels, settings.penalty)
+    features = read_objects(entry.guide, known.images, TEMPERATURE).features()
+    probe = fit_probe(features, known.labels, PENALTY)
     options.say(f"Moving {settings.images:,} images")
     test = data.test[: settings.images]
-    accuracies, motions = moved_digits(entry, probe, test, settings.temperature)
-    rows = {"given": test.images[:12], "as read": moved(test.images[:12], motions[:12])}
-    figure = image_rows(rows, "Digits under affine maps, and where their objects are likeliest")
-    found = {snake_case(name): {"accuracy": each} for name, each in accuracies.items()}
-    return Result(by_quantity(found), {"": figure}, None, entry)
+    accuracies, motions = moved_digits(entry, probe, test)
+    few = test.images[:12]
+    images = {"given": few, "as read": moved(few, motions[:12])}
+    figure = image_rows(images, "Digits under affine maps, and where their objects are likeliest")
+    rows = {snake_case(name): {"accuracy": number} for name, number in accuracies.items()}
+    return Result(by_quantity(rows), {"": figure}, None, entry)
 
 
 def center_ink(images: Tensor) -> Tensor:
@@ -95,29 +98,27 @@ def center_ink(images: Tensor) -> Tensor:
     return torch.cat([centered(few)[0] for few in images.split(2000)])
 
 
-def moved_digits(
-    entry: Entry, probe: Any, test: Split, temperature: float
-) -> tuple[dict[str, Number], Tensor]:
+def moved_digits(entry: Entry, probe: Any, test: Split) -> tuple[dict[str, Number], Tensor]:
     """Classify digits, each moved to where the objects explain its parts best.
 
     Returns:
         The accuracy before the search and after each of its steps, and the best motions found,
         (N, 4).
     """
-    best = see(entry, probe, test, torch.zeros(len(test), 4), temperature)
-    found = {"as they are": accuracy(best, test)}
+    best = read_moved(entry, probe, test, torch.zeros(len(test), 4))
+    accuracies = {"as they are": accuracy(best, test)}
     for name, columns, amounts in SEARCH:
-        seen = [best]
+        readings = [best]
         for amount in amounts:
-            tried = best.motions.clone()
-            tried[:, list(columns)] += amount
-            seen.append(see(entry, probe, test, tried, temperature))
-        best, _ = best_of(seen, lambda each: each.explained)
-        found[name] = accuracy(best, test)
-    return found, best.motions
+            motions = best.motions.clone()
+            motions[:, list(columns)] += amount
+            readings.append(read_moved(entry, probe, test, motions))
+        best, _ = best_of(readings, lambda reading: reading.explained)
+        accuracies[name] = accuracy(best, test)
+    return accuracies, best.motions
 
 
-def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: float) -> Seen:
+def read_moved(entry: Entry, probe: Any, test: Split, motions: Tensor) -> Reading:
     """Read the objects of digits that are moved by `motions` (N, 4) and parsed.
 
     Poses of parts grow with the digit. Their density in the frame of the digit as given has a
@@ -125,11 +126,11 @@ def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: flo
     """
     images = center_ink(moved(test.images, motions))
     sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=images))
-    seen = read_objects(entry.guide, sets.images, temperature)
+    objects = read_objects(entry.guide, sets.images, TEMPERATURE)
     present = from_part_sets(sets.images).presence.sum(-1)
     grown = 3 * present * torch.linalg.det(matrices_of(motions)[..., :2]).log()
-    answers = torch.from_numpy(probe.predict(seen.features()))
-    return Seen(motions, seen.explained + grown, answers)
+    answers = torch.from_numpy(probe.predict(objects.features()))
+    return Reading(motions, objects.explained + grown, answers)
 
 
 def matrices_of(motions: Tensor) -> Tensor:
@@ -143,6 +144,6 @@ def moved(images: Tensor, motions: Tensor) -> Tensor:
     return transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
 
 
-def accuracy(seen: Seen, test: Split) -> Number:
+def accuracy(reading: Reading, test: Split) -> Number:
     """Return the share of right answers."""
-    return mean_and_error((seen.answers == test.labels).double())
+    return mean_and_error((reading.answers == test.labels).double())

@@ -34,6 +34,8 @@ from capsule_zoo.zoo.shape_codes.entry import (
 T = TypeVar("T", bound=tuple[Tensor, ...])
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
+TEMPERATURE = 100.0  # of the belief in the features of the probes; see `Object`
+PENALTY = 0.1  # inverse strength of the penalty of the probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
 REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
 
@@ -47,16 +49,12 @@ class ObjectSettings:
         main: the number of kinds that is measured in all ways.
         sigma_min: least standard deviation of a part's pose.
         steps: updates after the start from factor analyzers.
-        temperature: of the belief in the features of the probes; see `Object`.
-        penalty: inverse strength of the penalty of the probes on objects.
     """
 
     parts_of: str = "shape-codes-mnist"
     main: int = 64
     sigma_min: float = 0.025
     steps: int = 200
-    temperature: float = 100.0
-    penalty: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def objects(options: Options, settings: Settings) -> Result:
         entry = on_published_parts(kinds, settings, seed)
         train_objects(entry, sets, settings, replace(options, seed=seed))
         splits = sets.train, sets.test
-        inferred = [read_objects(entry.guide, s.images, settings.temperature) for s in splits]
+        inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
         samples = mean_images(entry.model, settings.images, seed=seed)
         classes = classes_found([o.belief for o in inferred], [s.labels for s in splits])
         return entry, inferred, samples, classes | looks(classifier.read(samples), real)
@@ -121,7 +119,7 @@ def objects(options: Options, settings: Settings) -> Result:
         for seed in range(options.seed + 1, options.seed + settings.seeds):
             _, inferred, _, classes = learn(settings.main, seed)
             features = [each.features() for each in inferred]
-            again.append(classes | probes(features, sets, "probe", settings.penalty))
+            again.append(classes | probes(features, sets, "probe", PENALTY))
         seeds = [by_kinds[str(settings.main)] | numbers, *again]
         table = Table(mean_and_worst(seeds), "{variant}_{quantity}")
         starts = {"starts of the objects": table}
@@ -157,12 +155,12 @@ def measure_main(
     """
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
     features = [each.features() for each in inferred]
-    probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], settings.penalty)
+    probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)
     return {
         **lost(entry, data.test.images[: settings.held_out], seed),
-        **probes(features, sets, "probe", settings.penalty),
+        **probes(features, sets, "probe", PENALTY),
         **probes(parts, sets, "probe_parts"),
-        **turned_digits(entry, probe, data.test[: settings.turned], settings.temperature),
+        **turned_digits(entry, probe, data.test[: settings.turned]),
     }
 
 
@@ -373,18 +371,16 @@ def probes(
     }
 
 
-def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.0) -> Numbers:
+def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
-
-    Args:
-        temperature: of the belief in the features of the probe.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
-    seen, turn = read_at_best_turn(entry.guide, replace(test, images=images), TURNS, temperature)
-    right = probe.predict(seen.features()) == test.labels.numpy()
+    split = replace(test, images=images)
+    objects, turn = read_at_best_turn(entry.guide, split, TURNS, TEMPERATURE)
+    right = probe.predict(objects.features()) == test.labels.numpy()
     away = (degrees + 360 * turn / TURNS + 180) % 360 - 180  # from upright, after the turn
     return {
         "rotated_turned": mean_and_error(right.astype(float)),

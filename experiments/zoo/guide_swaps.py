@@ -46,6 +46,8 @@ IMAGES: dict[str, int] = {  # of entries with slow guides
     **{"generative-capsnet-continuous": 8, "recurrent-capsules": 8, "draw": 8},
     **{"shape-codes": 8, "part-whole": 8, "conditional-autoencoder": 16, "scenes": 16},
 }
+SIMULATED = 16  # images drawn from each model
+ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("generative-capsnet-continuous", "shape-codes", "part-whole"), HIDDEN),
@@ -137,14 +139,6 @@ def gaps(
     entries: tuple[str, ...] = ANNEALED,
     guides: tuple[str, ...] = LOSING,
     images: int = 100,
-    images_of: Mapping[str, int] = IMAGES,
-    settings_of: Mapping[str, Mapping[str, Any]] = SETTINGS,
-    simulated: int = 16,
-    chains: int = 4,
-    temperatures: int = 100,
-    leapfrogs: int = 5,
-    refinement: int = 100,
-    modes: int = 4,
     particles: int = 1000,
     fitting: int = 200,
     training: int = 1500,
@@ -163,15 +157,7 @@ def gaps(
     Args:
         entries: names of entries; the first stands for the run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
-        images: number of held-out images.
-        images_of: the same for some entries, which draw no more than so many themselves.
-        settings_of: arguments of `guide_losses` for some entries.
-        simulated: number of images drawn from each model.
-        chains: annealed chains of each image.
-        temperatures: distributions between the start and the posterior.
-        leapfrogs: steps of each trajectory.
-        refinement: steps to the points at which the Gauss-Newton distributions are.
-        modes: such points for each image.
+        images: number of held-out images, of slow entries no more than `IMAGES`.
         particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
         fitting: updates of every general guide.
         training: updates of an entry without published weights.
@@ -179,20 +165,15 @@ def gaps(
     settings: dict[str, Any] = dict(
         training=options.shortened(training),
         guides=guides,
-        chains=chains,
-        temperatures=temperatures,
-        leapfrogs=leapfrogs,
-        refinement=refinement,
-        modes=modes,
         particles=particles,
         few=min(100, particles),
         steps=fitting,
     )
     variants = {}
     for name in entries[:1] if options.run else entries:
-        count = images_of.get(name, images)
-        variants[name] = {**settings, "images": count, "simulated": min(count, simulated)}
-        variants[name] |= settings_of.get(name, {})
+        count = min(images, IMAGES.get(name, images))
+        variants[name] = {**settings, "images": count, "simulated": min(count, SIMULATED)}
+        variants[name] |= ANNEALING | SETTINGS.get(name, {})
     outcomes = Study(variants).run(anneal_entry, replace(options, minutes=None))
     results = [outcome for (outcome,) in outcomes.values()]
     tables = {

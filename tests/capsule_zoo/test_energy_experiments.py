@@ -82,15 +82,6 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
     assert given["inputs"].transform is None  # of standardized pixels
 
 
-def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
-    options, started = replace(QUICK, runs=tmp_path), []
-    for _ in range(2):
-        entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
-        start = lambda entry, images: started.append(entry)  # noqa: E731
-        train(entry, miniature, options, name="run", start=start, steps=1)
-    assert len(started) == 1
-
-
 def test_a_given_run_is_measured_without_training(tmp_path):
     torch.manual_seed(0)
     entry = create("capsule-rbm", image_shape=(1, 12, 12), capsules=3, units=2)

@@ -26,13 +26,21 @@ from capsule_zoo.runs import folder as runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures
 OPTIONS = Options(progress=False, processes=1)
-TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2, refinement=1, modes=2)
+TINY = dict(chains=2, temperatures=2, leapfrogs=1, refinement=1, modes=2)
+
+
+def anneal_shortly(patch):
+    """Let `zoo/gaps` anneal as `TINY` says, also entries that it anneals for longer."""
+    patch.setattr(guide_swaps, "ANNEALING", TINY)
+    patch.setattr(guide_swaps, "SIMULATED", 2)
+    patch.setattr(guide_swaps, "SETTINGS", {"scenes": {"prior_share": 0.5, "modes": 1}})
 
 
 @pytest.fixture
 def small(monkeypatch, few_climbs):
     """Use few small digits, and entries of small sizes that are not published."""
     few = few_digits(32, 8, size=12)
+    anneal_shortly(monkeypatch)
     monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
 
@@ -66,8 +74,8 @@ def test_the_first_parameters_come_from_the_seed_alone(small):
 
 def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
     few = dict(guides=("free_form", "gauss_newton"), particles=4, fitting=1, training=2)
-    few |= dict(images=5, images_of={"vae": 3})
-    found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few, **TINY)
+    few |= dict(images=3)
+    found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few)
     rows = "encoder", "free_form", "gauss_newton"
     columns = "lost_elbo", "lost_iwae", "iwae_4", "ess", "milliseconds"
     assert {f"{column}_vae_{row}" for column in columns for row in rows} <= found
@@ -88,33 +96,19 @@ def test_scenes_are_annealed_given_their_number_of_objects(mnist_root, tmp_path,
     entry, data = guide_swaps.with_objects(*scenes, 2)
     assert set(data.test.objects.counts.tolist()) == {2}
     assert "scene_presence" not in {site.name for site in entry.model.sites}
-    few = dict(guides=(), images=2, particles=2, settings_of={"scenes": {"prior_share": 0.5}})
-    few |= TINY | {"modes": 1, "images_of": {}}
+    anneal_shortly(monkeypatch)
+    few = dict(guides=(), images=2, particles=2)
     names_in_record("zoo/gaps", options, tmp_path, entries=("scenes",), **few)
     found = read_record("zoo/gaps", tmp_path)["metrics"]
     assert found["lower_scenes"]["n"] == found["gap_scenes"]["n"] == 2
 
 
-def test_a_guide_of_points_that_was_corrected_has_no_row(small):
-    entry = create("part-whole", **{**small_sizes("part-whole"), "image_shape": (1, 12, 12)})
-    settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
-    _, found = annealing.guide_losses(entry, small, ("corrected", "free_form"), **settings)
-    assert set(found) == {"encoder", "free_form"}
-
-
-def test_a_run_is_annealed_instead(small, tmp_path):
-    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
-    save_entry(entry, tmp_path / "run")
-    options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
-    few = dict(guides=(), images=2, particles=2)
-    found, _ = names_in_record("zoo/gaps", options, tmp_path, **few, **TINY)
-    assert "gap_vae" in found and not any("capsule" in name for name in found)
-
-
 def test_points_are_widened_before_they_are_annealed(small):
     sizes = {**small_sizes("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
-    found = annealing.anneal_run(entry, small, images=2, particles=2, widening=2, **TINY)
+    found = annealing.anneal_run(
+        entry, small, images=2, particles=2, widening=2, simulated=2, **TINY
+    )
     assert found["guide"] == "Widened" and np.isfinite(found["gap"])
     assert found["lost_elbo"] >= found["lost_iwae"]
 

@@ -6,37 +6,13 @@ from miniature import few_views
 
 from capsule_zoo.experiments import Job, Options
 from capsule_zoo.experiments.matrix_capsules import viewpoints
-from capsule_zoo.experiments.matrix_capsules.routing_iterations import (
-    ITERATIONS,
-    Settings,
-    create_network,
-)
 from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, match, novel_values
 from capsule_zoo.experiments.zoo.equal_network import Task
-from capsule_zoo.registry import create
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
 
 
 NETWORK = dict(features=4, capsules=(2, 2, 2))
-
-
-def test_networks_at_length_differ_in_iterations_and_power():
-    made = {
-        name: create_network(iterations, Settings(power=0.3), (1, 28, 28))
-        for name, iterations in ITERATIONS.items()
-    }
-    found = {
-        name: (entry.model.classes.routing.iterations, entry.model.classes.routing.power)
-        for name, entry in made.items()
-    }
-    assert found == {"two_iterations": (2, 1.0), "three_iterations": (3, 0.3)}
-
-
-def test_dynamic_routing_takes_no_power():
-    assert create("matrix-capsules", power=0.3, iterations=3).model.classes.routing.power == 0.3
-    with pytest.raises(ValueError, match="power must be left out for routing 'dynamic'"):
-        create("matrix-capsules", routing="dynamic", power=0.5)
 
 
 def points(*errors):

@@ -99,8 +99,10 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits
 
 def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
     monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
+    monkeypatch.setattr(part_whole_refine, "PLAIN_RATES", (1e-3,))
+    monkeypatch.setattr(part_whole_refine, "RATES", (0.03,))
     options = Options(minutes=0.01, progress=False)
-    settings = dict(images=8, plain_steps=12, plain_rates=(1e-3,), budgets=(4, 11), rates=(0.03,))
+    settings = dict(images=8, plain_steps=12, budgets=(4, 11))
     reproduce("part-whole/refine", options, folder=tmp_path, **settings)
     metrics = read_record("part-whole/refine", tmp_path)["metrics"]
     for name in ("upright", "rotated"):

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.shape_codes import letters
+from capsule_zoo.experiments.shape_codes import from_images as letters
 from capsule_zoo.experiments.shape_codes import objects as experiment
 from capsule_zoo.experiments.shape_codes.objects import (
     classes_found,

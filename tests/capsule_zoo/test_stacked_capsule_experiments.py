@@ -76,16 +76,6 @@ def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(ent
     assert together >= lower | {"relation.static", "infer_objects.read.weight"}
 
 
-def test_joint_training_and_the_encoder_of_the_paper_are_options():
-    joint = create(NAME, **small_sizes(NAME), training="joint", encoder="set_transformer")
-    assert joint.stages is None and "lr" in joint.training
-    assert any("transformer" in name for name in named(joint))
-    with pytest.raises(ValueError, match="encoder must be one of"):
-        create(NAME, **small_sizes(NAME), encoder="transformer")
-    with pytest.raises(ValueError, match="training must be one of"):
-        create(NAME, **small_sizes(NAME), training="apart")
-
-
 def named(entry):
     """Return all numbers of the model and the guide by name, without running statistics."""
     return {
