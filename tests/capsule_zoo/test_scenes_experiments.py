@@ -154,7 +154,7 @@ def test_ways_of_reading_by_number():
 
 def test_wrong_counts_by_their_doubt():
     doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
-    found = counts.by_doubt(doubt, wrong)
+    found = counts.bin_by_doubt(doubt, wrong)
     assert {place: (share, n) for place, (share, _, n) in found.items()} == {
         "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip

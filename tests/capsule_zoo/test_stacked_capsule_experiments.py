@@ -37,7 +37,7 @@ def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypa
     options = Options(progress=False, processes=1, minutes=0.01)
     for own in experiments.SIZES:
         sizes = {k: v for k, v in small_sizes(own).items() if k != "image_shape"}
-        monkeypatch.setitem(experiments.SIZES, own, sizes)
+        monkeypatch.setitem(experiments.SIZES, own, experiments.SIZES[own] | sizes)
     settings = dict(probed=40, tested=20, seeds=2)
     metrics, figures = names_in_record(name, options, tmp_path, **settings)
     steps = read_record(name, tmp_path)["metrics"]["steps_part_whole"]
