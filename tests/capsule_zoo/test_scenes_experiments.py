@@ -15,7 +15,6 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Job, Options, find_experiment, list_experiments
 from capsule_zoo.experiments.scenes import counts, segmentation
-from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces, windows_of
 from capsule_zoo.registry import create, load, small_sizes
@@ -155,26 +154,11 @@ def test_ways_of_reading_by_number():
 
 def test_wrong_counts_by_their_doubt():
     doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
-    found = counts.by_doubt(doubt, wrong)
+    found = counts.bin_by_doubt(doubt, wrong)
     assert {place: (share, n) for place, (share, _, n) in found.items()} == {
         "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip
     assert all(error > 0 for _, error, _ in found.values())
-
-
-def test_air_of_the_tutorial():
-    air = TutorialAir(20)
-    left = torch.cat([air.more.new_ones(1), air.more.cumprod(0)])
-    law = left - torch.cat([left[1:], left.new_zeros(1)])
-    torch.testing.assert_close(law[1:] / law[:-1], torch.full((3,), 0.01))
-    pictures, shift = torch.rand(2, 9, 9), torch.tensor([[0.1, -0.2], [0.0, 0.3]])
-    scale = torch.tensor([3.0, 2.0])
-    there = warped(pictures, scale, shift, 90)
-    back = warped(there, 1 / scale, -shift / scale[:, None], 9)
-    assert (back - pictures)[:, 2:-2, 2:-2].abs().mean() < 0.05
-    before = [p.clone() for p in air.parameters()]
-    air.svi().step(torch.rand(4, 1, 20, 20))
-    assert all((p != q).any() for p, q in zip(air.parameters(), before, strict=True))
 
 
 def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monkeypatch):
@@ -184,10 +168,9 @@ def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monk
     scenes = Split(torch.zeros(1, 1, 1, 6), objects=known)
     answer = torch.tensor([[[1, 1, 0, 0, 2, 2]]])  # two pixels for the ground
     found = SimpleNamespace(numbers=answer, owners=numbers, counts=torch.tensor([2]))
-    monkeypatch.setattr(segmentation, "train", lambda *_, **__: None)
     monkeypatch.setattr(segmentation, "find_objects", lambda *_, **__: found)
     entry = create("scenes", **small_sizes("scenes"))
-    _, row = segmentation.learned(entry, scenes, scenes, Options(progress=False), 1.0)
+    _, row = segmentation.measure_objects(entry, scenes)
     expected = adjusted_rand_score(numbers.flatten(), answer.flatten())
     assert row["ari"][0] == pytest.approx(expected) and expected < 1
     assert row["count_accuracy"][0] == 1

@@ -1,22 +1,14 @@
-"""The capsule network: errors, routings, reconstruction, and two digits (Sabour et al. 2017).
+"""The capsule network: errors, routings and reconstruction (Sabour et al. 2017)."""
 
-A pair of digits is made of each image of a batch and the one before it. Both lie on 36x36 pixels,
-shifted by up to 4 pixels, as in the paper's MultiMNIST. Its files have more pairs than ours; every
-epoch has new ones.
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyro
 import torch
-import torch.nn.functional as F
 
-from capsule_zoo.data import Dataset, load_dataset, transforms
+from capsule_zoo.data import load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
-from capsule_zoo.experiments.capsule_network.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
 from capsule_zoo.experiments.training import on_device
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
@@ -26,37 +18,27 @@ from capsule_zoo.zoo.capsule_network.entry import ROUTINGS
 from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
 
 SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
-BLIND = 1000.0  # a pixel's deviation for which the image has no influence on the capsules
-BORDER = 4  # pixels around a digit, and how far it is shifted
+BLIND = 1000.0  # a pixel's standard deviation for which the image does not influence the capsules
+RATES = {"model": 1e-3, "guide": 5e-3}  # first learning rates of the decoder and the capsules
+ROWS = {  # of the paper's table 1: the iterations, and whether the image is drawn
+    "one_blind": ("uniform", False),
+    "one_drawing": ("uniform", True),
+    "three_blind": ("dynamic", False),
+    "three_drawing": ("dynamic", True),
+}
 
 
 @experiment("capsule-network/mnist", minutes=90, of_runs=True)
-def mnist(
-    options: Options,
-    *,
-    lr: float = 5e-3,
-    decoder_lr: float = 1e-3,
-    decay: float = 0.1,
-    batch_size: int = 64,
-    sizes: Mapping[str, Any] | None = None,
-) -> Result:
+def mnist(options: Options) -> Result:
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
-    The weights are trained by dynamic routing. `error_<routing>` is the error rate of the same
-    weights when another routing reads the votes.
-
-    Args:
-        lr: first learning rate of the capsules, which falls to 0.
-        decoder_lr: the same of the decoder.
-        decay: weight decay (AdamW).
-        batch_size: images of an update.
-        sizes: arguments of the entry, such as its preset.
+    The weights are trained by dynamic routing, with weight decay (AdamW). `error_<routing>` is the
+    error rate of the same weights when another routing reads the votes.
     """
     data = load_dataset("mnist", root=options.data_root)
-    adam = partial(torch.optim.AdamW, weight_decay=decay, fused=True)
-    how: dict[str, Any] = dict(optimizer=adam, batch_size=batch_size, inputs=Inputs(SHIFT))
-    rates = {"model": decoder_lr, "guide": lr}
-    entry = trained("capsule-network", data, options, sizes, lr=rates, **how)
+    adam = partial(torch.optim.AdamW, weight_decay=0.1, fused=True)
+    how: dict[str, Any] = dict(optimizer=adam, batch_size=64, inputs=Inputs(SHIFT), lr=RATES)
+    entry = trained("capsule-network", data, options, **how)
     options.say(f"Classifying {len(data.test):,} test images")
     with on_device(entry, options):
         painted = reconstruct(entry.model, entry.guide, data.test).cpu()
@@ -77,15 +59,7 @@ def mnist(
     return Result(metrics, figures, None, entry)
 
 
-ROWS = {
-    "one_blind": ("uniform", False),
-    "one_drawing": ("uniform", True),
-    "three_blind": ("dynamic", False),
-    "three_drawing": ("dynamic", True),
-}
-
-
-def entry_of(row: str, image_shape: tuple[int, int, int]) -> Entry:
+def create_row(row: str, image_shape: tuple[int, int, int]) -> Entry:
     """Return an untrained entry of a row of the paper's table 1: its iterations, and its loss."""
     routing, draws = ROWS[row]
     usual = create("capsule-network", image_shape=image_shape, routing=routing)
@@ -100,7 +74,7 @@ def learn(job: Job[tuple[int, int]]) -> float:
     (images, epochs), options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset("mnist", root=options.data_root)
-    entry = entry_of(job.name, data.image_shape)
+    entry = create_row(job.name, data.image_shape)
     few = replace(data, train=data.train[:images])
     train(entry, few, options, epochs=epochs, inputs=Inputs(SHIFT))
     return error_rate(entry.model, entry.guide, data.test).value
@@ -118,25 +92,5 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
         epochs: passes over them, in a full run of an hour.
     """
     rows = dict.fromkeys(ROWS, (images, options.shortened(epochs)))
-    found = Study(rows, seeds).run(learn, replace(options, minutes=None))
-    return Result({"error": {name: mean_and_error(own) for name, own in found.items()}})
-
-
-def padded(options: Options) -> Dataset:
-    """Return MNIST on 36x36 pixels."""
-    data = load_dataset("mnist", root=options.data_root)
-    return data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
-
-
-@experiment("capsule-network/overlap", data="mnist", minutes=20)
-def overlap(options: Options, chosen: Overlaid) -> Result:
-    """Name and separate two overlapping digits, beside an equal network (20 core-minutes).
-
-    Digits lie on 36x36 pixels, shifted by up to 4. `cnn` has the stem and as many weights, and
-    no capsules; both are tuned on pairs of validation images, as in `equal-network`. `error` is
-    the share of pairs of different digits whose two classes are not both found, a mean over the
-    seeds. `squared_error` is of drawings from the first seed, explained at `taken_out`.
-    """
-    given = replace(chosen, sizes=chosen.sizes or {"channels": 16})
-    scatter = transforms.Shift(BORDER)
-    return beside_equal("overlapping-capsule-network", given, options, padded, scatter)
+    errors = Study(rows, seeds).run(learn, replace(options, minutes=None))
+    return Result({"error": {name: mean_and_error(row) for name, row in errors.items()}})
