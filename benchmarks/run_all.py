@@ -18,7 +18,7 @@ from capsule_zoo.records import FOLDER
 from capsule_zoo.registry import unknown
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"generative_capsules", "harness", "run_all"}
+NOT_BENCHMARKS = {"air", "generative_capsules", "harness", "run_all"}
 ON_ONE_THREAD = {"equal_network", "serving"}  # whatever the others have
 
 

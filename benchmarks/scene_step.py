@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import pyro
 import torch
+from air import TutorialAir
 from harness import Benchmark, Contestant, Contestants, check_same_gradients, main, update
 from torch import Tensor
 
-from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.models.scenes.counts import subsets_of
 from capsule_zoo.models.scenes.pictures import crop, moved

@@ -191,7 +191,7 @@ def _files_by_class(path: Path) -> Files:
             f"{stray[0].name}; they are ignored: move them into the folder of their class",
             stacklevel=2,
         )
-    unread = [f for folder in named.values() or [path] for f in _unread(folder)]
+    unread = [f for folder in (*classes, path) for f in _unread(folder) if f not in classes]
     if not classes and not files[None]:
         raise MissingData(
             f"{path} holds no image that can be read, but {unread[0].name}; {_remedy(unread[0])}"
@@ -216,7 +216,8 @@ def _unread(path: Path) -> Iterator[Path]:
     """List what a folder of pictures holds that is meant to be read, but cannot be."""
     for item in sorted(path.iterdir()):
         kinds = (*ARCHIVES, *OTHER_PICTURES)
-        other = item.suffix.lower() in kinds and not is_picture_file(item)
+        wanted = item.suffix.lower() in kinds or not item.exists()  # a link to no folder
+        other = wanted and not is_picture_file(item)
         if not _is_hidden(item) and (holds_pictures(item) if item.is_dir() else other):
             yield item
 
@@ -227,6 +228,8 @@ def _remedy(path: Path) -> str:
         return f"move the pictures in {path} one folder up"
     if path.suffix.lower() in ARCHIVES:
         return f"unpack {path.name}"
+    if not path.exists():
+        return f"mend or remove {path.name}, a link to nothing"
     if is_picture_file(path):
         return f"give its folder {path.parent}"
     return f"save {path.name} as PNG or JPEG"

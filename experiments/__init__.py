@@ -34,7 +34,6 @@ from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
 from capsule_zoo.experiments.study import choose as choose
-from capsule_zoo.experiments.study import in_turn as in_turn
 from capsule_zoo.experiments.training import begun as begun
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
@@ -81,14 +80,12 @@ class Experiment:
 
     Attributes:
         name: `<model>/<name>`.
-        function: the function that runs it; its keyword arguments are the settings, or the fields
-            of a dataclass that it takes after the options.
-        of_runs: whether it can measure `options.run`; others refuse it.
-        apart: whether the folder of each of its runs tells by its name what was measured, so that
-            another command may go on with them.
-        defaults: values of settings that replace the defaults of the function or the dataclass.
+        function: runs it; its keyword arguments are the settings, or the fields of a dataclass
+            that it takes after the options.
         data: name of the data set that it is about.
         minutes: training time of a full run; None if it has no fixed length.
+        of_runs: whether it can measure `options.run`; others refuse it.
+        defaults: values of settings that replace the defaults of the function or the dataclass.
     """
 
     name: str
@@ -96,14 +93,13 @@ class Experiment:
     data: str
     minutes: float | None = None
     of_runs: bool = False
-    apart: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def takes(self) -> type | None:
         """The dataclass of settings, if the function does not take them by name."""
-        kinds = [each.annotation for each in signature(self.function).parameters.values()][1:2]
-        return next((k for k in kinds if isinstance(k, type) and is_dataclass(k)), None)
+        types = [each.annotation for each in signature(self.function).parameters.values()][1:2]
+        return next((t for t in types if isinstance(t, type) and is_dataclass(t)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.
@@ -155,8 +151,7 @@ class Experiment:
 
     def filled(self, settings: Mapping[str, object]) -> dict[str, object]:
         """Return all settings of a run: the given ones, and the defaults of the others."""
-        defaults = {name: setting.default for name, setting in self.settings.items()}
-        return {**defaults, **settings}
+        return {name: setting.default for name, setting in self.settings.items()} | {**settings}
 
 
 _Function = Callable[..., Result]
@@ -171,9 +166,6 @@ def experiment(
     Args:
         data: the data set's name; by default `<name>`.
         shown: further attributes of `Experiment`.
-
-    Raises:
-        ValueError: the name is taken, or not of that form.
     """
     check_experiment_name(name)
     _, _, own = name.partition("/")
@@ -202,11 +194,7 @@ def _import_own() -> None:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of a name.
-
-    Raises:
-        ValueError: there is none; the message names the nearest ones.
-    """
+    """Return the experiment of a name; raise ValueError with the nearest names if there is none."""
     known = list_experiments()
     if name not in known:
         raise ValueError(". ".join(filter(None, [unknown("experiment", name, known), not_here()])))
@@ -295,10 +283,9 @@ def reproduce(
 def _begin(
     runs: Path, name: str, options: Options, settings: Mapping[str, object], command: str
 ) -> float:
-    """Begin or go on with an experiment in the folder of its runs, which names the command.
+    """Begin or go on with an experiment in the folder of its runs; return seconds of earlier calls.
 
-    Returns:
-        The seconds of the runs that earlier calls ended, and those that others were trained for.
+    These are of the runs that have ended, and those that others were trained for.
     """
     kept = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
@@ -309,9 +296,8 @@ def _begin(
     if {*runs.glob("*")} <= {config}:  # nothing was begun, such as by a refused command
         write_json(config, {**made, "command": command})
         return 0.0
-    found = json.loads(config.read_text())
-    same = [key for key in made if key != "settings" or not find_experiment(name).apart]
-    if differ := [f"{key}={found.get(key)!r}" for key in same if made[key] != found.get(key)]:
+    before = json.loads(config.read_text())
+    if differ := [f"{key}={before.get(key)!r}" for key in made if made[key] != before.get(key)]:
         raise ValueError(
             f"{runs} holds unfinished runs of {name} with {', '.join(differ)}; go on with them by "
             "the same command, delete that folder, or choose another folder for the record"

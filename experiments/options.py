@@ -47,11 +47,7 @@ class Options:
 
     @property
     def budget(self) -> float:
-        """The training time of the whole experiment, in minutes.
-
-        Raises:
-            ValueError: neither the user nor the experiment gives a time.
-        """
+        """The training time of the whole experiment, in minutes."""
         budget = self.minutes or self.full
         if budget is None:
             raise ValueError("minutes are needed: this function has no full length of its own")

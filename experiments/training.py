@@ -10,8 +10,7 @@ from typing import Any
 import pyro
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset
-from capsule_zoo.data.sources import data_folder
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
@@ -115,11 +114,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
 
 
 def load_run(run: str, name: str) -> Entry:
-    """Load a trained entry `name`.
-
-    Raises:
-        ValueError: the run is of another entry.
-    """
+    """Load a trained entry; raise ValueError unless its name is `name`."""
     entry = load(run)
     if entry.name != name:
         raise ValueError(f"run must be of {name!r}, but {run} is of {entry.name!r}")
@@ -139,9 +134,6 @@ def trained(
         sizes: arguments of the entry.
         settings: arguments of `train` that replace the entry's; by default the limit is the
             options' budget.
-
-    Raises:
-        ValueError: the run is of another entry.
     """
     if options.run:
         return load_run(options.run, name)
@@ -159,11 +151,3 @@ def on_device(entry: Entry, options: Options) -> Iterator[None]:
     yield
     for part in (entry.model, entry.guide):
         part.cpu()
-
-
-def photographs(name: str, options: Options) -> Dataset:
-    """Return the folder of images of that name under the data root, or else the named data set."""
-    root = data_folder(options.data_root)
-    if root and (root / name / "train").is_dir():
-        return load_dataset(f"folder:{root / name}")
-    return load_dataset(name, root=options.data_root)

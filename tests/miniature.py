@@ -8,7 +8,7 @@ from watermarks import watermarked
 
 from capsule_zoo.data import Dataset, Views, load_dataset
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
+from capsule_zoo.experiments.capsule_rbm import likelihood as capsule_rbm
 from capsule_zoo.records import figures_of, read_record
 
 

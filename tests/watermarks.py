@@ -28,8 +28,8 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Job, study
 from capsule_zoo.experiments.common.energy import reconstruction_error
 from capsule_zoo.experiments.common.findings import looks, squared_error
-from capsule_zoo.experiments.recurrent_capsules.headline import class_error
-from capsule_zoo.experiments.shape_codes.headline import Object, read_objects
+from capsule_zoo.experiments.recurrent_capsules.strokes import class_error
+from capsule_zoo.experiments.shape_codes.objects import Object, read_objects
 from capsule_zoo.inference import (
     classify,
     cluster_accuracy,
@@ -46,7 +46,7 @@ from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, R
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 MARKS = {"train": (1.0, 0.0), "validation": (0.0, 1.0), "test": (1.0, 1.0)}
-SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm.headline"  # shows curves of both
+SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm.likelihood"  # shows curves of both
 BY_LAYERS = "capsule_zoo.inference.energy.pretrain"  # fits the upper layers to what is no image
 SPLITS = {mark: split for split, mark in MARKS.items()}
 MEASURES: dict[Callable, str] = {  # and the argument that holds the images

@@ -32,6 +32,7 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit, with status 2 for errors that the user can fix."""
     warnings.formatwarning = lambda message, *_: f"capsule-zoo: warning: {message}\n"
+    warnings.simplefilter("ignore", FutureWarning)  # what other libraries plan, such as ArviZ
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows a ?
             stream.reconfigure(errors="replace")

@@ -114,7 +114,7 @@ def train(
 
     \b
     Examples:
-      capsule-zoo train part-whole --minutes 3
+      capsule-zoo train part-whole --steps 400
       capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
       capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
       capsule-zoo train part-whole --transform rotate=20

@@ -75,10 +75,10 @@ class Goal:
         It is "undecided" within two standard errors of both numbers, where both are the same, and
         where ours has no standard error, so that nobody knows what another seed would give.
         """
-        if self.ours is None:
-            return "not run"
         if self.kind != LIKE:
             return "not counted"
+        if self.ours is None:
+            return "not run"
         gain = self.ours["value"] - self.value
         gain = gain if self.higher else -gain
         if self.ours["se"] is None:

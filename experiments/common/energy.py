@@ -34,14 +34,14 @@ def binary_mnist(options: Options) -> Dataset:
     return replace(gray.binarized(), train=gray.train)
 
 
-def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
+def load_standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
     """Return Fashion-MNIST as standard scores, and the transform that made them."""
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     standard = Standardize.of(pixels.train.images)
     return pixels.transformed(standard), standard
 
 
-def measured(
+def measure_mnist(
     name: str,
     options: Options,
     numbers: Callable[[Entry, Dataset, Options], Numbers],
@@ -50,26 +50,26 @@ def measured(
     """Train an entry on MNIST, or load the run that the options name; measure and draw it.
 
     Args:
-        numbers: what is measured for this entry alone.
+        numbers: returns what is measured for this entry alone.
         settings: arguments of `train` that replace the entry's.
     """
     data = binary_mnist(options)
     entry = trained(name, data, options, inputs=Inputs(Binarize()), **settings)
     options.say("Measuring")
-    found = spectra(entry, data.test.images)
+    switches = spectra(entry, data.test.images)
     metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images),
         **numbers(entry, data, options),
         "probe_switches": probe(entry, data)[0],
-        "switches": use_of_switches(found),
+        "switches": use_of_switches(switches),
     }
-    return Result(metrics, figures_of(entry, data.test, found), None, entry)
+    return Result(metrics, figures_of(entry, data.test, switches), None, entry)
 
 
-def figures_of(entry: Entry, split: Split, found: Mapping[str, np.ndarray]) -> dict[str, Figure]:
+def figures_of(entry: Entry, split: Split, switches: Mapping[str, np.ndarray]) -> dict[str, Figure]:
     """Draw what is inferred at every switch of the images, and all that the entry offers."""
-    shown = energy_figures.spectra(found, split.labels.numpy())
-    return {"spectra": shown, **pictures(entry, split.images[:DRAWN])}
+    drawn = energy_figures.spectra(switches, split.labels.numpy())
+    return {"spectra": drawn, **pictures(entry, split.images[:DRAWN])}
 
 
 @torch.no_grad()
@@ -100,35 +100,26 @@ def spectra(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
     return {name: latents(entry.guide, images, [name]) for name in names}
 
 
-def use_of_switches(found: Mapping[str, np.ndarray]) -> Table:
+def use_of_switches(switches: Mapping[str, np.ndarray]) -> Table:
     """Return how often the switches of each layer are on, and how many of them are silent.
 
     Args:
-        found: what is inferred at every switch, (N, K) by site. A switch is silent if it is on in
+        switches: what is inferred at every switch, (N, K) by site. One is silent if it is on in
             less than a hundredth of the images.
     """
-    on = {site: (float(s.mean()), None, len(s)) for site, s in found.items()}
+    on = {site: (float(s.mean()), None, len(s)) for site, s in switches.items()}
     silent = {
-        site: (float((s.mean(0) < SILENT).sum()), None, s.shape[1]) for site, s in found.items()
+        site: (float((s.mean(0) < SILENT).sum()), None, s.shape[1]) for site, s in switches.items()
     }
     return Table({"on": on, "silent": silent}, names="{variant}_{quantity}")
 
 
-def nearest_spectra(entry: Entry, images: Tensor) -> np.ndarray:
-    """Return the spectra nearest to the image, (N, K)."""
-    return list(spectra(entry, images).values())[-1]
-
-
-def probe(
-    entry: Entry, data: Dataset, read: Callable[[Entry, Tensor], np.ndarray] = nearest_spectra
-) -> tuple[Accuracy, Information]:
-    """Fit a linear probe that reads the class from what is inferred of training images.
+def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
+    """Fit a linear probe that predicts the class from the spectra nearest to training images.
 
     These images are binarized once.
-
-    Args:
-        read: a function of entry and images that returns the features of each image, (N, K).
     """
     known = data.train[:PROBED].binarized()
-    train, test = (read(entry, x) for x in (known.images, data.test.images))
+    images = known.images, data.test.images
+    train, test = (list(spectra(entry, x).values())[-1] for x in images)
     return probe_scores(train, known.labels, test, data.test.labels)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.inference import Comparison, compare, evaluate, summarize
+from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.inference.evaluation.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
@@ -132,11 +132,6 @@ class Bounded:
         """Return the bounds of the first test images; see `held_out_bounds`."""
         return held_out_bounds(entry, data.test[: self.images], self.particles, seed)
 
-    def compare(self, pairs: Mapping[str, tuple], data: Dataset, seed: int) -> Comparison:
-        """Compare models with their guides by name, on the first test images."""
-        few = data.test[: self.images]
-        return compare(pairs, few, num_particles=self.particles, seed=seed)
-
 
 def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
     """Return the bounds of every row that is one, by quantity, then by row.
@@ -144,16 +139,16 @@ def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
     The quantities are `elbo`, `iwae_<particles>`, `elbo_difference` and `TIGHTNESS`. The difference
     is paired, over the same images: to the first bound, which itself has none.
     """
-    particles, images = table.attrs["num_particles"], table.attrs["num_images"]
-    columns = {"elbo": "elbo", f"iwae_{particles}": "iwae", "elbo_difference": "elbo_difference"}
+    iwae = f"iwae_{table.attrs['num_particles']}"
+    columns = {"elbo": "elbo", iwae: "iwae", "elbo_difference": "elbo_difference"}
     bounds = table[table["is_bound"]]
-    found: dict[str, Numbers] = {}
+    numbers: dict[str, Numbers] = {}
     for quantity, column in columns.items():
         rows = bounds.iloc[1:] if quantity == "elbo_difference" else bounds
         for name, row in rows.iterrows():
-            number = float(row[column]), float(row[f"{column}_se"]), images
-            found.setdefault(quantity, {})[snake_case(name)] = number
-    return found | numbers_of_columns(bounds, {name: name for name in TIGHTNESS})
+            number = float(row[column]), float(row[f"{column}_se"]), table.attrs["num_images"]
+            numbers.setdefault(quantity, {})[snake_case(name)] = number
+    return numbers | numbers_of_columns(bounds, {name: name for name in TIGHTNESS})
 
 
 def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[str, Numbers]:
@@ -162,22 +157,28 @@ def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[st
     Args:
         columns: the column of each quantity.
     """
-    found: dict[str, Numbers] = {}
+    numbers: dict[str, Numbers] = {}
     for quantity, column in columns.items():
         for name, value in table[column].items():
             if np.isfinite(value):
                 number = float(value), None, table.attrs["num_images"]
-                found.setdefault(quantity, {})[snake_case(name)] = number
-    return found
+                numbers.setdefault(quantity, {})[snake_case(name)] = number
+    return numbers
+
+
+def measures_of_rows(table: Comparison) -> dict[str, Numbers]:
+    """Return the bounds of a comparison, MAP objectives of the other rows, and times of all."""
+    columns = {"map": "map_objective", "seconds_per_image": "seconds_per_image"}
+    return bounds_of_rows(table) | numbers_of_columns(table, columns)
 
 
 def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
     """Return the numbers of several variants by quantity, then by variant."""
-    found: dict[str, Numbers] = {}
+    turned: dict[str, Numbers] = {}
     for variant, numbers in variants.items():
         for quantity, number in numbers.items():
-            found.setdefault(quantity, {})[variant] = number
-    return found
+            turned.setdefault(quantity, {})[variant] = number
+    return turned
 
 
 def snake_case(row: Hashable) -> str:

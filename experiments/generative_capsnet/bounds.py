@@ -1,7 +1,7 @@
-"""Digits on request from codes that have laws: bounds, draws at any angle, inferred angles.
+"""Digits on request from codes that have distributions: bounds, draws, inferred angles.
 
-The networks of the article are autoencoders, and so are the networks of the other experiments. Here
-all classes are requested at every angle under the variational guide, so that there is a bound on
+The networks of the article are autoencoders, and so are those of `beyond_training`. Here all
+classes are requested at every angle under the variational guide, so that there is a bound on
 log p(image), a prior to draw from, and a posterior over the angle of an image. The decoder of a
 VAE, with the same encoder, is compared with the capsules.
 """
@@ -14,20 +14,27 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Rotations
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import bounds_of_rows, by_quantity, pictures, single
-from capsule_zoo.experiments.generative_capsnet.headline import (
-    Trainings,
-    inferred_angles,
-    learn,
-    study_of,
-    turned,
+from capsule_zoo.data import Dataset, Rotations
+from capsule_zoo.experiments import Options, Result, Study, experiment
+from capsule_zoo.experiments.common.findings import (
+    bounds_of_rows,
+    by_quantity,
+    median_and_error,
+    pictures,
+    single,
 )
-from capsule_zoo.experiments.generative_capsnet.requests import TURNED, on_canvas, some_requests
+from capsule_zoo.experiments.generative_capsnet.beyond_training import (
+    RARE,
+    TURNED,
+    Task,
+    Trainings,
+    learn,
+    load_on_canvas,
+    sample_requests,
+)
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import compare
-from capsule_zoo.records import Numbers
+from capsule_zoo.inference import compare, infer_transformation
+from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
@@ -49,49 +56,73 @@ class Bounds(Trainings):
     """
 
     decoders: tuple[str, ...] = ("vae", *CAPSNETS)
-    seeds: int = 1
+    steps: int = 3000
+    inferred: int = 60
     bounded: int = 1000
     particles: int = 100
 
 
 @experiment("generative-capsnet/mnist")
-def mnist(options: Options, chosen: Bounds) -> Result:
+def mnist(options: Options, settings: Bounds) -> Result:
     """Bound log p of digits at every angle under the variational guide (35 core-minutes).
 
     Bounds are of plain test images. The capsule network with the highest bound is kept.
     """
-    data = on_canvas(EVERY_ANGLE, options)
-    study = study_of({"every-angle": EVERY_ANGLE}, chosen, "variational")
+    data = load_on_canvas(EVERY_ANGLE, options)
+    tasks = {n: Task(n, EVERY_ANGLE, settings, "variational") for n in settings.decoders}
+    study = Study({f"every-angle-{name}": task for name, task in tasks.items()}, settings.seeds)
     runs = study.run(learn, options)
     folders = study.folders(options)
-    entries = {name: load(folders[f"every-angle-{name}"]) for name in chosen.decoders}
+    entries = {name: load(folders[f"every-angle-{name}"]) for name in tasks}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
     table = compare(
-        pairs, data.test[: chosen.bounded], num_particles=chosen.particles, seed=options.seed
+        pairs, data.test[: settings.bounded], num_particles=settings.particles, seed=options.seed
     )
     bounds = bounds_of_rows(table)
-    measured: dict[str, Numbers] = {}
+    measures: dict[str, Numbers] = {}
     for name, entry in entries.items():
         run = runs[f"every-angle-{name}"][0]
         options.say(f"Inferring by {name} how images were turned")
-        measured[name] = {
+        measures[name] = {
             "updates": single(run["steps"]),
             "error_all_angles": single(np.mean(run["errors"]["circle"])),
-            "inferred_degrees": inferred_angles(entry, data, options, chosen.inferred),
+            "inferred_degrees": inferred_angles(entry, data, options, settings.inferred),
         }
     capsnets = [name for name in CAPSNETS if name in entries]
-    kept = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
-    drawn = pictures(kept, data.test.images)
-    drawn["dreams"] = dreams(kept, some_requests(data, EVERY_ANGLE), options.seed)
+    best = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
+    figures = pictures(best, data.test.images)
+    figures["dreams"] = plot_dreams(best, sample_requests(data, EVERY_ANGLE), options.seed)
     few = data.test.images[:12]
-    given, _, found = turned(kept, few, options.seed)
-    rows = {"test image": few, "as given": given, "turned back": Rotations().move(given, -found)}
-    drawn["turned_back"] = image_rows(rows, "Angles inferred from single images")
-    return Result({**bounds, **by_quantity(measured)}, drawn, table, kept)
+    turned, _, inferred = turn_and_infer(best, few, options.seed)
+    back = Rotations().move(turned, -inferred)
+    rows = {"test image": few, "as given": turned, "turned back": back}
+    figures["turned_back"] = image_rows(rows, "Angles inferred from single images")
+    return Result({**bounds, **by_quantity(measures)}, figures, table, best)
+
+
+def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
+    """Return the median error, in degrees, of the angles inferred from turned test images.
+
+    Args:
+        number: number of images, which are of the usual classes.
+    """
+    usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
+    _, angles, inferred = turn_and_infer(entry, data.test.images[usual][:number], options.seed)
+    error = ((inferred - angles + 180) % 360 - 180).abs()
+    return median_and_error(error.squeeze(1), seed=options.seed)
+
+
+def turn_and_infer(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
+    generator = torch.Generator().manual_seed(seed)
+    angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
+    turned, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)
+    posterior = infer_transformation(entry.model, entry.guide, turned, Rotations(), grid=grid)
+    return turned, angles, posterior.best
 
 
 @torch.no_grad()
-def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
+def plot_dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
     """Draw samples of the prior, each under every request (points, parameters)."""
     pyro.set_rng_seed(seed)
     codes = {name: law.sample((DREAMS,)) for name, law in entry.model.prior().items()}

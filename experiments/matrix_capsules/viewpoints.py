@@ -1,9 +1,8 @@
-"""Novel viewpoints, and attacks: matrix capsules beside an equal network without them.
+"""Novel viewpoints, and attacks: matrix capsules compared with an equal network without them.
 
 The paper (Hinton et al. 2018, section 5) trains on a third of smallNORB's azimuths, or the lowest
-third of its elevations, and tests on the others. A capsule network and a convolutional one are
-compared where they do equally well on familiar viewpoints. Here the networks are equal and tuned by
-one search, as in `zoo.equal_network`. They are trained for equal minutes and measured several times
+third of its elevations, and tests on the others. Here the networks are equal and tuned by one
+search, as in `zoo.equal_network`. They are trained for equal minutes and measured several times
 during training, more often at the start. All errors are compared at the lowest familiar error that
 both networks reach, on the straight line between two measurements.
 """
@@ -17,22 +16,21 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
+from capsule_zoo.data import Split, Toys3D, Views
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Job, Options, Result, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network as equal
-from capsule_zoo.experiments.zoo.equal_network import Search, Task, tuned, under, way_of
+from capsule_zoo.experiments.zoo.equal_network import Search, Task, training_of, tune, under
 from capsule_zoo.figures.curves import number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry
 
-begun_on = partial(equal.begun_on, classes=len(CATEGORIES))
+create_network = partial(equal.create_network, classes=len(CATEGORIES))
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
 NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
 COLORS = {"capsules": "C0", "cnn": "C1"}
@@ -69,71 +67,69 @@ class Trainings(Search):
     attack_steps: int = 5
 
 
-def views(source: str, options: Options, size: int) -> tuple[Views, Views]:
-    """Return training and test views of "toys3d" or "smallnorb"."""
-    data = Toys3D(size) if source == "toys3d" else SmallNORB(data_folder(options.data_root))
+def load_views(size: int) -> tuple[Views, Views]:
+    """Return training and test views of rendered toys, of so many pixels along each side."""
+    data = Toys3D(size)
     return data.train, data.test
 
 
-def novel_values(seen: Views, factor: str) -> list[int]:
+def novel_values(views: Views, factor: str) -> list[int]:
     """Return the values of a factor that are not familiar."""
-    return sorted(set(getattr(seen, factor).tolist()) - set(FAMILIAR[factor]))
+    return sorted(set(getattr(views, factor).tolist()) - set(FAMILIAR[factor]))
 
 
-def some(split: Split, number: int) -> Split:
+def choose_images(split: Split, number: int) -> Split:
     """Return `number` of the images, or all of them, and the same ones on every call."""
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
 
 
-def seen_views(job: Job[Task[Trainings]], source: str) -> tuple[Split, Views]:
+def split_views(task: Task[Trainings]) -> tuple[Split, Views]:
     """Return the familiar training views of a task's factor, and all test views."""
-    task = job.variant
-    train_views, test_views = views(source, job.options, task.given.size)
+    train_views, test_views = load_views(task.settings.size)
     familiar = {task.data: FAMILIAR[task.data]}
-    return train_views.select(**familiar).split(task.given.size), test_views
+    return train_views.select(**familiar).split(task.settings.size), test_views
 
 
-def learn(job: Job[Task[Trainings]], *, source: str) -> dict[str, Any]:
-    """Train one network on familiar views; see `tried` and `measured`.
+def learn(job: Job[Task[Trainings]]) -> dict[str, Any]:
+    """Train one network on familiar views; see `tried` and `measure_path`.
 
-    Args:
-        job: its task's data is the factor that makes the held-out views novel.
-        source: "toys3d" or "smallnorb".
+    The data of the job's task is the factor that makes the held-out views novel.
     """
-    return tried(job, source) if job.variant.is_try else {"path": measured(job, source)}
+    return tried(job) if job.variant.is_try else {"path": measure_path(job)}
 
 
-def tried(job: Job[Task[Trainings]], source: str) -> Numbers:
+def tried(job: Job[Task[Trainings]]) -> Numbers:
     """Try one setting; return the error on familiar training views that were left out."""
-    task, (seen, _) = job.variant, seen_views(job, source)
-    entry, mixed = begun_on(seen, task, job.options), some(seen, len(seen))
-    left_out, rest = mixed[: task.given.views], mixed[task.given.views :]
-    train(entry, rest, job.options, job.options.budget, pace=Pace("constant"), **way_of(task))
+    task, options = job.variant, job.options
+    views, _ = split_views(task)
+    entry, mixed = create_network(views, task, options), choose_images(views, len(views))
+    left_out, rest = mixed[: task.settings.views], mixed[task.settings.views :]
+    train(entry, rest, options, options.budget, pace=Pace("constant"), **training_of(task))
     return {"validation_error": error_rate(entry.model, entry.guide, left_out)}
 
 
-def measured(job: Job[Task[Trainings]], source: str) -> list[dict[str, float]]:
+def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
     """Return the errors of one network during its training, and under attack."""
-    task, options, given = job.variant, job.options, job.variant.given
-    seen, test_views = seen_views(job, source)
-    kinds = FAMILIAR[task.data], novel_values(test_views, task.data)
-    splits = [test_views.select(**{task.data: kind}).split(given.size) for kind in kinds]
-    tested = [some(split, given.views) for split in splits]
-    entry, few, path = begun_on(seen, task, options), tested[0][: given.attacked], []
-    for check in range(1, given.checks + 1):
-        minutes = options.budget * (check / given.checks) ** 2
+    task, options, settings = job.variant, job.options, job.variant.settings
+    views, test_views = split_views(task)
+    values = FAMILIAR[task.data], novel_values(test_views, task.data)
+    splits = [test_views.select(**{task.data: each}).split(settings.size) for each in values]
+    tested = [choose_images(split, settings.views) for split in splits]
+    entry, few, path = create_network(views, task, options), tested[0][: settings.attacked], []
+    for check in range(1, settings.checks + 1):
+        minutes = options.budget * (check / settings.checks) ** 2
         earlier = f"check-{check - 1}" if check > 1 else None
         how: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
-        train(entry, seen, options, minutes, **how, **way_of(task))
+        train(entry, views, options, minutes, **how, **training_of(task))
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":
-            point |= attacked(entry, few, given)
+            point |= errors_under_attack(entry, few, settings)
         path.append(point)
     return path
 
 
-def attacked(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
+def errors_under_attack(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
     """Return a network's errors under the attacks, by name and size in thousandths of a pixel."""
     attacks = {f"fgsm_{round(1000 * size)}_error": (size, 1) for size in settings.epsilons}
     for size in settings.iterated:
@@ -145,7 +141,7 @@ def attacked(entry: Entry, split: Split, settings: Trainings) -> dict[str, float
     }
 
 
-def matched(paths: Mapping[str, Sequence[Point]]) -> dict[str, Point]:
+def match(paths: Mapping[str, Sequence[Point]]) -> dict[str, Point]:
     """Return each network's errors where its familiar error is the lowest that all networks reach.
 
     Between two measurements errors follow a straight line. If a training crosses that error several
@@ -164,49 +160,8 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
     return min(path, key=lambda point: abs(point["familiar"] - familiar))
 
 
-def compared(source: str, settings: Trainings, options: Options) -> Result:
-    """Train every network on every factor with every seed, and compare them."""
-    views(source, options, settings.size)  # rendered or downloaded once, before processes need them
-    given = replace(settings, sizes=settings.sizes or NETWORK)
-    task = partial(learn, source=source)
-    outcomes, tries, best = tuned(task, "matrix-capsules", given, options, list(FAMILIAR))
-    found = {
-        (NAMES[best[name].network], best[name].data, seed): run["path"]
-        for name, runs in outcomes.items()
-        for seed, run in enumerate(runs, options.seed)
-    }
-    errors = {factor: errors_where_matched(found, factor) for factor in FAMILIAR}
-    matched_errors = {
-        f"{factor}_{kind}error": errors[factor][name]
-        for factor in FAMILIAR
-        for name, kind in (("novel", ""), ("familiar", "familiar_"))
-    }
-    attacks = {name: e for name, e in errors["azimuth"].items() if name.endswith("_error")}
-    validation = {start.replace("-", "_"): under(f"{start}-", tries) for start in best}
-    metrics: Metrics = {
-        **matched_errors,
-        "attacked": Table(attacks),
-        "validation error": Table(validation, "validation_{quantity}_{variant}"),
-    }
-    return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
-
-
-def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> dict[str, Numbers]:
-    """Return the errors over the seeds, by name, then by network."""
-    errors: dict[str, dict[str, list[float]]] = {}
-    for seed in sorted({seed for _, _, seed in found}):
-        paths = {network: found[network, factor, seed] for network in NAMES.values()}
-        for network, point in matched(paths).items():
-            for name, error in point.items():
-                errors.setdefault(name, {}).setdefault(network, []).append(error)
-    return {
-        name: {network: mean_and_error(values) for network, values in of_networks.items()}
-        for name, of_networks in errors.items()
-    }
-
-
 @experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240)
-def viewpoints(options: Options, chosen: Trainings) -> Result:
+def viewpoints(options: Options, settings: Trainings) -> Result:
     """Compare capsules with an equal network on novel viewpoints of rendered toys (4 core-hours).
 
     Minutes are of the processor, and all trainings and tries share them equally. Measuring during
@@ -215,13 +170,48 @@ def viewpoints(options: Options, chosen: Trainings) -> Result:
     familiar azimuths under a white-box attack of one step that changes pixels by .040, and
     `iterated_...` errors under an attack of several steps.
     """
-    return compared("toys3d", chosen, options)
+    load_views(settings.size)  # rendered once, before processes need them
+    settings = replace(settings, sizes=settings.sizes or NETWORK)
+    outcomes, tries, tasks = tune(learn, "matrix-capsules", settings, options, list(FAMILIAR))
+    paths = {
+        (NAMES[tasks[name].network], tasks[name].data, seed): run["path"]
+        for name, runs in outcomes.items()
+        for seed, run in enumerate(runs, options.seed)
+    }
+    errors = {factor: errors_where_matched(paths, factor) for factor in FAMILIAR}
+    attacks = {name: e for name, e in errors["azimuth"].items() if name.endswith("_error")}
+    validation = {name.replace("-", "_"): under(f"{name}-", tries) for name in tasks}
+    metrics: Metrics = {
+        **{
+            f"{factor}_{kind}error": errors[factor][name]
+            for factor in FAMILIAR
+            for name, kind in (("novel", ""), ("familiar", "familiar_"))
+        },
+        "attacked": Table(attacks),
+        "validation error": Table(validation, "validation_{quantity}_{variant}"),
+    }
+    return Result(metrics, {"": plot_paths(paths), "attack": plot_attacks(attacks)})
 
 
-def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
+def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> dict[str, Numbers]:
+    """Return the errors over the seeds, by name, then by network."""
+    errors: dict[str, dict[str, list[float]]] = {}
+    for seed in sorted({seed for _, _, seed in paths}):
+        for network, point in match(
+            {network: paths[network, factor, seed] for network in NAMES.values()}
+        ).items():
+            for name, error in point.items():
+                errors.setdefault(name, {}).setdefault(network, []).append(error)
+    return {
+        name: {network: mean_and_error(values) for network, values in row.items()}
+        for name, row in errors.items()
+    }
+
+
+def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
     """Draw novel against familiar error during every training run, with a panel for each factor."""
     figure, (axes,) = panels(len(FAMILIAR), size=(4, 3.5))
-    for (network, factor, _), path in found.items():
+    for (network, factor, _), path in paths.items():
         axis = axes[list(FAMILIAR).index(factor)]
         familiar, novel = zip(*((p["familiar"], p["novel"]) for p in path), strict=True)
         axis.semilogx(familiar, novel, ".-", color=COLORS[network])
@@ -237,12 +227,12 @@ def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
     return figure
 
 
-def attack_figure(attacks: Mapping[str, Numbers]) -> Figure:
+def plot_attacks(attacks: Mapping[str, Numbers]) -> Figure:
     """Draw the error under attack by the size of the attack, with the standard error over seeds."""
     curves: dict[str, Numbers] = {}
     for name, row in attacks.items():
         attack, size, _ = name.split("_")
         for network, number in row.items():
-            own = curves.setdefault(f"{network}, {STEPS[attack]}", {})
-            own[f"{int(size) / 1000:g}"] = number
+            curve = curves.setdefault(f"{network}, {STEPS[attack]}", {})
+            curve[f"{int(size) / 1000:g}"] = number
     return number_curves({"error": curves}, "largest change of a pixel")

@@ -27,9 +27,10 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
-from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
-from capsule_zoo.experiments.shape_codes.headline import (
-    ObjectSettings,
+from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.shape_codes.objects import (
+    PENALTY,
+    TEMPERATURE,
     read_at_own_turns,
     read_objects,
     sets_at_turns,
@@ -54,7 +55,8 @@ UPRIGHT, ROTATED = "probe", "rotated"
 COPY = 0.95  # likeness from which one template counts as a copy of another
 _MARGIN = 2  # side of the canvas, in sides of a template
 _RATE = 0.05
-READING = ObjectSettings()  # temperature and penalty of the probes on kinds and codes
+BATCH_SIZE = 32  # small batches learn faster for their time
+TURNED_TRAINING, TURNED_TEST = 5000, 2000  # images of the remedy, each read at every turn
 
 
 @dataclass(frozen=True)
@@ -65,29 +67,23 @@ class Settings:
         degrees: largest rotations of training images, one for each model.
         seeds: number of seeds for each model.
         steps: updates of each model in a full run.
-        batch_size: images of an update. Small batches learn faster for their time.
         kinds: kinds of objects that are fitted to parts.
         probed: training images that kinds and probes are fitted on.
         turns: turns of the circle at which parts are read for the remedy.
-        turned_training: training images of the remedy, each of which is read at every turn.
-        turned_images: test images of the remedy, each of which is read at every turn.
         sizes: sizes of every entry that replace the zoo's own.
     """
 
     degrees: tuple[int, ...] = DEGREES
     seeds: int = 3
     steps: int = 3000
-    batch_size: int = 32
     kinds: int = 64
     probed: int = 10_000
     turns: int = 24
-    turned_training: int = 5000
-    turned_images: int = 2000
     sizes: Mapping[str, Any] | None = None
 
 
 @experiment("part-whole/augment", data="mnist", minutes=70)
-def augment(options: Options, chosen: Settings) -> Result:
+def augment(options: Options, settings: Settings) -> Result:
     """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
 
     A model is trained for each range of rotations and each seed, all for equally many updates.
@@ -100,19 +96,18 @@ def augment(options: Options, chosen: Settings) -> Result:
     `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
     that are found by the same part when the image is turned by 45 degrees.
     """
-    steps = options.shortened(chosen.steps)
-    timed = replace(options, minutes=None)
-    study = Study({str(each): each for each in chosen.degrees}, chosen.seeds)
-    found = by_quantity(means_of(study.run(learn, timed, steps=steps, settings=chosen)))
+    timed, steps = replace(options, minutes=None), options.shortened(settings.steps)
+    study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
+    numbers = by_quantity(means_of(study.run(learn, timed, steps=steps, settings=settings)))
     data = load_dataset("mnist", root=options.data_root)
-    name = str(max(chosen.degrees))
+    name = str(max(settings.degrees))
     widest = load(study.folders(timed)[name])
-    shown = {
-        "": curves(found, 1 / data.num_classes),
-        f"parts_{name}": parts_of(widest, data),
+    figures = {
+        "": plot_accuracies(numbers, 1 / data.num_classes),
+        f"parts_{name}": plot_parts(widest, data),
         "templates": learned_templates(widest.model),
     }
-    return Result({**found}, shown, None, widest)
+    return Result({**numbers}, figures, None, widest)
 
 
 def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]:
@@ -120,9 +115,8 @@ def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]
     degrees, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     entry = begun("part-whole", data, options, **(settings.sizes or {}))
-    rotation = transforms.Rotate(degrees)
-    limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
-    train(entry, data, options, inputs=Inputs(rotation), **limits)
+    limits: dict[str, Any] = dict(steps=steps, batch_size=BATCH_SIZE)
+    train(entry, data, options, inputs=Inputs(transforms.Rotate(degrees)), **limits)
     return {"steps": single(steps), **measure(entry, data, degrees, settings, options)}
 
 
@@ -132,47 +126,42 @@ def measure(
     """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
     few = data.train[: settings.probed]
     codes = on_parts_of(entry, kinds=settings.kinds)
-    start_objects(codes.guide, part_sets_of(codes, rotated(few, degrees)), options.seed)
+    turned_few = rotated(few, degrees)
+    start_objects(codes.guide, part_sets(codes.guide.with_scope("parts"), turned_few), options.seed)
     splits = {UPRIGHT: (few, data.test)}
     if degrees:
-        splits[ROTATED] = rotated(few, degrees), rotated(data.test, degrees)
-    found: Numbers = {}
+        splits[ROTATED] = turned_few, rotated(data.test, degrees)
+    numbers: Numbers = {}
     for name, pair in splits.items():
-        features = [features_of(entry, codes, split) for split in pair]
+        fitted, tested = (features_of(entry, codes, split) for split in pair)
         labels = [split.labels for split in pair]
         for column in COLUMNS:
-            given, asked = (each[column] for each in features)
-            penalty = READING.penalty if column == "kind_code" else 1.0
-            found[f"{name}_{column}"] = linear_probe(given, labels[0], asked, labels[1], penalty)
+            penalty = PENALTY if column == "kind_code" else 1.0
+            rows = fitted[column], labels[0], tested[column], labels[1]
+            numbers[f"{name}_{column}"] = linear_probe(*rows, penalty)
     if degrees:
-        few, test = few[: settings.turned_training], data.test[: settings.turned_images]
+        few, test = few[:TURNED_TRAINING], data.test[:TURNED_TEST]
         tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
-        read = remedy(entry, rotated(few, degrees), tests, settings, options.seed)
-        found |= {f"{name}_turned": accuracy for name, accuracy in read.items()}
+        remedy = fit_turned(entry, rotated(few, degrees), tests, settings, options.seed)
+        numbers |= {f"{name}_turned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
-    found["copies"] = single(copies(likeness((color * alpha).mean(1))))
+    numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
     for angle in TURNED:
-        found[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
-    return found
-
-
-def part_sets_of(codes: Entry, split: Split) -> Split:
-    """Return the parts that are read in every image."""
-    return part_sets(codes.guide.with_scope("parts"), split)
+        numbers[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
+    return numbers
 
 
 def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarray]:
     """Return the features of every image (N, features), by column."""
+    sets = part_sets(codes.guide.with_scope("parts"), split).images
     return {
         "presence": latents(entry.guide, split.images, PRESENCES),
         "presence_pose": latents(entry.guide, split.images, WITH_POSES),
-        "kind_code": read_objects(
-            codes.guide, part_sets_of(codes, split).images, READING.temperature
-        ).features(),
+        "kind_code": read_objects(codes.guide, sets, TEMPERATURE).features(),
     }
 
 
-def remedy(
+def fit_turned(
     entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
 ) -> dict[str, Accuracy]:
     """Fit kinds and codes to images at the turns that they choose; probe test images by name."""
@@ -180,14 +169,14 @@ def remedy(
     views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
     start_turned_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
-    given = read_at_own_turns(codes.guide, views, READING.temperature).features()
-    probe = fit_probe(given, train.labels, READING.penalty)
-    found: dict[str, Accuracy] = {}
+    rows = read_at_own_turns(codes.guide, views, TEMPERATURE).features()
+    probe = fit_probe(rows, train.labels, PENALTY)
+    accuracies: dict[str, Accuracy] = {}
     for name, test in tests.items():
-        seen = sets_at_turns(codes.guide, test, settings.turns)
-        rows = read_at_own_turns(codes.guide, seen, READING.temperature).features()
-        found[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
-    return found
+        sets = sets_at_turns(codes.guide, test, settings.turns)
+        rows = read_at_own_turns(codes.guide, sets, TEMPERATURE).features()
+        accuracies[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
+    return accuracies
 
 
 @torch.no_grad()
@@ -215,18 +204,18 @@ def rotated(split: Split, degrees: float) -> Split:
     return replace(split, images=torch.cat(images))
 
 
-def curves(found: Mapping[str, Numbers], chance: float) -> Figure:
+def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
     for kind, words in kinds.items():
         names[f"{kind}_turned"] = f"{words}, (kind, code), turn inferred"
-    drawn = {label: found[name] for name, label in names.items() if name in found}
+    drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
     return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 
 
 @torch.no_grad()
-def parts_of(entry: Entry, data: Dataset) -> Figure:
+def plot_parts(entry: Entry, data: Dataset) -> Figure:
     """Draw three test digits at four turns, and the parts that are found, each in its color."""
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
@@ -267,7 +256,7 @@ def likeness(templates: Tensor, turns: int = 8, steps: int = 50) -> Tensor:
     return best
 
 
-def copies(alike: Tensor, least: float = COPY) -> int:
+def count_copies(alike: Tensor, least: float = COPY) -> int:
     """Return the number of templates that have a copy, each of the other, given `likeness`."""
     mutual = torch.minimum(alike, alike.T).fill_diagonal_(0)
     return int((mutual.amax(1) >= least).sum())

@@ -16,18 +16,17 @@ from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 
 NEAR = 1.0  # nats below the best objective at which a race ends
+PLAIN_RATES, RATES = (3e-3, 1e-2, 3e-2), (0.03, 0.06)  # largest learning rates
 SMOOTHED = 10  # steps over which the objective, which is noisy, is averaged
 
 
 @experiment("part-whole/refine", data="mnist", minutes=30, of_runs=True)
-def refinement(
+def race_refinements(
     options: Options,
     *,
     images: int = 128,
     plain_steps: int = 1000,
-    plain_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2),
     budgets: tuple[int, ...] = (30, 60, 120, 240),
-    rates: tuple[float, ...] = (0.03, 0.06),
 ) -> Result:
     """Race scheduled test-time inference against plain Adam, on upright and turned digits.
 
@@ -40,36 +39,30 @@ def refinement(
     Args:
         images: number of test images, upright and then turned by a quarter.
         plain_steps: steps of plain Adam.
-        plain_rates: learning rates of plain Adam.
         budgets: numbers of scheduled steps.
-        rates: largest rates of the scheduled method.
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
     few = data.test.images[-images:]  # the schedule was chosen on others
     races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
-    for name, shown in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
+    for name, digits in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
         options.say(f"{name} digits")
         runs = {
-            "plain": [race(entry, shown, options, plain_steps, r, "adam") for r in plain_rates],
+            "plain": [race(entry, digits, options, plain_steps, r, "adam") for r in PLAIN_RATES],
             "scheduled": [
-                race(entry, shown, options, n, r, "scheduled") for n in budgets for r in rates
+                race(entry, digits, options, n, r, "scheduled") for n in budgets for r in RATES
             ],
         }
-        goal = max(run.end for own in runs.values() for run in own) - NEAR
-        races[name] = {
-            "goal": single(goal, images),
-            "start": single(runs["plain"][0].begin, images),
-        }
-        for method, own in runs.items():
-            first = fastest(own, goal)
-            races[name] |= {
-                f"{method}_{key}": number for key, number in first.numbers(goal).items()
-            }
+        goal = max(run.end for group in runs.values() for run in group) - NEAR
+        start = single(runs["plain"][0].begin, images)
+        row = races[name] = {"goal": single(goal, images), "start": start}
+        for method, group in runs.items():
+            first = fastest(group, goal)
+            row |= {f"{method}_{key}": number for key, number in first.numbers(goal).items()}
             paths[f"{name}, {method}"] = first.path
-        plain, ours = (races[name][f"{method}_seconds"][0] for method in runs)
-        races[name]["speedup"] = single(plain / ours)
+        plain, ours = (row[f"{method}_seconds"][0] for method in runs)
+        row["speedup"] = single(plain / ours)
     table = by_quantity(races)
     names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
     climbs = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
@@ -126,8 +119,8 @@ def race(
     """Refine the poses of images, and score them with noise that they were not fitted to."""
     model, seed = entry.model, options.seed
     began = time.perf_counter()
-    found = refine(model, entry.guide, images, steps=steps, lr=rate, method=method, seed=seed)
+    refined = refine(model, entry.guide, images, steps=steps, lr=rate, method=method, seed=seed)
     seconds = time.perf_counter() - began
-    fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
+    fresh = refine(model, refined.guide, images, steps=0, seed=seed + 1).start.mean().item()
     options.say(f"{method}, {steps} steps at {rate}: {fresh:.1f} nats in {seconds:.0f} seconds")
-    return Race(found.path.detach(), found.start.mean().item(), fresh, seconds, rate)
+    return Race(refined.path.detach(), refined.start.mean().item(), fresh, seconds, rate)

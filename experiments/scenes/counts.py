@@ -70,7 +70,7 @@ class Settings:
 
 
 @experiment("scenes/counts", data="multi-mnist", minutes=60)
-def counts(options: Options, chosen: Settings) -> Result:
+def counts(options: Options, settings: Settings) -> Result:
     """Count digits after minutes of training, and more digits than were seen (60 core-minutes).
 
     The guide learns with attention at one place, where most is unexplained, and counts at places
@@ -80,13 +80,13 @@ def counts(options: Options, chosen: Settings) -> Result:
     run, which is shorter than 30 minutes. `..._worst` are those of the worst seed. `elbo` and
     `iwae_100` are in nats an image.
     """
-    outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
-    numbers = [outcome["numbers"] for outcome in outcomes]
-    found: dict[str, Any] = with_worst(numbers, "count_accuracy_*")
-    right = {n: found.pop(n) for n in list(found) if n.startswith("count_accuracy_")}
-    found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
-    curves = [shares_of(outcome["curve"]) for outcome in outcomes]
-    return Result(found, {"": counts_against_time(curves, PUBLISHED)})
+    outcomes = Study({"scenes": settings}, settings.seeds).run(one_seed, options)["scenes"]
+    numbers = with_worst([outcome["numbers"] for outcome in outcomes], "count_accuracy_*")
+    accuracies = {n: numbers.pop(n) for n in list(numbers) if n.startswith("count_accuracy_")}
+    accuracies = {n.removeprefix("count_accuracy_"): v for n, v in accuracies.items()}
+    curves = [[(at, step, n[0]) for at, step, n in outcome["curve"]] for outcome in outcomes]
+    figures = {"": counts_against_time(curves, PUBLISHED)}
+    return Result({**numbers, "count_accuracy": accuracies}, figures)
 
 
 def last_within(
@@ -94,11 +94,6 @@ def last_within(
 ) -> Number | None:
     """Return the last measurement of a curve within some seconds; None if there is none."""
     return next((number for passed, _, number in reversed(curve) if passed <= seconds), None)
-
-
-def shares_of(curve: Sequence[tuple[float, int, Number]]) -> list[tuple[float, int, float]]:
-    """Return a curve without the errors of its shares."""
-    return [(seconds, updates, number[0]) for seconds, updates, number in curve]
 
 
 def one_seed(job: Job[Settings]) -> dict[str, Any]:
@@ -115,29 +110,28 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 
     checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
-    seen = summarize(
-        evaluate(entry.model, entry.guide, test.images[: settings.bounds], num_particles=100)
-    )
-    number = int(seen["num_images"])
+    few = test.images[: settings.bounds]
+    summary = summarize(evaluate(entry.model, entry.guide, few, num_particles=100))
+    number = int(summary["num_images"])
     accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
     numbers: dict[str, Number] = {
         **{f"count_accuracy_{n}": value for n, value in accuracies.items() if value is not None},
-        "elbo": (seen["elbo"], seen["elbo_se"], number),
-        "iwae_100": (seen["iwae"], seen["iwae_se"], number),
+        "elbo": (summary["elbo"], summary["elbo_se"], number),
+        "iwae_100": (summary["iwae"], summary["iwae_se"], number),
         "steps": single(curve[-1][1]),
         "seconds": single(curve[-1][0]),
     }
     wide = on_canvas(entry, *LARGE)
     for digits in MORE:
-        scenes = with_digits(digits, settings.more, options)
+        scenes = load_with_digits(digits, settings.more, options)
         numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **how)
     return {"numbers": numbers, "curve": curve}
 
 
 def accuracy(entry: Entry, scenes: Split, **how: Any) -> Number:
     """Return the share of the scenes whose number of objects, by `find_objects`, is right."""
-    found = find_objects(entry.model, entry.guide, scenes.images, **how)
-    return mean_and_error(right_counts(found, scenes))
+    objects = find_objects(entry.model, entry.guide, scenes.images, **how)
+    return mean_and_error(right_counts(objects, scenes))
 
 
 def right_counts(found: FoundObjects, scenes: Split) -> Tensor:
@@ -145,7 +139,7 @@ def right_counts(found: FoundObjects, scenes: Split) -> Tensor:
     return (found.counts == scenes.objects.counts).float()
 
 
-def with_digits(number: int, test: int, options: Options) -> Split:
+def load_with_digits(number: int, test: int, options: Options) -> Split:
     """Return scenes of exactly this many digits on 80x80 pixels."""
     name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={test}"
     return load_dataset(name, options.data_root).test
@@ -179,35 +173,36 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
     """
     entry = load(options.run or WEIGHTS)
     sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
-    for number in MORE:
-        sets[f"_{number}_digits"] = on_canvas(entry, *LARGE), with_digits(number, more, options)
-    found: dict[str, Any] = {}
+    for digits in MORE:
+        many = load_with_digits(digits, more, options)
+        sets[f"_{digits}_digits"] = on_canvas(entry, *LARGE), many
+    metrics: dict[str, Any] = {}
     answers: dict[str, list[Tensor]] = {}
     for suffix, (pair, test) in sets.items():
         for name, way in ways(pair).items():
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
-            read = find_objects(way.model, way.guide, test.images, draws=draws)
-            right, chances = right_counts(read, test), read.count_probabilities
+            objects = find_objects(way.model, way.guide, test.images, draws=draws)
+            right, chances = right_counts(objects, test), objects.count_probabilities
             highest, numbers = chances.amax(1), {"count_accuracy": mean_and_error(right)}
             numbers["count_confidence"] = mean_and_error(highest)
-            apart = calibration_error(highest, right)
-            numbers["count_calibration"] = single(apart, len(right))
+            numbers["count_calibration"] = single(calibration_error(highest, right), len(right))
             if not suffix:
                 drawn = drawn_counts(way, test) == test.objects.counts
                 numbers["count_accuracy_one_draw"] = mean_and_error(drawn.float())
                 if name == "drawn_places":
-                    found["true pixels above"] = Table(pixel_agreement(read, options))
+                    metrics["true pixels above"] = Table(pixel_agreement(objects, options))
             for quantity, value in numbers.items():
-                found.setdefault(quantity + suffix, {})[name] = value
-            doubt = chances.scatter(1, read.counts[:, None], 0).sum(1)
-            own = torch.stack([test.objects.counts.float(), doubt, right])
-            answers.setdefault(name, []).append(own)
-    together = {name: torch.cat(own, 1) for name, own in answers.items()}
-    for name, shares in by_number(together).items():
-        for number in range(SEEN + 1):
-            if f"{number}" in shares:
-                found.setdefault(f"count_accuracy_{number}_digits", {})[name] = shares[f"{number}"]
-    return Result(found, figures_of(together))
+                metrics.setdefault(quantity + suffix, {})[name] = value
+            doubt = chances.scatter(1, objects.counts[:, None], 0).sum(1)
+            answer = torch.stack([test.objects.counts.float(), doubt, right])
+            answers.setdefault(name, []).append(answer)
+    together = {name: torch.cat(rows, 1) for name, rows in answers.items()}
+    for name, fractions in by_number(together).items():
+        for number in map(str, range(SEEN + 1)):
+            if number in fractions:
+                row = metrics.setdefault(f"count_accuracy_{number}_digits", {})
+                row[name] = fractions[number]
+    return Result(metrics, figures_of(together))
 
 
 @torch.no_grad()
@@ -218,7 +213,7 @@ def drawn_counts(entry: Entry, scenes: Split) -> Tensor:
     return torch.cat(drawn).sum(-1)
 
 
-def pixel_agreement(found: FoundObjects, options: Options) -> dict[str, Numbers]:
+def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Numbers]:
     """Return how well objects of `multi-mnist` scenes agree with true masks of three sizes.
 
     The scenes are the first ones of the test set. `ari_with_ground` is the foreground ARI of
@@ -229,13 +224,16 @@ def pixel_agreement(found: FoundObjects, options: Options) -> dict[str, Numbers]
     rows: dict[str, Numbers] = {}
     for ink in INKS:
         data = load_dataset(f"multi-mnist:train=20,ink={ink}", options.data_root)
-        known = data.test[: len(found.numbers)].objects
+        truth = data.test[: len(objects.numbers)].objects
         row = rows[f"ink_{100 * ink:.0f}"] = {}
-        for quantity, owners in (("with_ground", found.numbers), ("objects_alone", found.owners)):
-            index = foreground_ari(owners, known)
-            row[f"ari_{quantity}"] = mean_and_error(index[~index.isnan()])
-        true = known.numbers > 0
-        lost = true & (found.numbers == 0)
+        for quantity, owners in (
+            ("ari_with_ground", objects.numbers),
+            ("ari_objects_alone", objects.owners),
+        ):
+            index = foreground_ari(owners, truth)
+            row[quantity] = mean_and_error(index[~index.isnan()])
+        true = truth.numbers > 0
+        lost = true & (objects.numbers == 0)
         row["given_to_ground"] = ratio(lost.sum((1, 2)).double(), true.sum((1, 2)).double())
     return by_quantity(rows)
 
@@ -253,7 +251,7 @@ def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
     }
 
 
-def by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
+def bin_by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
     """Return the share of wrong counts by the mean doubt of each bin that holds scenes.
 
     Most scenes leave no doubt, so that bins are of two decades. An error is that of the share with
@@ -263,14 +261,14 @@ def by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
         doubt: probability of all numbers but the most likely one, (N,).
         wrong: 1 where that one is wrong, (N,).
     """
-    found: Numbers = {}
+    rows: Numbers = {}
     index = torch.bucketize(doubt, doubt.new_tensor(DOUBTS))
     for number in index.unique():
-        own, mean = wrong[index == number], doubt[index == number].mean().clamp_min(1e-9).item()
-        share = (own.sum().item() + 1) / (len(own) + 2)
-        error = (share * (1 - share) / (len(own) + 3)) ** 0.5
-        found[f"{mean:.3g}"] = own.mean().item(), error, len(own)
-    return found
+        inside, mean = wrong[index == number], doubt[index == number].mean().clamp_min(1e-9).item()
+        fraction = (inside.sum().item() + 1) / (len(inside) + 2)
+        error = (fraction * (1 - fraction) / (len(inside) + 3)) ** 0.5
+        rows[f"{mean:.3g}"] = inside.mean().item(), error, len(inside)
+    return rows
 
 
 def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
@@ -278,6 +276,6 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
         for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
-            kinds.setdefault(kind, {})[name] = by_doubt(doubt[here], 1 - right[here])
+            kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
     shares = counts_by_number(by_number(answers), SEEN)
     return {"by_number": shares, "reliability": counts_reliability(kinds)}

@@ -15,12 +15,12 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
-from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
+from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
@@ -96,7 +96,7 @@ class Settings:
 
 
 @experiment("scenes/segmentation", data="multi-mnist", minutes=200)
-def segmentation(options: Options, chosen: Settings) -> Result:
+def segmentation(options: Options, settings: Settings) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be given to the
@@ -106,18 +106,18 @@ def segmentation(options: Options, chosen: Settings) -> Result:
     `..._worst` is that of the worst seed. Digits and tetrominoes are found at places of attention
     that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
     """
-    study = Study(dict.fromkeys(SIZES, chosen), chosen.seeds)
+    study = Study(dict.fromkeys(SIZES, settings), settings.seeds)
     outcomes = study.run(one_set, options)
-    rows = {name.replace("-", "_"): with_worst(found) for name, found in outcomes.items()}
-    found: dict[str, Any] = by_quantity(rows)
-    for name in [name for name, sets in found.items() if len(sets) == 1]:  # of digits alone
-        found[name] = found[name]["multi_mnist"]
-    shown = {n: load_dataset(n, options.data_root).test[: chosen.tested].images for n in SIZES}
-    best, ambiguous = best_of_pieces(shown["tetrominoes"])
-    found["ari"]["tetrominoes_best"], found["ambiguous_tetrominoes"] = best, ambiguous
+    rows = {name.replace("-", "_"): with_worst(numbers) for name, numbers in outcomes.items()}
+    metrics: dict[str, Any] = by_quantity(rows)
+    for name in [name for name, sets in metrics.items() if len(sets) == 1]:  # of digits alone
+        metrics[name] = metrics[name]["multi_mnist"]
+    images = {n: load_dataset(n, options.data_root).test[: settings.tested].images for n in SIZES}
+    best, ambiguous = best_of_pieces(images["tetrominoes"])
+    metrics["ari"]["tetrominoes_best"], metrics["ambiguous_tetrominoes"] = best, ambiguous
     folders = study.folders(options)
-    figures = {n.replace("-", "_"): found_objects(load(folders[n]), shown[n]) for n in SIZES}
-    return Result(found, figures)
+    figures = {n.replace("-", "_"): found_objects(load(folders[n]), images[n]) for n in SIZES}
+    return Result(metrics, figures)
 
 
 def one_set(job: Job[Settings]) -> dict[str, Number]:
@@ -126,38 +126,26 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test, digits = data.test[: settings.tested], name == DIGITS
-    how = {"draws": settings.draws, **FINDING.get(name, {})}
-    size = 64 if digits else 16
-    found, numbers = learned(entry, data, test, options, settings.length, size, **how)
+    minutes, checks = options.minutes or settings.length, Checks(clock="processor")
+    train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)
+    how: dict[str, Any] = {"draws": settings.draws, **FINDING.get(name, {})}
+    objects, numbers = measure_objects(entry, test, **how)
     if digits:
-        numbers["iou"] = mean_and_error(box_overlaps(found.boxes, found.presence, test.objects))
-        labelled = load_dataset("mnist", options.data_root).train
-        numbers["classes_found"] = named(test, found, labelled, settings.named)
+        overlaps = box_overlaps(objects.boxes, objects.presence, test.objects)
+        numbers["iou"] = mean_and_error(overlaps)
+        labelled = load_dataset("mnist", options.data_root).train[: settings.named]
+        numbers["classes_found"] = name_digits(test, objects, labelled)
     return numbers
 
 
-def learned(
-    entry: Entry,
-    data: Dataset | Split,
-    test: Split,
-    options: Options,
-    length: float,
-    batch_size: int = 16,
-    name: str = "",
-    **how: Any,
+def measure_objects(
+    entry: Entry, test: Split, **how: Any
 ) -> tuple[FoundObjects, dict[str, Number]]:
-    """Train scenes for minutes of a processor; return what they find, its ARI and right counts.
-
-    Args:
-        how: arguments of `find_objects`.
-    """
-    busy = Checks(clock="processor")
-    minutes = options.minutes or length
-    train(entry, data, options, minutes, name=name, batch_size=batch_size, checks=busy)
-    found = find_objects(entry.model, entry.guide, test.images, **how)
-    ari = foreground_ari(found.numbers, test.objects)
-    right = mean_and_error(right_counts(found, test))
-    return found, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
+    """Return what scenes find by arguments of `find_objects`, its ARI and right counts."""
+    objects = find_objects(entry.model, entry.guide, test.images, **how)
+    ari = foreground_ari(objects.numbers, test.objects)
+    right = mean_and_error(right_counts(objects, test))
+    return objects, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
 
 
 def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
@@ -195,31 +183,25 @@ def cuts(cells: Cells, pieces: Sequence[Cells]) -> list[tuple[Cells, ...]]:
     return [(one, *rest) for one in moved if one <= cells for rest in cuts(cells - one, pieces)]
 
 
-def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Number:
+def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number:
     """Return the share of the true digits that are found, and whose kind is of their class.
 
     A window about each found digit, as large and as centered as the digits of MNIST, is read by
     `READER`, without small pieces that stand apart. Kinds are named by the commonest class of their
-    training digits.
-
-    Args:
-        labelled: single digits with labels.
-        few: how many of them name the kinds.
+    training digits, `labelled`.
     """
     codes = load(READER)
     scene, digit = (scenes.objects.classes >= 0).nonzero(as_tuple=True)
-    overlaps = box_overlap(scenes.objects.boxes[:, :, None], found.boxes[:, None])
-    best = torch.where(found.presence[:, None], overlaps, 0)[scene, digit].max(-1)
+    overlaps = box_overlap(scenes.objects.boxes[:, :, None], objects.boxes[:, None])
+    best = torch.where(objects.presence[:, None], overlaps, 0)[scene, digit].max(-1)
     met = best.values > MET
     if not met.any():
         return 0.0, 0.0, len(met)
-    owners = torch.where(found.cover >= FAINT, found.owners, 0)[scene[met]]
+    owners = torch.where(objects.cover >= FAINT, objects.owners, 0)[scene[met]]
     windows = windows_of(scenes.images[scene[met]], owners, best.indices[met])
-    classes = scenes.objects.classes[scene, digit][met]
-    reader = codes.guide.with_scope("parts")
-    splits = labelled[:few], Split(windows, classes)
-    read = [part_sets(reader, split).images for split in splits]
-    beliefs = [read_objects(codes.guide, parts).belief for parts in read]
+    splits = labelled, Split(windows, scenes.objects.classes[scene, digit][met])
+    sets = [part_sets(codes.guide.with_scope("parts"), split).images for split in splits]
+    beliefs = [read_objects(codes.guide, parts).belief for parts in sets]
     share, _, _ = classes_found(beliefs, [split.labels for split in splits])["classes_found"]
     right = share * met.float().mean().item()
     return right, (right * (1 - right) / len(met)) ** 0.5, len(met)

@@ -9,8 +9,10 @@ from torch import Tensor
 from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, snake_case
-from capsule_zoo.experiments.shape_codes.headline import (
+from capsule_zoo.experiments.shape_codes.objects import (
+    PENALTY,
     PROBED,
+    TEMPERATURE,
     ObjectSettings,
     best_of,
     on_published_parts,
@@ -50,7 +52,7 @@ class Settings(ObjectSettings):
     images: int = 10_000
 
 
-class Seen(NamedTuple):
+class Reading(NamedTuple):
     """What is read of digits (N,) that were moved before they were parsed.
 
     Attributes:
@@ -65,7 +67,7 @@ class Seen(NamedTuple):
 
 
 @experiment("shape-codes/affnist", data="affnist", minutes=30)
-def affnist(options: Options, chosen: Settings) -> Result:
+def affnist(options: Options, settings: Settings) -> Result:
     """Digits under affine maps, read by objects of shifted digits (30 minutes).
 
     The parts are those of published weights, frozen, and every digit is seen with its ink in the
@@ -73,63 +75,62 @@ def affnist(options: Options, chosen: Settings) -> Result:
     is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
-    data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
-    entry = on_published_parts(chosen.main, chosen, options.seed)
+    data = load_dataset("affnist", root=options.data_root).transformed(center_ink)
+    entry = on_published_parts(settings.main, settings, options.seed)
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide)
-    train_objects(entry, sets, chosen, options)
+    train_objects(entry, sets, settings, options)
     known = sets.train[:PROBED]
-    features = read_objects(entry.guide, known.images, chosen.temperature).features()
-    probe = fit_probe(features, known.labels, chosen.penalty)
-    options.say(f"Moving {chosen.images:,} images")
-    test = data.test[: chosen.images]
-    accuracies, motions = moved_digits(entry, probe, test, chosen.temperature)
-    rows = {"given": test.images[:12], "as read": moved(test.images[:12], motions[:12])}
-    figure = image_rows(rows, "Digits under affine maps, and where their objects are likeliest")
-    found = {snake_case(name): {"accuracy": each} for name, each in accuracies.items()}
-    return Result(by_quantity(found), {"": figure}, None, entry)
+    features = read_objects(entry.guide, known.images, TEMPERATURE).features()
+    probe = fit_probe(features, known.labels, PENALTY)
+    options.say(f"Moving {settings.images:,} images")
+    test = data.test[: settings.images]
+    accuracies, motions = moved_digits(entry, probe, test)
+    few = test.images[:12]
+    images = {"given": few, "as read": moved(few, motions[:12])}
+    figure = image_rows(images, "Digits under affine maps, and where their objects are likeliest")
+    rows = {snake_case(name): {"accuracy": number} for name, number in accuracies.items()}
+    return Result(by_quantity(rows), {"": figure}, None, entry)
 
 
-def in_the_middle(images: Tensor) -> Tensor:
+def center_ink(images: Tensor) -> Tensor:
     """Return images (N, C, H, W) with their ink in the middle."""
     return torch.cat([centered(few)[0] for few in images.split(2000)])
 
 
-def moved_digits(
-    entry: Entry, probe: Any, test: Split, temperature: float
-) -> tuple[dict[str, Number], Tensor]:
+def moved_digits(entry: Entry, probe: Any, test: Split) -> tuple[dict[str, Number], Tensor]:
     """Classify digits, each moved to where the objects explain its parts best.
 
     Returns:
         The accuracy before the search and after each of its steps, and the best motions found,
         (N, 4).
     """
-    best = see(entry, probe, test, torch.zeros(len(test), 4), temperature)
-    found = {"as they are": accuracy(best, test)}
+    best = read_moved(entry, probe, test, torch.zeros(len(test), 4))
+    accuracies = {"as they are": accuracy(best, test)}
     for name, columns, amounts in SEARCH:
-        seen = [best]
+        readings = [best]
         for amount in amounts:
-            tried = best.motions.clone()
-            tried[:, list(columns)] += amount
-            seen.append(see(entry, probe, test, tried, temperature))
-        best, _ = best_of(seen, lambda each: each.explained)
-        found[name] = accuracy(best, test)
-    return found, best.motions
+            motions = best.motions.clone()
+            motions[:, list(columns)] += amount
+            readings.append(read_moved(entry, probe, test, motions))
+        best, _ = best_of(readings, lambda reading: reading.explained)
+        accuracies[name] = accuracy(best, test)
+    return accuracies, best.motions
 
 
-def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: float) -> Seen:
+def read_moved(entry: Entry, probe: Any, test: Split, motions: Tensor) -> Reading:
     """Read the objects of digits that are moved by `motions` (N, 4) and parsed.
 
     Poses of parts grow with the digit. Their density in the frame of the digit as given has a
     factor |det L|^3 for each present part, where L is the linear map of the motion.
     """
-    images = in_the_middle(moved(test.images, motions))
+    images = center_ink(moved(test.images, motions))
     sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=images))
-    seen = read_objects(entry.guide, sets.images, temperature)
+    objects = read_objects(entry.guide, sets.images, TEMPERATURE)
     present = from_part_sets(sets.images).presence.sum(-1)
     grown = 3 * present * torch.linalg.det(matrices_of(motions)[..., :2]).log()
-    answers = torch.from_numpy(probe.predict(seen.features()))
-    return Seen(motions, seen.explained + grown, answers)
+    answers = torch.from_numpy(probe.predict(objects.features()))
+    return Reading(motions, objects.explained + grown, answers)
 
 
 def matrices_of(motions: Tensor) -> Tensor:
@@ -143,6 +144,6 @@ def moved(images: Tensor, motions: Tensor) -> Tensor:
     return transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
 
 
-def accuracy(seen: Seen, test: Split) -> Number:
+def accuracy(reading: Reading, test: Split) -> Number:
     """Return the share of right answers."""
-    return mean_and_error((seen.answers == test.labels).double())
+    return mean_and_error((reading.answers == test.labels).double())

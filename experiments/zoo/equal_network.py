@@ -15,11 +15,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, transforms
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
-from capsule_zoo.experiments.training import photographs
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
 from capsule_zoo.records import Number, Numbers, Table
@@ -82,7 +81,7 @@ class Task(Generic[S]):
     data: str
     rate: float
     decay: float
-    given: S
+    settings: S
     steps: int | None = None
     is_try: bool = False
 
@@ -96,17 +95,17 @@ Learn = Callable[[Job[Task[S]]], Mapping[str, Any]]
     minutes=100,
     defaults=dict(data=("mnist",), moved=(), rates=(3e-3, 1e-2), decays=(0.0,), tried=1.0),
 )
-def of_vectors_at_length(options: Options, chosen: Equal) -> Result:
+def compare_vector_capsules_at_length(options: Options, settings: Equal) -> Result:
     """Compare the capsule network with an equal network on digits, ten minutes each (two hours).
 
     Rates are searched at full length, as short tries choose one that is too high for it. See
     `matrix-capsules/equal-network` for the quantities.
     """
-    return compared("capsule-network", {"channels": 16}, chosen, options)
+    return compare_with_plain_network("capsule-network", {"channels": 16}, settings, options)
 
 
 @experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
-def of_matrices(options: Options, chosen: Equal) -> Result:
+def compare_matrix_capsules(options: Options, settings: Equal) -> Result:
     """Compare matrix capsules with an equal network without capsules (40 core-minutes).
 
     Minutes are of the processor, and all trainings and tries share them; those of equal updates and
@@ -115,47 +114,50 @@ def of_matrices(options: Options, chosen: Equal) -> Result:
     the errors of all tries, and `rate` and `decay` what was chosen by them. `weights` are those
     that read the image.
     """
-    return compared("matrix-capsules", NETWORK, chosen, options)
+    return compare_with_plain_network("matrix-capsules", NETWORK, settings, options)
 
 
-def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:
+def compare_with_plain_network(
+    like: str, sizes: Mapping[str, Any], settings: Equal, options: Options
+) -> Result:
     """Tune, train and measure both networks on all data."""
-    given = replace(given, sizes=given.sizes or sizes)
-    outcomes, errors, chosen = tuned(learn, like, given, options, given.data, given.moved)
-    found = means_of(outcomes)
-    everything, again = (*given.data, *given.moved), {}
-    for data in everything:
-        steps = max(1, round(found[f"{data}-capsules"]["updates"][0]))
-        again[f"{data}-plain_equal_updates"] = replace(chosen[f"{data}-plain"], steps=steps)
-    found |= means_of(learned(learn, again, given.seeds, options, "equal-updates"))
+    settings = replace(settings, sizes=settings.sizes or sizes)
+    outcomes, errors, tasks = tune(learn, like, settings, options, settings.data, settings.moved)
+    numbers = means_of(outcomes)
+    names, again = (*settings.data, *settings.moved), {}
+    for data in names:
+        steps = max(1, round(numbers[f"{data}-capsules"]["updates"][0]))
+        again[f"{data}-plain_equal_updates"] = replace(tasks[f"{data}-plain"], steps=steps)
+    numbers |= means_of(run_tasks(learn, again, settings.seeds, options, "equal-updates"))
     tables, rows = {}, {}
-    for data in everything:
-        rows[data], end = under(f"{data}-", found), "{quantity}_{variant}_" + data.replace("-", "_")
-        tables[data] = Table(by_quantity(rows[data]), end)
-        if data in given.data:
-            tried = {n: under(f"{data}-{n}-", errors) for n in NETWORKS}
-            tables[f"{data}, validation error"] = Table(tried, f"validation_{end}")
+    for data in names:
+        rows[data], end = under(f"{data}-", numbers), f"{data.replace('-', '_')}"
+        tables[data] = Table(by_quantity(rows[data]), "{quantity}_{variant}_" + end)
+        if data in settings.data:
+            tries = {n: under(f"{data}-{n}-", errors) for n in NETWORKS}
+            names_of_tries = "validation_{quantity}_{variant}_" + end
+            tables[f"{data}, validation error"] = Table(tries, names_of_tries)
     figures = {
-        "turned": (given.degrees, "error_{:g}_degrees", 1, "degrees"),
-        "attacked": (given.epsilons, "error_fgsm_{:.0f}", 1000, "largest change of a pixel"),
+        "turned": (settings.degrees, "error_{:g}_degrees", 1, "degrees"),
+        "attacked": (settings.epsilons, "error_fgsm_{:.0f}", 1000, "largest change of a pixel"),
     }
     drawn = {}
-    for title, (places, name, unit, words) in figures.items():
+    for title, (changes, name, unit, words) in figures.items():
         grids: dict[str, dict[str, Numbers]] = {
             f"error, {data}": {
-                n: {f"{place:g}": row[name.format(unit * place)] for place in places}
+                n: {f"{x:g}": row[name.format(unit * x)] for x in changes}
                 for n, row in rows[data].items()
             }
-            for data in given.data
+            for data in settings.data
         }
         drawn[title] = number_curves(grids, words)
     return Result(tables, drawn)
 
 
-def tuned(
+def tune(
     learn: Learn[S],
     like: str,
-    given: S,
+    settings: S,
     options: Options,
     datasets: Sequence[str],
     moved: Sequence[str] = (),
@@ -164,28 +166,28 @@ def tuned(
 
     Returns:
         What every seed measured (by data set and network: "mnist-plain"), the validation errors of
-        all tries ("mnist-plain-rate_0_01_decay_0"), and the tasks that were chosen.
+        all tries ("mnist-plain-rate_0_01_decay_0"), and the tasks of the trainings.
     """
-    everything, ways = (*datasets, *moved), len(given.rates) * len(given.decays)
-    parts = given.seeds * len(everything) + given.tried * ways * len(datasets)
+    names, ways = (*datasets, *moved), len(settings.rates) * len(settings.decays)
+    parts = settings.seeds * len(names) + settings.tried * ways * len(datasets)
     minutes = options.budget / len(NETWORKS) / parts
-    settings = product(given.rates, given.decays)
-    named = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
+    grid = product(settings.rates, settings.decays)
+    named = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in grid}
     tries = {
-        f"{data}-{network}-{way}": Task(like, network, data, *named[way], given, is_try=True)
+        f"{data}-{network}-{way}": Task(like, network, data, *named[way], settings, is_try=True)
         for data, network, way in product(datasets, NETWORKS, named)
     }
-    tried = means_of(learned(learn, tries, 1, options, "tries", minutes * given.tried))
+    tried = means_of(run_tasks(learn, tries, 1, options, "tries", minutes * settings.tried))
     errors = {name: numbers["validation_error"] for name, numbers in tried.items()}
-    chosen = {}
-    for data, network in product(everything, NETWORKS):
+    tasks = {}
+    for data, network in product(names, NETWORKS):
         start = f"{data if data in datasets else datasets[0]}-{network}-"
         way = min(under(start, tries), key=lambda way: errors[f"{start}{way}"][0])
-        chosen[f"{data}-{network}"] = replace(tries[f"{start}{way}"], data=data, is_try=False)
-    return learned(learn, chosen, given.seeds, options, "trained", minutes), errors, chosen
+        tasks[f"{data}-{network}"] = replace(tries[f"{start}{way}"], data=data, is_try=False)
+    return run_tasks(learn, tasks, settings.seeds, options, "trained", minutes), errors, tasks
 
 
-def learned(
+def run_tasks(
     learn: Learn[S],
     tasks: Mapping[str, Task[S]],
     seeds: int,
@@ -198,46 +200,46 @@ def learned(
     return Study(tasks, seeds).run(learn, replace(options.within(name), minutes=whole))
 
 
-def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is found under names with this start, by the rest of the name."""
-    return {name.removeprefix(start): x for name, x in found.items() if name.startswith(start)}
+def under(start: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values whose names have this start, by the rest of the name."""
+    return {name.removeprefix(start): x for name, x in values.items() if name.startswith(start)}
 
 
 def learn(job: Job[Task[Equal]]) -> Numbers:
-    """Train one network and measure it; see `of_matrices`."""
-    task, given = job.variant, job.variant.given
-    data = photographs(task.data, job.options)
-    entry, facts = fitted(job, data, SHIFT)
+    """Train one network and measure it; see `compare_matrix_capsules`."""
+    task, settings = job.variant, job.variant.settings
+    data = load_dataset(task.data, root=job.options.data_root)
+    entry, facts = fit_network(job, data, SHIFT)
     if task.is_try:
         return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
-    found: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
-    if task.data not in given.moved:
-        found |= moved_errors(entry, data.test[: given.images], given)
-    return found | facts
+    errors: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
+    if task.data not in settings.moved:
+        errors |= errors_of_changed(entry, data.test[: settings.images], settings)
+    return errors | facts
 
 
-def fitted(
+def fit_network(
     job: Job[Task[S]], data: Dataset, transform: Callable[..., Tensor]
 ) -> tuple[Entry, Numbers]:
     """Train one network on transformed images; return it, its updates, weights and settings."""
     task, options = job.variant, job.options
-    entry = begun_on(data, task, options, data.num_classes)
+    entry = create_network(data, task, options, data.num_classes)
     limit = {"minutes": options.minutes} if task.steps is None else {"steps": task.steps}
-    seen = Inputs(transform, labels=True)
-    run = train(entry, data, options, **limit, **way_of(task), inputs=seen)
+    inputs = Inputs(transform, labels=True)
+    run = train(entry, data, options, **limit, **training_of(task), inputs=inputs)
     facts = {"updates": run.steps, "weights": reader_of(entry).num_parameters}
     facts |= {"rate": task.rate, "decay": task.decay}
     return entry, {name: single(value) for name, value in facts.items()}
 
 
-def begun_on(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
+def create_network(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
-    own, plain = dict(task.given.sizes or {}), task.network == "plain"
-    name, sizes = ("cnn", dict(preset=task.like, capsules=own)) if plain else (task.like, own)
+    own, plain = dict(task.settings.sizes or {}), task.network == "plain"
+    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
     return begun(name, data, options, classes=classes, **sizes)
 
 
-def way_of(task: Task[S]) -> dict[str, Any]:
+def training_of(task: Task[S]) -> dict[str, Any]:
     """Return how a task's network is trained: its rate, decay and clock."""
     adam = partial(torch.optim.AdamW, weight_decay=task.decay, fused=True)
     return dict(lr=task.rate, optimizer=adam, checks=Checks(clock="processor"))
@@ -245,19 +247,18 @@ def way_of(task: Task[S]) -> dict[str, Any]:
 
 def reader_of(entry: Entry) -> Any:
     """Return the model or guide that gives scores to images, or the model's part that does."""
-    own = entry.model if entry.model.supervised else entry.guide
-    return getattr(entry.model, "reader", own)
+    reader = entry.model if entry.model.supervised else entry.guide
+    return getattr(entry.model, "reader", reader)
 
 
-def moved_errors(entry: Entry, split: Split, given: Equal) -> Numbers:
+def errors_of_changed(entry: Entry, split: Split, settings: Equal) -> Numbers:
     """Return the errors on turned and on attacked images."""
-    turns = {angle: transforms.motion(float(angle)) for angle in given.degrees}
-    shown = {
-        f"error_{angle:g}_degrees": transforms.warp_images(split.images, turn).clamp(0, 1)
-        for angle, turn in turns.items()
-    }
-    for size in given.epsilons:
+    changed = {}
+    for angle in settings.degrees:
+        images = transforms.warp_images(split.images, transforms.motion(float(angle)))
+        changed[f"error_{angle:g}_degrees"] = images.clamp(0, 1)
+    for size in settings.epsilons:
         attacked = fgsm(entry.model, split, size, guide=entry.guide)
-        shown[f"error_fgsm_{1000 * size:.0f}"] = attacked.images
+        changed[f"error_fgsm_{1000 * size:.0f}"] = attacked.images
     pair, labels = (entry.model, entry.guide), split.labels
-    return {name: error_rate(*pair, Split(images, labels)) for name, images in shown.items()}
+    return {name: error_rate(*pair, Split(images, labels)) for name, images in changed.items()}

@@ -1,7 +1,7 @@
 """Every guide on one trained model, and the nats that guides lose, for each family of models.
 
-`<model>/guides` compares all guides that fit a trained model on the same held-out images: those of
-its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
+`shape-codes/guides` compares all guides that fit a trained model on the same held-out images: those
+of its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
 anneals to the posteriors of trained models from both sides, so that log p(image) is known, and says
 how many nats of it each guide loses.
 
@@ -9,10 +9,8 @@ Models of binary pixels are measured on images binarized once, with seed 0. The 
 published ones where there are any; other models are trained first.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,12 @@ from matplotlib.figure import Figure
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
-from capsule_zoo.experiments.part_whole.headline import measures
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    measures_of_rows,
+    numbers_of_columns,
+    snake_case,
+)
 from capsule_zoo.experiments.training import on_device
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide
@@ -34,26 +36,21 @@ from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import as_scored, compare_run, draws_binary_pixels, guides_of
 
-SWAPPED = (
-    "vae",
-    "conditional-autoencoder",
-    "generative-capsnet",
-    "generative-capsnet-continuous",
-    "recurrent-capsules",
-    "draw",
-    "capsule-helmholtz",
-    "shape-codes",
-    "stacked-capsule-autoencoder",
-)
 LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
 NEWTON = LOSING[-2:]
-QUICK = SWAPPED[:4]  # models on which one Gauss-Newton law takes less than a second
-SHAPED = "shape-codes", "part-whole"
-ANNEALED = (*QUICK, "capsule-helmholtz", "recurrent-capsules", *SHAPED, "draw", "scenes")
-SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 16}
+ANNEALED = (
+    *("vae", "conditional-autoencoder", "generative-capsnet", "generative-capsnet-continuous"),
+    *("capsule-helmholtz", "recurrent-capsules", "shape-codes", "part-whole", "draw", "scenes"),
+)
+IMAGES: dict[str, int] = {  # of entries with slow guides
+    **{"generative-capsnet-continuous": 8, "recurrent-capsules": 8, "draw": 8},
+    **{"shape-codes": 8, "part-whole": 8, "conditional-autoencoder": 16, "scenes": 16},
+}
+SIMULATED = 16  # images drawn from each model
+ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("generative-capsnet-continuous", *SHAPED), HIDDEN),
+    **dict.fromkeys(("generative-capsnet-continuous", "shape-codes", "part-whole"), HIDDEN),
     "scenes": HIDDEN | dict(temperatures=2000, climbing=256),
     "capsule-helmholtz": dict(temperatures=200),
 }
@@ -68,7 +65,7 @@ def published(name: str, *data: str) -> str | None:
     return next((w.name for w in own if w.data.split(":")[0] in data), None)
 
 
-def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
+def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
     It is the run that the options name, else the entry's published weights, else a new entry,
@@ -86,80 +83,62 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     return entry, as_scored(entry, data)
 
 
-def of_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Dataset]:
+def with_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Dataset]:
     """Return the pair, and the test scenes, of exactly so many objects."""
     guide = entry.guide_of(SceneGuide).with_objects(number)
     test = data.test[data.test.objects.counts == number]
     return replace(entry, model=guide.model, guide=guide), replace(data, test=test)
 
 
-def _register(name: str) -> Callable[..., Result]:
-    """Register the comparison of all guides to one entry's model."""
+@experiment("shape-codes/guides", data="mnist", minutes=30, of_runs=True)
+def compare_guides(
+    options: Options,
+    *,
+    images: int = 500,
+    particles: int = 100,
+    fitting: int = 200,
+    training: int = 3000,
+) -> Result:
+    """Compare all guides to one model of shape codes on new digits.
 
-    def guides(
-        options: Options,
-        *,
-        images: int = 500,
-        particles: int = 100,
-        fitting: int = 200,
-        training: int = 3000,
-        guides: tuple[str, ...] = (),
-    ) -> Result:
-        entry, data = opened(name, options, options.shortened(training))
-        if entry.name != name:
-            raise ValueError(
-                f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
-                f"a run of {name!r}, or compare by capsule-zoo compare"
-            )
-        steps = options.shortened(fitting)
-        slow = () if name in QUICK else NEWTON
-        swapped = list(guides) or [each for each in guides_of(entry) if each not in slow]
-        options.say(f"Comparing {', '.join(swapped)} on {images} held-out images")
-        table = compare_run(
-            entry,
-            data,
-            swapped,
-            tune_steps=steps,
-            images=images,
-            particles=particles,
-            seed=options.seed,
-            progress=options.progress,
-        )
-        seconds = numbers_of_columns(table, {"fit_seconds": "fit_seconds"})
-        return Result(measures(table) | seconds, {"": table.draw()}, table, entry)
-
-    guides.__doc__ = f"""Compare all guides to one model of {name.replace("-", " ")} on new digits.
+    Gauss-Newton distributions, of which one takes more than a second, are left to `zoo/gaps`.
 
     Args:
         images: number of held-out images.
         particles: number of draws of the IWAE bound.
         fitting: updates of every guide but the entry's own.
         training: updates of the pair, if there are no published weights.
-        guides: names of guides; by default all, but for Gauss-Newton laws where one takes more than
-            a second: `zoo/gaps` compares them.
     """
-    return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
+    name = "shape-codes"
+    entry, data = open_trained(name, options, options.shortened(training))
+    if entry.name != name:
+        raise ValueError(
+            f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
+            f"a run of {name!r}, or compare by capsule-zoo compare"
+        )
+    swapped = [guide for guide in guides_of(entry) if guide not in NEWTON]
+    options.say(f"Comparing {', '.join(swapped)} on {images} held-out images")
+    table = compare_run(
+        entry,
+        data,
+        swapped,
+        tune_steps=options.shortened(fitting),
+        images=images,
+        particles=particles,
+        seed=options.seed,
+        progress=options.progress,
+    )
+    seconds = numbers_of_columns(table, {"fit_seconds": "fit_seconds"})
+    return Result(measures_of_rows(table) | seconds, {"": table.draw()}, table, entry)
 
 
-COMPARED = ("shape-codes",)
-guide_experiments = {name: _register(name) for name in COMPARED}
-
-
-@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True, apart=True)
+@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True)
 def gaps(
     options: Options,
     *,
     entries: tuple[str, ...] = ANNEALED,
     guides: tuple[str, ...] = LOSING,
     images: int = 100,
-    images_of: Mapping[str, int] = SLOW,
-    settings_of: Mapping[str, Mapping[str, Any]] = SETTINGS,
-    simulated: int = 16,
-    chains: int = 4,
-    temperatures: int = 100,
-    leapfrogs: int = 5,
-    refinement: int = 100,
-    modes: int = 4,
     particles: int = 1000,
     fitting: int = 200,
     training: int = 1500,
@@ -167,7 +146,7 @@ def gaps(
     """Anneal to the posteriors of trained models from both sides, and say what guides lose (hours).
 
     Chains start at the guide with the highest importance-weighted bound: the entry's own, or
-    Gauss-Newton laws at refined points, or a free-form or corrected guide.
+    Gauss-Newton distributions at refined points, or a free-form or corrected guide.
     `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws;
     `gap_median_<entry>` and `gap_largest_<entry>` tell whether a few of these images decide it.
     `lost_elbo_<entry>_<guide>` is how far a guide's ELBO lies under the lower bound, on held-out
@@ -175,83 +154,64 @@ def gaps(
     of some guide lies above the lower one, by more than two standard errors: there it is too low.
     Scenes have two digits each, and their number is given.
 
-    Each entry has a run folder of its own, another one for other settings. Where the folder that
-    `--keep` kept is put back next to the record, another command adds entries to those.
-
     Args:
         entries: names of entries; the first stands for the run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
-        images: number of held-out images.
-        images_of: the same for some entries, which draw no more than so many themselves.
-        settings_of: arguments of `guide_losses` for some entries.
-        simulated: number of images drawn from each model.
-        chains: annealed chains of each image.
-        temperatures: laws between the start and the posterior.
-        leapfrogs: steps of each trajectory.
-        refinement: steps to the points at which the Gauss-Newton laws are.
-        modes: such points for each image.
+        images: number of held-out images, of slow entries no more than `IMAGES`.
         particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
         fitting: updates of every general guide.
         training: updates of an entry without published weights.
     """
-    names = entries[:1] if options.run else entries
     settings: dict[str, Any] = dict(
         training=options.shortened(training),
         guides=guides,
-        chains=chains,
-        temperatures=temperatures,
-        leapfrogs=leapfrogs,
-        refinement=refinement,
-        modes=modes,
         particles=particles,
         few=min(100, particles),
         steps=fitting,
     )
     variants = {}
-    for name in names:
-        count = images_of.get(name, images)
-        own = {**settings, "images": count, "simulated": min(count, simulated)}
-        own |= settings_of.get(name, {})
-        digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-        variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
-    outcomes = Study(variants).run(annealed_entry, replace(options, minutes=None))
-    found = [outcome for (outcome,) in outcomes.values()]
+    for name in entries[:1] if options.run else entries:
+        count = min(images, IMAGES.get(name, images))
+        variants[name] = {**settings, "images": count, "simulated": min(count, SIMULATED)}
+        variants[name] |= ANNEALING | SETTINGS.get(name, {})
+    outcomes = Study(variants).run(anneal_entry, replace(options, minutes=None))
+    results = [outcome for (outcome,) in outcomes.values()]
     tables = {
-        each["entry"]: Table(
-            by_quantity(each["guides"]), f"{{quantity}}_{snake_case(each['entry'])}_{{variant}}"
+        r["entry"]: Table(
+            by_quantity(r["guides"]), f"{{quantity}}_{snake_case(r['entry'])}_{{variant}}"
         )
-        for each in found
+        for r in results
     }
-    bounds = {snake_case(each["entry"]): each["bounds"] for each in found}
-    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables, bounds)})
+    bounds = {snake_case(r["entry"]): r["bounds"] for r in results}
+    return Result({**by_quantity(bounds), **tables}, {"": plot_losses(tables, bounds)})
 
 
-def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
+def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
     settings = {**job.variant, "seed": job.options.seed}
-    name, training, guides = (settings.pop(key) for key in ("name", "training", "guides"))
-    entry, data = opened(name, job.options, training)
+    training, guides = settings.pop("training"), settings.pop("guides")
+    entry, data = open_trained(job.name, job.options, training)
     if isinstance(entry.guide, SceneGuide):
-        entry, data = of_objects(entry, data, OBJECTS)
+        entry, data = with_objects(entry, data, OBJECTS)
     with on_device(entry, job.options):
-        found, rows = guide_losses(entry, data, guides, **settings)
+        bounds, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]
-    own = {name: numbers_of(row, quantities, *counts) for name, row in rows.items()}
-    return {"entry": entry.name, "bounds": numbers_of(found, BOUNDS, *counts), "guides": own}
+    numbers = {name: numbers_of(row, quantities, *counts) for name, row in rows.items()}
+    return {"entry": entry.name, "bounds": numbers_of(bounds, BOUNDS, *counts), "guides": numbers}
 
 
-def numbers_of(found: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
+def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
     """Return the finite numbers with standard errors, None where there are none, and counts."""
     numbers: Numbers = {}
     for name in names:
-        if np.isfinite(found.get(name, np.nan)):  # pareto_k is infinite without a tail
-            error = found.get(f"{name}_se")
+        if np.isfinite(row.get(name, np.nan)):  # pareto_k is infinite without a tail
+            error = row.get(f"{name}_se")
             known = error is not None and np.isfinite(error)
             of_simulated = name.startswith(("gap", "simulated"))
             count = simulated if of_simulated else images
-            numbers[name] = found[name], error if known else None, count
+            numbers[name] = row[name], error if known else None, count
     return numbers
 
 
@@ -264,7 +224,7 @@ def entry_title(entry: str, bounds: Numbers) -> str:
     return f"{entry}{words}{too_low}"
 
 
-def drawn_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:
+def plot_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:
     """Draw what each guide loses by ELBO and by IWAE, a panel for each entry.
 
     Args:

@@ -4,6 +4,7 @@
 >>> run.stopped, run.best_loss
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -145,7 +146,21 @@ def fit(
                 trainer.resume(checks.resume)
             with budget.bar(trainer.progress, checks.progress and workers.is_first) as bar:
                 stopped = trainer.run(budget, bar)
+            if workers.is_first and checks.before.whole is None:
+                _warn_of_warmup(trainer, budget, stopped)
             return replace(trainer.progress.run(stopped), units=trainer.units)
+
+
+def _warn_of_warmup(trainer: Trainer, budget: Budget, stopped: str) -> None:
+    """Warn of a run whose time ended while its learning rate still rose."""
+    steps, warmup = trainer.progress.step, trainer.updates.pace.warmup or 0
+    if stopped == budget.reason() and steps < min(warmup, budget.steps):
+        warnings.warn(
+            f"training was cut short ({steps} of the {warmup} steps in which its learning rate "
+            "rises), so that results may be poor; give steps in place of minutes, or more minutes "
+            "(--steps, --minutes)",
+            stacklevel=5,
+        )
 
 
 def _modules(

@@ -63,7 +63,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line, with which a cell of a notebook ends; the table is `history`."""
-        best = f"best loss {self.best_loss:.2f} nats per image at step {self.best_step}"
+        best = f"best loss {self.best_loss:.2f} {self.units} at step {self.best_step}"
         return f"Run({self.steps} steps, {self.seconds:.1f} s, {best}; {self.stopped})"
 
     @property

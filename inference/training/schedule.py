@@ -74,7 +74,7 @@ class Budget:
         pace = progress.pace
         minutes, steps = pace * (self.steps - progress.step) / 60, self.seconds / pace
         if MANY_MINUTES < minutes < math.inf and math.isinf(self.seconds):
-            effect = f"{self.given} take about {minutes:.0f} minutes; limit them by minutes"
+            effect = f"{self.given} take about {minutes:.0f} minutes; give fewer, or a time"
         elif steps < FEW_STEPS:
             effect = f"{self.given} allow about {steps:.0f} steps; give more, or smaller images"
         else:

@@ -6,8 +6,8 @@ from miniature import few_digits, names_in_record
 from pyro import poutine
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.capsule_network import headline as capsule_network
-from capsule_zoo.experiments.capsule_network.headline import entry_of
+from capsule_zoo.experiments.capsule_network import classification as capsule_network
+from capsule_zoo.experiments.capsule_network.classification import create_row
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 
@@ -33,17 +33,6 @@ def test_the_same_weights_are_read_by_every_routing(tmp_path):
     assert found["test_error"] == found["error_dynamic"]
 
 
-def test_capsules_and_decoder_learn_at_rates_of_their_own(monkeypatch):
-    usual, given = capsule_network.trained, {}
-    monkeypatch.setattr(
-        capsule_network, "trained", lambda *a, **how: given.update(how) or usual(*a, **how)
-    )
-    capsule_network.mnist(QUICK, lr=0.02, decoder_lr=0.01, decay=0.3)
-    assert given["lr"] == {"model": 0.01, "guide": 0.02}
-    weights = torch.zeros(1, requires_grad=True)
-    assert given["optimizer"]([weights]).defaults["weight_decay"] == 0.3
-
-
 def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
     """The gradient of its capsules is the same whichever image is observed."""
     labels = few.train.labels[:8]
@@ -51,7 +40,7 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
     slopes = {}
     for draws in (False, True):
         row = "three_drawing" if draws else "three_blind"
-        model = entry_of(row, few.image_shape).model
+        model = create_row(row, few.image_shape).model
         for image in (few.train.images[:8], few.train.images[8:16]):
             conditioned = poutine.condition(model, {"class_pose": pose})
             loss = -poutine.trace(conditioned).get_trace(image, labels).log_prob_sum()
@@ -59,10 +48,6 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
             slopes.setdefault(draws, []).append(slope)
     change = {draws: (a - b).norm() / a.norm() for draws, (a, b) in slopes.items()}
     assert change[False] < 1e-6 < 1e-5 < change[True]
-
-
-def test_one_iteration_is_uniform_routing(few):
-    assert entry_of("one_drawing", few.image_shape).guide.routing.iterations == 1
 
 
 def test_outcomes_depend_on_the_seed_of_the_run_only(few):

@@ -8,7 +8,7 @@ from terminal import Terminal
 from capsule_zoo.data import draw_scenes, load_dataset
 from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.constellations import headline as experiment
+from capsule_zoo.experiments.constellations import parsing as experiment
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
@@ -122,7 +122,7 @@ def test_pictures_show_what_was_found():
 
 
 def test_the_experiment_says_how_good_the_exact_posterior_can_be():
-    settings = dict(scenes=24, sigmas=(0.25,), guides=("exact", "ransac"))
+    settings = dict(scenes=24, sigmas=(0.25,))
     result = experiment.parse(Options(progress=False), **settings)
     flat, _ = flatten(result.metrics)
     metrics = {name: (m["value"], m["se"], m["n"]) for name, m in flat.items()}
@@ -167,7 +167,7 @@ def test_training_of_a_guide_leaves_learned_templates_as_em_found_them():
 
 @pytest.mark.slow
 def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
-    settings = dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16, proposals=3)
+    settings = dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16)
     options = Options(progress=False, processes=1, runs=tmp_path)
     result = find_experiment("constellations/learned")(options, **settings)
     metrics, _ = flatten(result.metrics)
@@ -192,11 +192,11 @@ def one_wrong_of(points: int) -> tuple[Matchings, Scenes]:
 
 def test_a_scene_with_one_wrong_point_of_many_is_wrong():
     found, scenes = one_wrong_of(20)
-    measured = experiment.measured({"mine": found}, scenes, (0, 1), "01").numbers
+    measured = experiment.compare_with_truth({"mine": found}, scenes, (0, 1), "01").numbers
     assert measured["segmentation"]["mine"][0] == pytest.approx(0.95)
     assert measured["scenes"]["mine"][0] == 0
 
 
 def test_the_papers_count_absent_corners_as_right():
     accuracy, present = torch.tensor([0.5]), torch.tensor([[True, True, False, False]])
-    assert experiment.with_absent(accuracy, present).item() == pytest.approx(0.75)
+    assert experiment.count_absent_as_right(accuracy, present).item() == pytest.approx(0.75)

@@ -5,12 +5,12 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network
-from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
+from capsule_zoo.experiments.zoo.equal_network import Equal, errors_of_changed, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
-from capsule_zoo.registry import create, load, save_entry, small_settings
+from capsule_zoo.registry import create, small_settings
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
@@ -27,7 +27,7 @@ PAIRS = {
 @pytest.fixture
 def few(monkeypatch, unpainted):
     digits = few_digits(24, 12, size=17)
-    monkeypatch.setattr(equal_network, "photographs", lambda *_: digits)
+    monkeypatch.setattr(equal_network, "load_dataset", lambda *_, **__: digits)
     return digits
 
 
@@ -69,39 +69,9 @@ def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
         torch.testing.assert_close(features.flatten(1), read.relu())
 
 
-def test_a_saved_equal_network_is_built_again(tmp_path):
-    entry = create("cnn", image_shape=(1, 17, 17), like="matrix-capsules", capsules=NETWORK)
-    save_entry(entry, tmp_path)
-    again, images = load(tmp_path), torch.rand(2, 1, 17, 17)
-    assert torch.equal(again.model.eval().scores(images), entry.model.eval().scores(images))
-
-
-def test_a_network_is_equal_to_a_preset_too():
-    own = dict(preset="full")
-    capsules = create("matrix-capsules", image_shape=(1, 17, 17), **own).model
-    plain = create("cnn", image_shape=(1, 17, 17), like="matrix-capsules", capsules=own).model
-    assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        (dict(like="vae"), "like"),
-        (dict(like="matrix-capsules", hidden=3), "hidden must be left out with like"),
-        (dict(capsules=NETWORK), "capsules must be left out without like"),
-        (dict(like="capsule-network", capsules=dict(preset="paper")), "preset"),
-        (dict(like="overlapping-capsules", capsules=dict(capsules="every")), "one of 'once'"),
-    ],
-)
-def test_sizes_that_contradict_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        create("cnn", **sizes)
-
-
-@pytest.mark.parametrize("minutes", [0.02, 1e-9], ids=["some", "no updates"])
-def test_the_record_has_every_network_and_try(minutes, few, tmp_path):
+def test_the_record_has_every_network_and_try(few, tmp_path):
     name = "matrix-capsules/equal-network"
-    options = Options(minutes=minutes, progress=False, processes=1)
+    options = Options(minutes=1e-9, progress=False, processes=1)
     entry = name.partition("/")[0]
     own = {k: v for k, v in small_settings(entry).items() if k not in ("image_shape", "classes")}
     found, drawn = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=own)
@@ -122,16 +92,6 @@ def test_the_record_has_every_network_and_try(minutes, few, tmp_path):
         for data in ("mnist", "fashion_mnist")
     }
     assert found == wanted and drawn == {"turned", "attacked"}
-
-
-def test_another_length_has_the_same_comparison(few, monkeypatch, tmp_path):
-    name, data = "capsule-network/equal-network-at-length", "mnist"
-    monkeypatch.setattr(equal_network, "photographs", lambda name, _: {data: few}[name])
-    options = Options(minutes=0.01, progress=False, processes=1)
-    sizes = TINY[name.partition("/")[0]]
-    found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
-    assert {f"test_error_plain_{data}", f"error_fgsm_100_capsules_{data}"} <= found
-    assert all(each.endswith(f"_{data}") for each in found)
 
 
 def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatch):
@@ -173,11 +133,11 @@ def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
     program = reader_of(entry).eval()
     losses = [score(program.scores(x.images), x.labels).item() for x in (few.test, moved)]
     assert losses[1] > losses[0]
-    found = moved_errors(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
+    found = errors_of_changed(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
     assert found["error_0_degrees"] == found["error_fgsm_0"]
 
 
 def test_an_attack_needs_scores(few):
-    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, guide=dict(hidden=6))
+    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, hidden=6)
     with pytest.raises(ValueError, match="name a guide"):
         fgsm(entry.model, few.test, 0.1)

@@ -11,7 +11,7 @@ from miniature import compare_small_machines, few_digits, few_views, names_in_re
 
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.matrix_capsules import viewpoints
-from capsule_zoo.experiments.shape_codes import digits as shape_codes_digits
+from capsule_zoo.experiments.shape_codes import from_images
 from capsule_zoo.experiments.training import begun
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.models.recurrent_capsules import PRESETS
@@ -23,11 +23,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 ANNEALING = dict(temperatures=5, chains=6)
 MATRIX = dict(features=4, capsules=(2, 2, 2))
 RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
-REQUESTS = dict(
-    capsules=dict(parts=3, maps=2, channels=3, hidden=4),
-    plain=dict(latent=2, channels=3, hidden=4),
-    encoder=dict(channels=3, hidden=6),
-)
 VIEWS = dict(
     **dict(seeds=1, size=17, checks=2, views=6, sizes=MATRIX),
     **dict(attacked=4, epsilons=(0.0, 0.1), iterated=(0.1,), attack_steps=2),
@@ -44,14 +39,12 @@ class Miniature:
         minutes: of the option; None for a number of steps, which settings give.
         size: pixels along each side of the digits that stand for its data.
         digits: training and test images.
-        like: the experiment whose record it would have, if it has none.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     minutes: float | None = 1e-4
     size: int | None = 17
     digits: tuple[int, int] = (60, 30)
-    like: str = ""
 
 
 def sizes_of(name: str) -> dict[str, Any]:
@@ -63,6 +56,9 @@ MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
     "capsule-network/overlap": Miniature(
         dict(images=20, sizes=dict(channels=4, hidden=(12, 12))), 0.02, 9
+    ),
+    "capsule-network/equal-network-at-length": Miniature(
+        dict(seeds=1, images=6, sizes=dict(channels=4, hidden=(8, 8))), 0.01, 17, (24, 12)
     ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
@@ -78,12 +74,9 @@ MINIATURES = {
     "stacked-capsule-autoencoder/seeds": Miniature(
         dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
     ),
-    **{
-        f"{name}/guides": Miniature(
-            dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
-        )
-        for name in guide_swaps.COMPARED
-    },
+    "shape-codes/guides": Miniature(
+        dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
+    ),
     "part-whole/augment": Miniature(
         dict(
             degrees=(0, 90),
@@ -110,16 +103,16 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     list_experiments()
     for name, module in list(sys.modules.items()):
         if name.startswith("capsule_zoo.experiments."):
-            for loader in ("load_dataset", "photographs"):
+            for loader in ("load_dataset",):
                 if hasattr(module, loader) and not name.endswith(f".{loader}"):
                     monkeypatch.setattr(module, loader, lambda *_, **__: few)
             if hasattr(module, "binary_mnist"):
                 monkeypatch.setattr(module, "binary_mnist", lambda *_: few.binarized())
-    monkeypatch.setattr(viewpoints, "views", lambda *_: (few_views(), few_views()))
+    monkeypatch.setattr(viewpoints, "load_views", lambda _: (few_views(), few_views()))
     monkeypatch.setattr(guide_swaps, "list_weights", dict)
     monkeypatch.setattr(guide_swaps, "begun", lambda name, *a: begun(name, *a, **sizes_of(name)))
     monkeypatch.setitem(PRESETS, "small", RECURRENT)
-    monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SHAPES))
+    monkeypatch.setattr(from_images, "SIZES", SHAPES)
     compare_small_machines(monkeypatch)
 
 
@@ -135,13 +128,12 @@ def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, 
     in_miniature(monkeypatch, small)
     options = Options(minutes=small.minutes, progress=False, processes=1)
     found, figures = names_in_record(name, options, tmp_path, **small.settings)
-    like = small.like or name
-    record, stem = read_record(like, RESULTS), like.rpartition("/")[2]
-    drawn = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(like, RESULTS)}
+    record, stem = read_record(name, RESULTS), name.rpartition("/")[2]
+    drawn = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(name, RESULTS)}
     recorded = {each for each in record["metrics"] if not each.startswith("pareto_k")}
     assert without_numbers(recorded) <= without_numbers(found)
     assert without_numbers(figures) == without_numbers(drawn)
-    assert record["data"] == find_experiment(like).data
+    assert record["data"] == find_experiment(name).data
 
 
 def test_every_experiment_is_run_here_or_beside_its_laws():

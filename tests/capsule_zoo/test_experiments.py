@@ -43,21 +43,11 @@ def test_a_run_is_refused_where_it_would_not_be_measured(name):
         find_experiment(name)(Options(run="part-whole-mnist", progress=False))
 
 
-def test_runs_are_measured_by_what_reads_trained_entries():
-    assert {"part-whole/classify", "capsule-rbm/mnist", "shape-codes/guides", "zoo/gaps"} < OF_RUNS
-    assert OF_RUNS.isdisjoint({"capsule-network/ablation", "part-whole/augment"})
-
-
 def test_a_run_of_another_entry_is_not_measured(tmp_path):
     save_entry(create("vae", **small_settings("vae")), tmp_path, data="digits")
     data = load_dataset("digits")
     with pytest.raises(ValueError, match=r"run must be of 'part-whole', but .* is of 'vae'"):
         trained("part-whole", data, Options(run=str(tmp_path), progress=False))
-
-
-def test_guides_of_one_entry_are_not_compared_on_a_run_of_another(mnist_root):
-    with pytest.raises(ValueError, match="run holds 'part-whole'"):
-        find_experiment("shape-codes/guides")(Options(run="part-whole-mnist", data_root=mnist_root))
 
 
 def test_a_mean_has_its_standard_error_unless_it_is_of_one():

@@ -9,7 +9,7 @@ from miniature import few_digits, names_in_record
 from terminal import Terminal
 
 from capsule_zoo.data.datasets import load_tests
-from capsule_zoo.experiments import Options, reproduce, training
+from capsule_zoo.experiments import Options, training
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import (
     annealed_bounds,
@@ -26,13 +26,21 @@ from capsule_zoo.runs import folder as runs
 
 pytestmark = pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures
 OPTIONS = Options(progress=False, processes=1)
-TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2, refinement=1, modes=2)
+TINY = dict(chains=2, temperatures=2, leapfrogs=1, refinement=1, modes=2)
+
+
+def anneal_shortly(patch):
+    """Let `zoo/gaps` anneal as `TINY` says, also entries that it anneals for longer."""
+    patch.setattr(guide_swaps, "ANNEALING", TINY)
+    patch.setattr(guide_swaps, "SIMULATED", 2)
+    patch.setattr(guide_swaps, "SETTINGS", {"scenes": {"prior_share": 0.5, "modes": 1}})
 
 
 @pytest.fixture
 def small(monkeypatch, few_climbs):
     """Use few small digits, and entries of small sizes that are not published."""
     few = few_digits(32, 8, size=12)
+    anneal_shortly(monkeypatch)
     monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
 
@@ -45,9 +53,11 @@ def small(monkeypatch, few_climbs):
 
 def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):
     options = Options(progress=False, data_root=mnist_root)
-    entry, _ = guide_swaps.opened("generative-capsnet-continuous", options, 2)
+    entry, _ = guide_swaps.open_trained("generative-capsnet-continuous", options, 2)
     assert entry.name == "generative-capsnet-continuous" and entry.model.parts > 3
-    entry, _ = guide_swaps.opened("generative-capsnet", options, 2)  # there are no weights of it
+    entry, _ = guide_swaps.open_trained(
+        "generative-capsnet", options, 2
+    )  # there are no weights of it
     assert entry.name == "generative-capsnet" and entry.model.parts == 3
 
 
@@ -56,7 +66,7 @@ def test_the_first_parameters_come_from_the_seed_alone(small):
     for state, seed in enumerate((0, 0, 1)):
         torch.manual_seed(state)
         options = Options(progress=False, seed=seed)
-        entries.append(guide_swaps.opened("vae", options, 1)[0])
+        entries.append(guide_swaps.open_trained("vae", options, 1)[0])
     first, again, other = (each.model.state_dict() for each in entries)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
@@ -64,8 +74,8 @@ def test_the_first_parameters_come_from_the_seed_alone(small):
 
 def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
     few = dict(guides=("free_form", "gauss_newton"), particles=4, fitting=1, training=2)
-    few |= dict(images=5, images_of={"vae": 3})
-    found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few, **TINY)
+    few |= dict(images=3)
+    found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few)
     rows = "encoder", "free_form", "gauss_newton"
     columns = "lost_elbo", "lost_iwae", "iwae_4", "ess", "milliseconds"
     assert {f"{column}_vae_{row}" for column in columns for row in rows} <= found
@@ -82,69 +92,25 @@ def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
 def test_scenes_are_annealed_given_their_number_of_objects(mnist_root, tmp_path, monkeypatch):
     options = Options(progress=False, processes=1, data_root=mnist_root)
     scenes = load("scenes-mnist"), load_tests("multi-mnist:train=20,test=40", mnist_root)
-    monkeypatch.setattr(guide_swaps, "opened", lambda name, options, steps: scenes)
-    entry, data = guide_swaps.of_objects(*scenes, 2)
+    monkeypatch.setattr(guide_swaps, "open_trained", lambda name, options, steps: scenes)
+    entry, data = guide_swaps.with_objects(*scenes, 2)
     assert set(data.test.objects.counts.tolist()) == {2}
     assert "scene_presence" not in {site.name for site in entry.model.sites}
-    few = dict(guides=(), images=2, particles=2, settings_of={"scenes": {"prior_share": 0.5}})
-    few |= TINY | {"modes": 1, "images_of": {}}
+    anneal_shortly(monkeypatch)
+    few = dict(guides=(), images=2, particles=2)
     names_in_record("zoo/gaps", options, tmp_path, entries=("scenes",), **few)
     found = read_record("zoo/gaps", tmp_path)["metrics"]
     assert found["lower_scenes"]["n"] == found["gap_scenes"]["n"] == 2
 
 
-def test_an_entry_is_added_to_the_runs_of_another_command(small, tmp_path, monkeypatch):
-    few = dict(guides=(), images=2, particles=2, training=2) | TINY
-    where = dict(folder=tmp_path, keep=tmp_path / "kept")
-    reproduce("zoo/gaps", OPTIONS, entries=("vae",), **where, **few)
-    (tmp_path / "kept" / "runs").rename(tmp_path / "zoo" / "gaps")
-    opened, own = [], guide_swaps.opened
-    monkeypatch.setattr(
-        guide_swaps, "opened", lambda name, *rest: opened.append(name) or own(name, *rest)
-    )
-    both = "vae", "conditional-autoencoder"
-    reproduce("zoo/gaps", OPTIONS, entries=both, folder=tmp_path, **few | {"chains": 2})
-    found = read_record("zoo/gaps", tmp_path)["metrics"]
-    assert {"gap_vae", "gap_conditional_autoencoder"} <= found.keys()
-    assert opened == ["conditional-autoencoder"]
-
-
-def test_a_guide_of_points_that_was_corrected_has_no_row(small):
-    entry = create("part-whole", **{**small_settings("part-whole"), "image_shape": (1, 12, 12)})
-    settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
-    _, found = annealing.guide_losses(entry, small, ("corrected", "free_form"), **settings)
-    assert set(found) == {"encoder", "free_form"}
-
-
-def test_a_run_is_annealed_instead(small, tmp_path):
-    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
-    save_entry(entry, tmp_path / "run")
-    options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
-    few = dict(guides=(), images=2, particles=2)
-    found, _ = names_in_record("zoo/gaps", options, tmp_path, **few, **TINY)
-    assert "gap_vae" in found and not any("capsule" in name for name in found)
-
-
 def test_points_are_widened_before_they_are_annealed(small):
     sizes = {**small_settings("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
-    found = annealing.anneal_run(entry, small, images=2, particles=2, widening=2, **TINY)
+    found = annealing.anneal_run(
+        entry, small, images=2, particles=2, widening=2, simulated=2, **TINY
+    )
     assert found["guide"] == "Widened" and np.isfinite(found["gap"])
     assert found["lost_elbo"] >= found["lost_iwae"]
-
-
-def test_a_large_code_has_one_point(small, monkeypatch):
-    entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
-    settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
-    modes = []
-    monkeypatch.setattr(
-        annealing, "starts_of", lambda _, guide, *__, **s: modes.append(s["modes"]) or {"": guide}
-    )
-    for largest, rows in (1000, {"encoder", "mixture"}), (1, {"encoder"}):
-        monkeypatch.setattr(annealing, "_LARGE", largest)
-        _, found = annealing.guide_losses(entry, small, ("mixture",), **settings)
-        assert set(found) == rows
-    assert modes == [annealing.MODES, 1]
 
 
 def test_chains_may_start_at_every_guide_with_a_density(small):

@@ -11,12 +11,12 @@ from watermarks import Leak, splits_of
 
 from capsule_zoo.data import Binarize, Dataset
 from capsule_zoo.experiments import Options, Study
-from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
-from capsule_zoo.experiments.capsule_network import headline as capsule_network
+from capsule_zoo.experiments.capsule_helmholtz import bounds as capsule_helmholtz
+from capsule_zoo.experiments.capsule_network import classification as capsule_network
 from capsule_zoo.experiments.common import findings
-from capsule_zoo.experiments.part_whole import headline as part_whole
-from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
-from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stacked
+from capsule_zoo.experiments.part_whole import classification as part_whole
+from capsule_zoo.experiments.recurrent_capsules import strokes as recurrent
+from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as stacked
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier

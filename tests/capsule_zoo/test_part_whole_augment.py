@@ -6,8 +6,8 @@ import torch
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments.common.findings import over_seeds
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
-from capsule_zoo.experiments.part_whole.augment import copies, likeness, parts_kept, rotated
-from capsule_zoo.experiments.shape_codes.headline import read_at_own_turns, read_kinds
+from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept, rotated
+from capsule_zoo.experiments.shape_codes.objects import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_settings
@@ -72,4 +72,4 @@ def test_a_turned_template_is_a_copy_and_a_ring_is_not():
     assert torch.allclose(alike.diagonal(), torch.ones(3), atol=1e-3)
     assert alike[0, 1] > 0.97 and alike[1, 0] > 0.97
     assert torch.minimum(alike, alike.T)[2, :2].max() < 0.94
-    assert copies(alike) == 2 and copies(alike, least=0.7) == 3
+    assert count_copies(alike) == 2 and count_copies(alike, least=0.7) == 3

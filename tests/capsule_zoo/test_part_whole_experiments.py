@@ -9,7 +9,7 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import classification as part_whole
 from capsule_zoo.experiments.part_whole import refine as part_whole_refine
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.records import read_record
@@ -58,7 +58,8 @@ def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monk
     monkeypatch.setattr(part_whole, "linear_probe", lambda *args: asked.append(args))
     pyro.set_rng_seed(0)
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
-    found = part_whole.probes(entry, data, probed=30)
+    few = dict(list(part_whole.READERS.items())[:2])
+    found = part_whole.fit_probes(entry, data, few, probed=30)
     names = ["probe_presence", "probe_presence_pose"]
     assert list(found) == [name + ending for name in names for ending in ("", "_all")]
     assert [len(features) for features, *_ in asked] == [30, 80, 30, 80]
@@ -71,14 +72,14 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     pyro.set_rng_seed(0)
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
     drawn, again, other = (
-        part_whole.CONTROLS["probe_drawn"](entry.guide, data.test.images, seed=seed)
+        part_whole.READERS["probe_drawn"](entry.guide, data.test.images, seed=seed)
         for seed in (0, 0, 1)
     )
     assert set(np.unique(drawn)) == {0.0, 1.0} and drawn.shape == (len(data.test), 3)
     assert (drawn == again).all() and (drawn != other).any()
-    shares = part_whole.OBJECTS["probe_presence"](entry.guide, data.test.images)
+    shares = part_whole.READERS["probe_presence"](entry.guide, data.test.images)
     assert ((shares > 0) & (shares < 1)).all()
-    parts = part_whole.CONTROLS["probe_parts"](entry.guide, data.test.images)
+    parts = part_whole.READERS["probe_parts"](entry.guide, data.test.images)
     assert parts.shape == (len(data.test), 4 * (1 + 6))
 
 
@@ -98,8 +99,10 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits
 
 def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
     monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
+    monkeypatch.setattr(part_whole_refine, "PLAIN_RATES", (1e-3,))
+    monkeypatch.setattr(part_whole_refine, "RATES", (0.03,))
     options = Options(minutes=0.01, progress=False)
-    settings = dict(images=8, plain_steps=12, plain_rates=(1e-3,), budgets=(4, 11), rates=(0.03,))
+    settings = dict(images=8, plain_steps=12, budgets=(4, 11))
     reproduce("part-whole/refine", options, folder=tmp_path, **settings)
     metrics = read_record("part-whole/refine", tmp_path)["metrics"]
     for name in ("upright", "rotated"):

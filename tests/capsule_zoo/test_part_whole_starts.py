@@ -5,13 +5,9 @@ import inspect
 import pyro
 import pytest
 import torch
-from miniature import few_digits
 from torch.distributions import Normal
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.part_whole import headline as part_whole
-from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import EMObjects, PartWholeGuide
 from capsule_zoo.inference import Checks, Pace, fit
 from capsule_zoo.inference.training.settings import paced
@@ -60,22 +56,3 @@ def test_constructors_and_registry_give_one_pair():
     assert guide.fit_settings == PartWholeGuide(model, above=EMObjects()).fit_settings
     assert entry.training == paced(guide.fit_settings)
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
-
-
-def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
-    """At full rates its first updates destroyed the fit, differently by seed and rounding."""
-    runs = []
-    monkeypatch.setattr(part_whole, "train", lambda *a, **k: runs.append(train(*a, **k)))
-    entry = create("part-whole", objects=2, parts=2)
-    limits = dict(steps=3, pace=Pace("constant"), batch_size=8)
-    part_whole.tighten(entry, few_digits(16, 8), Options(progress=False), **limits)
-    whole = 1e-3 / entry.training["pace"].warmup
-    assert runs[0].history["lr"].tolist() == pytest.approx([whole, 2 * whole, 3 * whole])
-
-
-@pytest.fixture
-def miniature(monkeypatch):
-    """Use few digits, and one process."""
-    few = few_digits(16, 8)
-    monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
-    return Options(progress=False, processes=1)

@@ -12,7 +12,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.part_whole import transformations as part_whole_transformations
-from capsule_zoo.experiments.part_whole.transformations import chosen_objects, held_best
+from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, turn_to_best
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, small_settings
 from capsule_zoo.runs import folder
@@ -79,7 +79,7 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
     found = []
     for held in (images, images.rot90(1, (2, 3))):
         torch.manual_seed(1)
-        found.append(held_best(entry.guide, Split(held), 16).images)
+        found.append(turn_to_best(entry.guide, Split(held), 16).images)
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -88,11 +88,11 @@ def test_parts_are_shared_out_among_the_objects_that_they_may_choose():
     entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(3, 1, 12, 12)
     torch.manual_seed(0)
-    shares = chosen_objects(entry.guide, images)
+    shares = count_choosing_parts(entry.guide, images)
     parts = entry.model.levels[-1].size
     assert shares.shape == (3, entry.model.levels[0].size)
     assert (shares >= 0).all() and (shares.sum(1) <= parts).all()
     entry.model.epsilon = 1e9  # every part is the dummy's
     for selection in entry.model.selections:
         selection.epsilon = 1e9
-    assert chosen_objects(entry.guide, images).sum() < 1e-3
+    assert count_choosing_parts(entry.guide, images).sum() < 1e-3

@@ -69,7 +69,13 @@ def test_the_same_number_is_not_reached():
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != LIKE])
 def test_only_like_for_like_is_counted(kind):
     assert replace(ROW, kind=kind, ours=found(2.0)).state == "not counted"
-    assert replace(ROW, kind=kind, ours=None).state == "not run"
+    assert replace(ROW, kind=kind, ours=None).state == "not counted"
+    assert replace(ROW, ours=None).state == "not run"
+
+
+def test_states_but_one_add_up_to_the_rows_that_are_compared_like_for_like():
+    counts = count(ROWS)
+    assert counts["published"] - counts["not counted"] == counts["like for like"] > 0
 
 
 @pytest.mark.parametrize(("higher", "worse"), [(True, -5.0), (False, -4.0)])

@@ -8,11 +8,10 @@ import torch
 from miniature import few_digits
 from PIL import Image, ImageSequence
 
-from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Job, Options
 from capsule_zoo.experiments.capsule_network import overlaps
 from capsule_zoo.experiments.capsule_network.overlaps import Pairs, different_pairs
-from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
+from capsule_zoo.experiments.recurrent_capsules import strokes as recurrent_capsules
 from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
@@ -35,16 +34,11 @@ def miniature(monkeypatch, unpainted):
     return binary
 
 
-def capsules_of(image_shape):
-    torch.manual_seed(0)
-    return create("recurrent-capsules", image_shape=image_shape)
-
-
 def test_a_pair_shows_both_and_knows_both_classes(miniature):
     images, labels = miniature.test.images, miniature.test.labels
     pairs = with_previous(images)
     assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
-    pairs = different_pairs(miniature.test, Shift(2), seed=0)
+    pairs = different_pairs(miniature.test, seed=0)
     differ = labels != labels.roll(1)
     assert pairs.images.shape == pairs.others.shape == images[differ].shape
     assert torch.equal(pairs.labels, labels[differ])
@@ -60,21 +54,19 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     assert pairs.missed(scores)[0] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("name", ["overlapping-capsule-network", "overlapping-capsules"])
 @pytest.mark.parametrize("network", ["capsules", "plain"])
-def test_settings_are_tried_on_pairs_of_validation_images(name, network, miniature, monkeypatch):
+def test_settings_are_tried_on_pairs_of_validation_images(network, miniature, monkeypatch):
     read, pair = [], overlaps.different_pairs
-
-    def seen(split, *others):
-        read.append(split)
-        return pair(split, *others)
-
-    monkeypatch.setattr(overlaps, "different_pairs", seen)
-    sizes = TINY if name == "overlapping-capsules" else dict(channels=4, hidden=(12, 12))
-    given, found = overlaps.Overlaid(sizes=sizes, images=7), []
+    monkeypatch.setattr(
+        overlaps, "different_pairs", lambda split, seed: read.append(split) or pair(split, seed)
+    )
+    monkeypatch.setattr(overlaps, "load_padded", lambda options: miniature)
+    settings = overlaps.Overlaid(sizes=dict(channels=4, hidden=(12, 12)), images=7)
+    found = []
     for is_try in (True, False):
-        job = Job(network, Task(name, network, "mnist", 0.01, 0.1, given, 2, is_try), QUICK)
-        found.append(overlaps.learn_pairs(job, read=lambda options: miniature, scatter=Shift(4)))
+        like = "overlapping-capsule-network"
+        task = Task(like, network, "mnist", 0.01, 0.1, settings, 2, is_try)
+        found.append(overlaps.learn_pairs(Job(network, task, QUICK)))
     assert torch.equal(read[0].images, miniature.validation.images)
     assert torch.equal(read[1].images, miniature.test.images[:7])
     assert [*found[0]] == ["validation_error"]

@@ -15,7 +15,6 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Job, Options, find_experiment, list_experiments
 from capsule_zoo.experiments.scenes import counts, segmentation
-from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces, windows_of
 from capsule_zoo.registry import create, load, small_settings
@@ -23,9 +22,7 @@ from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.objects import segment_run
 from capsule_zoo.zoo.scenes.entry import on_canvas
 
-SIZES = {
-    key: small_settings("scenes")[key] for key in ("window", "thing_settings", "glimpse", "hidden")
-}
+SIZES = {key: small_settings("scenes")[key] for key in ("window", "thing_settings", "glimpse", "hidden")}
 
 
 @pytest.fixture
@@ -60,9 +57,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
 
     few = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: few)
-    monkeypatch.setattr(
-        counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
-    )
+    monkeypatch.setattr(counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes")))
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(shares), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
@@ -159,26 +154,11 @@ def test_ways_of_reading_by_number():
 
 def test_wrong_counts_by_their_doubt():
     doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
-    found = counts.by_doubt(doubt, wrong)
+    found = counts.bin_by_doubt(doubt, wrong)
     assert {place: (share, n) for place, (share, _, n) in found.items()} == {
         "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip
     assert all(error > 0 for _, error, _ in found.values())
-
-
-def test_air_of_the_tutorial():
-    air = TutorialAir(20)
-    left = torch.cat([air.more.new_ones(1), air.more.cumprod(0)])
-    law = left - torch.cat([left[1:], left.new_zeros(1)])
-    torch.testing.assert_close(law[1:] / law[:-1], torch.full((3,), 0.01))
-    pictures, shift = torch.rand(2, 9, 9), torch.tensor([[0.1, -0.2], [0.0, 0.3]])
-    scale = torch.tensor([3.0, 2.0])
-    there = warped(pictures, scale, shift, 90)
-    back = warped(there, 1 / scale, -shift / scale[:, None], 9)
-    assert (back - pictures)[:, 2:-2, 2:-2].abs().mean() < 0.05
-    before = [p.clone() for p in air.parameters()]
-    air.svi().step(torch.rand(4, 1, 20, 20))
-    assert all((p != q).any() for p, q in zip(air.parameters(), before, strict=True))
 
 
 def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monkeypatch):
@@ -188,10 +168,9 @@ def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monk
     scenes = Split(torch.zeros(1, 1, 1, 6), objects=known)
     answer = torch.tensor([[[1, 1, 0, 0, 2, 2]]])  # two pixels for the ground
     found = SimpleNamespace(numbers=answer, owners=numbers, counts=torch.tensor([2]))
-    monkeypatch.setattr(segmentation, "train", lambda *_, **__: None)
     monkeypatch.setattr(segmentation, "find_objects", lambda *_, **__: found)
     entry = create("scenes", **small_settings("scenes"))
-    _, row = segmentation.learned(entry, scenes, scenes, Options(progress=False), 1.0)
+    _, row = segmentation.measure_objects(entry, scenes)
     expected = adjusted_rand_score(numbers.flatten(), answer.flatten())
     assert row["ari"][0] == pytest.approx(expected) and expected < 1
     assert row["count_accuracy"][0] == 1
@@ -249,7 +228,7 @@ def test_a_window_shows_a_digit_as_mnist_does():
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35)}
-    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
+    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "sizes": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
     with pytest.raises(SystemExit) as ended:
@@ -279,7 +258,7 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
         gray = Image.new("L", (35, 35), 40 * number)
         gray.paste(255, (16, 16, 20, 20))
         gray.save(tmp_path / "own" / f"picture-{number}.png")
-    given = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
+    given = {"data": "folder:own", "limits": {"steps": 1}, "sizes": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
         with pytest.raises(SystemExit) as ended:
@@ -301,11 +280,11 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
 def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("vae"), "image_shape": (1, 8, 8)}
-    given = {"data": "digits", "limits": {"steps": 1}, "settings": sizes}
+    given = {"data": "digits", "limits": {"steps": 1}, "sizes": sizes}
     runs.train("vae", "runs/digits", given, progress=False)
     sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35), "thing": "runs/digits"}
     del sizes["thing_settings"]
-    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "settings": sizes}
+    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "sizes": sizes}
     runs.train("scenes", "runs/scenes", given, progress=False)
     runs.train("scenes", "runs/scenes", {**given, "limits": {"steps": 2}}, resume=True)
     monkeypatch.chdir(tmp_path / "runs")
@@ -314,9 +293,9 @@ def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypat
 
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    given = {"data": "digits", "limits": {"steps": 1}, "settings": small_settings("vae")}
-    sizes = {**given["settings"], "image_shape": (1, 28, 28)}
-    runs.train("vae", tmp_path / "run", {**given, "settings": sizes}, progress=False)
+    given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_settings("vae")}
+    sizes = {**given["sizes"], "image_shape": (1, 28, 28)}
+    runs.train("vae", tmp_path / "run", {**given, "sizes": sizes}, progress=False)
     with pytest.raises(SystemExit):
         main(["segment", "run"])
     assert "finds no objects" in capsys.readouterr().err

@@ -15,12 +15,12 @@ from capsule_zoo.experiments.shape_codes.affnist import (
     SCALE_X,
     SCALE_Y,
     SEARCH,
-    in_the_middle,
+    center_ink,
     matrices_of,
     moved_digits,
-    see,
+    read_moved,
 )
-from capsule_zoo.experiments.shape_codes.headline import read_objects
+from capsule_zoo.experiments.shape_codes.objects import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets
@@ -46,7 +46,7 @@ def blobs(number: int) -> Split:
     images = torch.zeros(number, 1, 12, 12)
     for i in range(number):
         images[i, 0, 4:8, 3 + i % 3 : 7] = 1
-    return Split(in_the_middle(images), torch.arange(number) % 2)
+    return Split(center_ink(images), torch.arange(number) % 2)
 
 
 def probe_of(entry: Entry) -> object:
@@ -73,10 +73,10 @@ def test_densities_are_those_in_the_frame_of_the_digit_as_given(monkeypatch):
     sets = some_sets(5)
     monkeypatch.setattr(experiment, "part_sets", lambda *_: sets)
     motions = torch.zeros(5, 4)
-    still = see(entry, probe, test, motions, 1.0)
+    still = read_moved(entry, probe, test, motions)
     motions[:, SCALE_X] += 0.3
     motions[:, SCALE_Y] += 0.2
-    grown = see(entry, probe, test, motions, 1.0)
+    grown = read_moved(entry, probe, test, motions)
     parts, columns = 3, 3
     expected = still.explained + parts * columns * (0.3 + 0.2)
     torch.testing.assert_close(grown.explained, expected)
@@ -85,13 +85,13 @@ def test_densities_are_those_in_the_frame_of_the_digit_as_given(monkeypatch):
 def test_the_search_keeps_what_explains_best():
     entry = made()
     test, probe = blobs(6), probe_of(entry)
-    found, motions = moved_digits(entry, probe, test, 1.0)
+    found, motions = moved_digits(entry, probe, test)
     assert list(found) == ["as they are", *(name for name, *_ in SEARCH)]
-    best = see(entry, probe, test, motions, 1.0)
+    best = read_moved(entry, probe, test, motions)
     for step in range(-20, 21, 10):
         tried = torch.zeros(6, 4)
         tried[:, DEGREES] = step
-        assert (best.explained >= see(entry, probe, test, tried, 1.0).explained - 1e-3).all()
+        assert (best.explained >= read_moved(entry, probe, test, tried).explained - 1e-3).all()
     right = (best.answers == test.labels).double().mean().item()
     assert found["turned again"][0] == pytest.approx(right)
 

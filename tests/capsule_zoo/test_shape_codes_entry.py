@@ -13,12 +13,12 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.shape_codes import headline as experiment
-from capsule_zoo.experiments.shape_codes import letters
-from capsule_zoo.experiments.shape_codes.headline import (
+from capsule_zoo.experiments.shape_codes import from_images as letters
+from capsule_zoo.experiments.shape_codes import objects as experiment
+from capsule_zoo.experiments.shape_codes.objects import (
     classes_found,
     lost,
-    over_seeds,
+    mean_and_worst,
     read_at_best_turn,
     read_objects,
     sets_at_turns,
@@ -164,7 +164,7 @@ def test_worst_and_mean_of_the_seeds():
         {"classes_found": 0.6, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 26.0},
     ]
     first, again = ({name: (value, None, 1) for name, value in row.items()} for row in rows)
-    found = over_seeds(first, [again])
+    found = mean_and_worst([first, again])
     assert found["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
     assert found["worst"]["classes_found"] == (0.6, None, 2)
     assert found["worst"]["frechet"] == (26.0, None, 2)  # lower is better

@@ -8,7 +8,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as experiments
+from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as experiments
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import read_record
@@ -25,16 +25,9 @@ def entry():
 
 def test_explained_shares_are_at_most_one_image_each(entry):
     images = torch.rand(7, 1, 12, 12)
-    found = experiments.explained(entry, images, batch_size=3)
+    found = experiments.explained_fractions(entry, images, batch_size=3)
     assert found.shape == (7, 2)
     assert (found >= 0).all() and (found.sum(1) <= 1 + 1e-6).all()
-
-
-def test_figures_show_images_capsules_and_templates(entry):
-    images = torch.rand(3, 1, 12, 12)
-    figure = entry.figures["reconstructions"](entry, images)
-    assert len(figure.axes[0].images) == 5 * 3
-    assert len(entry.figures["templates"](entry, images).axes[0].images) == 2 * 3
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
@@ -42,10 +35,10 @@ def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypa
     name = "stacked-capsule-autoencoder/affnist"
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
     options = Options(progress=False, processes=1, minutes=0.01)
-    sizes = {name: small_settings(name) for name in experiments.ENTRIES}
-    for own in sizes.values():
-        own.pop("image_shape", None)
-    settings = dict(probed=40, tested=20, sizes=sizes, seeds=2)
+    for own in experiments.SIZES:
+        sizes = {k: v for k, v in small_settings(own).items() if k != "image_shape"}
+        monkeypatch.setitem(experiments.SIZES, own, experiments.SIZES[own] | sizes)
+    settings = dict(probed=40, tested=20, seeds=2)
     metrics, figures = names_in_record(name, options, tmp_path, **settings)
     steps = read_record(name, tmp_path)["metrics"]["steps_part_whole"]
     assert steps["n"] == 2 and steps["se"] is not None
@@ -57,9 +50,9 @@ def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypa
 
 def test_explained_shares_have_no_noise(entry):
     images = torch.rand(7, 1, 12, 12)
-    first = experiments.explained(entry, images)
+    first = experiments.explained_fractions(entry, images)
     noisier = replace(entry, guide=entry.guide.with_switches(width=9.0))
-    assert (experiments.explained(noisier, images) == first).all()
+    assert (experiments.explained_fractions(noisier, images) == first).all()
 
 
 def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(entry):
@@ -83,28 +76,8 @@ def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(ent
     assert together >= lower | {"relation.static", "infer_objects.read.weight"}
 
 
-def test_joint_training_and_the_encoder_of_the_paper_are_options():
-    joint = create(NAME, **small_settings(NAME), training="joint", encoder="set_transformer")
-    assert joint.stages is None and "lr" in joint.training
-    assert any("transformer" in name for name in named(joint))
-    with pytest.raises(ValueError, match="encoder must be one of"):
-        create(NAME, **small_settings(NAME), encoder="transformer")
-    with pytest.raises(ValueError, match="training must be one of"):
-        create(NAME, **small_settings(NAME), training="apart")
-
-
 def named(entry):
     """Return all numbers of the model and the guide by name, without running statistics."""
     return {
         n: p.data for module in (entry.model, entry.guide) for n, p in module.named_parameters()
     }
-
-
-def test_the_generalization_of_a_probe_has_a_curve_of_rotations(entry, monkeypatch):
-    images = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    split = Split(images, torch.arange(60) % 2)
-    data = Dataset("noise", split[:40], split[:0], split[40:], ("a", "b"))
-    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
-    moved, turned = experiments.generalization(entry, data, probed=30, curved=10)
-    assert moved["moved_presence_pose"].n == 20
-    assert {angle: value.n for angle, value in turned.items()} == {"0": 10, "90": 10}

@@ -19,7 +19,7 @@ from miniature import few_digits
 from capsule_zoo import experiments
 from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
-from capsule_zoo.experiments.study import Job, Study, choose, divide, saved, side_by_side
+from capsule_zoo.experiments.study import Job, Study, saved, side_by_side
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import IncompatibleGuide, NonFiniteLoss, Pace
 from capsule_zoo.records import read_record
@@ -87,25 +87,13 @@ def wait_until(true: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.1)
 
 
-def test_time_is_shared_by_the_cost_of_a_step():
-    """So that every variant takes about as many steps, whatever its cost and the seeds."""
-    study = Study({"cheap": "a", "dear": "b"}, seeds=2, costs={"dear": 3.0})
-    jobs = study.jobs(replace(QUIET, minutes=16, seed=5, runs=Path("runs")))
+def test_runs_share_the_time_seed_by_seed():
+    jobs = Study({"a": 1, "b": 2}, seeds=2).jobs(replace(QUIET, minutes=16, seed=5, runs=Path("r")))
     assert [(job.name, job.options.seed, job.options.minutes) for job in jobs] == [
-        ("dear", 5, 6),
-        ("cheap", 5, 2),
-        ("dear", 6, 6),
-        ("cheap", 6, 2),
-    ]  # seed by seed, and of each seed the longest first
+        *(("a", 5, 4), ("b", 5, 4)),
+        *(("a", 6, 4), ("b", 6, 4)),
+    ]
     assert len({job.options.runs for job in jobs}) == 4
-    assert {job.options.minutes for job in study.jobs(QUIET)} == {None}
-    assert divide(12, ("a", "b"), {"b": 3.0}) == {"a": 3, "b": 9}
-    assert divide(12, {"a": "any variant", "b": None}) == {"a": 6, "b": 6}
-
-
-def test_an_unknown_variant_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="unknown decoder 'autoencode'; did you mean 'autoenc"):
-        choose("decoder", ["autoencode"], {"autoencoder": 1})
 
 
 def count(job: Job[Path]) -> dict:
@@ -238,19 +226,6 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["toy.json"]
 
 
-def test_a_refused_command_leaves_the_folder_free(tmp_path):
-    @experiment("test/refusing", data="none", minutes=1)
-    def refusing(options: Options, *, name: str = "wrong") -> Result:
-        """Refuse a name."""
-        if name == "wrong":
-            raise ValueError("wrong name")
-        return Result({})
-
-    with pytest.raises(ValueError, match="wrong name"):
-        reproduce("test/refusing", QUIET, folder=tmp_path)
-    reproduce("test/refusing", QUIET, folder=tmp_path, name="right")
-
-
 def test_a_folder_of_something_else_stays(tmp_path):
     register_toy([])
     (tmp_path / "test" / "toy").mkdir(parents=True)
@@ -258,13 +233,6 @@ def test_a_folder_of_something_else_stays(tmp_path):
     with pytest.raises(ValueError, match="is in use; choose another folder for the record"):
         reproduce("test/toy", QUIET, folder=tmp_path)
     assert (tmp_path / "test" / "toy" / "notes.txt").read_text() == "mine"
-
-
-def test_kept_runs_lie_with_the_entry(tmp_path):
-    register_toy([])
-    reproduce("test/toy", QUIET, folder=tmp_path / "results", keep=tmp_path / "kept")
-    assert (tmp_path / "kept" / "runs" / "file").read_text() == "half a run"
-    assert not (tmp_path / "results" / "test" / "toy").exists()
 
 
 def test_time_of_earlier_runs_counts(tmp_path):
@@ -318,32 +286,6 @@ def test_settings_from_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "test/toy", "--out", str(tmp_path), "--set", "imags=9"])
     assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err
-
-
-def test_a_share_that_may_be_none_may_be_zero_too(tmp_path):
-    taken = []
-
-    @experiment("test/optional", data="digits", minutes=1)
-    def optional(options: Options, share: float | None = 0.5, word: str = "a") -> Result:
-        """Return nothing, of a share and a word."""
-        taken.append((share, word))
-        return Result({})
-
-    for words in (["share=0"], ["share=none", "word=none"], ["share=null"]):
-        settings = [word for each in words for word in ("--set", each)]
-        with pytest.raises(SystemExit) as ended:
-            main(["reproduce", "test/optional", "--out", str(tmp_path), *settings])
-        assert ended.value.code == 0
-    assert taken == [(0, "a"), (None, "none"), (None, "a")]
-
-
-def test_a_command_names_the_device_unless_it_is_the_processor():
-    commands = [
-        experiments.command_of("matrix-capsules/mnist", Options(minutes=7.6, device=device), {})
-        for device in ("cpu", "cuda")
-    ]
-    assert commands[0] == "capsule-zoo reproduce matrix-capsules/mnist --minutes 7.6"
-    assert commands[1] == f"{commands[0]} --device cuda"
 
 
 @pytest.mark.parametrize("name", experiments.list_experiments())

@@ -1,6 +1,5 @@
 """Run folders of studies hold recipes, which are read, compared and trained again."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +13,11 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Inputs, Pace
-from capsule_zoo.registry import read_recipe, small_settings
+from capsule_zoo.registry import read_recipe
 from capsule_zoo.runs import folder as runs
 
 QUIET = Options(progress=False, processes=1, seed=3)
-SIZES = dict(channels=3, guide=dict(hidden=4))
+SIZES = dict(channels=3, hidden=4)
 
 
 def digits():
@@ -55,22 +54,6 @@ def test_the_recipe_of_a_study_is_compared_and_trained_again_to_the_bit(tmp_path
     again(recipes["two"], tmp_path / "again")
     assert Recipe.read(read_recipe(tmp_path / "again")) == recipes["two"]
     assert same_weights(folders["two"], tmp_path / "again")
-
-
-def test_stages_and_rates_of_both_parts_are_in_a_recipe(tmp_path):
-    sizes = {**small_settings("stacked-capsule-autoencoder"), "image_shape": (1, 12, 12)}
-    how = dict(steps=4, batch_size=8, lr={"model": 0.01, "guide": 0.002})
-    options = replace(QUIET, runs=tmp_path)
-    entry = begun("stacked-capsule-autoencoder", digits(), options, **sizes)
-    train(entry, digits(), options, name="run", in_stages=True, **how)
-    recipe = Recipe.read(read_recipe(tmp_path / "run"))
-    assert not recipe.besides
-    again(recipe, tmp_path / "again")
-    assert same_weights(tmp_path / "run", tmp_path / "again")
-    entry = begun("stacked-capsule-autoencoder", digits(), options, **sizes)
-    train(entry, digits(), options, name="whole", **how)
-    assert Recipe.read(read_recipe(tmp_path / "whole")).besides.keys() == {"entry"}
-    assert not same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_run_that_continues_another_has_the_recipe_of_both(tmp_path):
@@ -116,22 +99,3 @@ def test_what_a_recipe_does_not_say_is_said_in_words(data, settings, besides, tm
         ):
             again(recipe, tmp_path / "again")
         assert not (tmp_path / "again").exists()
-
-
-def test_an_unfinished_folder_of_an_earlier_version_goes_on(tmp_path):
-    """Its config.json, which is no recipe, stays as it is."""
-    how = dict(inputs=Inputs(Shift(1)), batch_size=8, pace=Pace("constant"))
-    for name, ends in (("whole", [4]), ("parts", [2, 4])):
-        for steps in ends:
-            options = replace(QUIET, runs=tmp_path / name)
-            entry = begun("vae", digits(), options, latent=2, **SIZES)
-            train(entry, digits(), options, steps=steps, **how)
-            config = options.runs / "config.json"
-            if steps == 2:
-                old = {"entry", "sizes", "guide", "data", "seed"}
-                made = {k: v for k, v in json.loads(config.read_text()).items() if k in old}
-                config.write_text(json.dumps(made))
-                for left in ("model", "guide"):
-                    (options.runs / f"{left}.safetensors").unlink()
-    assert same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert json.loads((tmp_path / "parts" / "config.json").read_text()) == made

@@ -268,6 +268,11 @@ TOLD: dict[str, tuple[Make, str]] = {
     "all transparent": (inks(0, 0, 0), "all pictures with a transparent ground .3, .* inverted"),
     "dark and bright ink": (inks(0, 0, 255), "2 of 3 pictures with a .* dark ink.* on a ground"),
     "a photo beside": (several(deeper("a"), content(b"-", "a/x.heic")), "x.heic as PNG or JPEG"),
+    "an archive beside classes": (several(deeper("a"), archive), "x.zip; unpack x.zip"),
+    "a class that is a dead link": (
+        several(deeper("a"), lambda folder: os.symlink("gone", folder / "b")),
+        "mend or remove b, a link to nothing",
+    ),
     "a folder in a class": (several(deeper("a"), deeper("a", "b")), "in .*b one folder up"),
     "pictures beside classes": (several(deeper("a"), file(L)), "beside folders of classes"),
     "labels in a folder": (array("x.npz", **LABELS), "labels in .*x.npz are not read"),

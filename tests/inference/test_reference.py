@@ -10,13 +10,13 @@ import torch
 from pyro import poutine
 from torch import tensor
 
-from capsule_zoo.experiments.zoo import reference_draws
-from capsule_zoo.experiments.zoo.reference_draws import exact_posterior, write_reference
 from capsule_zoo.guides import ExactMatching, FreeForm, Guide
 from capsule_zoo.inference import Reference, list_references, load_reference, log_weights
 from capsule_zoo.inference.evaluation.references import problems as reference_problems
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
 from capsule_zoo.models import ImageSpace, Model, Site
+from tools import reference_draws
+from tools.reference_draws import exact_posterior, write_reference
 
 NAMES = list_references()
 

@@ -13,7 +13,7 @@ The continuous sites make up one vector in R^D. The discrete sites are summed ou
     log_prob(x) = log sum_s p(image, z(x), s) + log |dz / dx|
 
 This is the log posterior density up to a constant, log p(image). `problems` describes the
-problems, and `experiments.zoo.reference_draws` makes their files.
+problems, and `tools/reference_draws.py` makes their files.
 
 References:
     Magnusson, Torgander, Buerkner, Zhang, Carpenter & Vehtari 2024, "posteriordb: Testing,

@@ -1,4 +1,4 @@
-"""Attend, infer, repeat as Pyro's tutorial has it, in our own words: what scenes are compared with.
+"""Attend, infer, repeat of Pyro's tutorial, with which `scene_step` compares scenes.
 
 For s = 1, 2, 3, where p_s gives a geometric law of their number and sizes are 1 / scale:
 

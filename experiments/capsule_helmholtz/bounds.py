@@ -1,9 +1,4 @@
-"""The Helmholtz machine's experiments (Li and Zhu 2019); see `energy` for the data.
-
-`samples` compares Gibbs chains with ancestral draws, which are exact because the machine is
-directed. A chain alternates recognition of all layers and generation from the top one. Its draws
-are the machine's only if recognition equals the posterior.
-"""
+"""Helmholtz machines: bounds and reconstruction (Li and Zhu 2019); see `energy` for the data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +9,11 @@ from capsule_zoo.data import Binarize, Dataset
 from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.energy import (
     figures_of,
-    measured,
+    load_standard_fashion,
+    measure_mnist,
     pixel_error,
     reconstruction_error,
     spectra,
-    standard_fashion,
     use_of_switches,
 )
 from capsule_zoo.experiments.common.findings import Bounded
@@ -28,22 +23,18 @@ from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import draws_binary_pixels
 
 CLOCK = "processor"  # of all trainings, whose minutes other work does not shorten
+PRETRAINING = 0.1  # fraction of the time in which layers are pre-trained as capsule RBMs
 GAUSSIAN = dict(visible_family="gaussian", hidden_family="gaussian")
 
 
 @dataclass(frozen=True)
-class Pretrained(Bounded):
-    """The settings of trainings with bounds: `Bounded`, and how long layers are pre-trained.
-
-    Args:
-        share: share of the time in which layers are pre-trained as capsule RBMs.
-    """
+class Settings(Bounded):
+    """The settings of trainings with bounds; see `Bounded`."""
 
     images: int = 500
     particles: int = 1000
-    share: float = 0.1
 
-    def through_all_layers(
+    def measure_all_layers(
         self, entry: Entry, data: Dataset, options: Options, scale: float = 1.0
     ) -> Numbers:
         """Return the error through all layers, and the bounds."""
@@ -51,49 +42,47 @@ class Pretrained(Bounded):
         return {"reconstruction_error_top": error, **self.bounds(entry, data, options.seed)}
 
 
-def after_pretraining(options: Options, minutes: float, share: float) -> dict[str, Any]:
+def with_pretraining(options: Options) -> dict[str, Any]:
     """Return arguments of `train` with which layers are pre-trained as RBMs, one after the other.
 
-    Args:
-        minutes: length of the whole training.
-        share: share of the minutes for the pre-training, divided equally among the layers, or 0.
+    They share `PRETRAINING` of the budget equally; the rest is for the training of the whole.
     """
 
     def start(entry: Entry, images: Tensor) -> None:
         options.say("Pre-training every layer as a capsule RBM")
-        each = share * minutes / len(entry.model.layers)
+        minutes = PRETRAINING * options.budget / len(entry.model.layers)
         inputs = Inputs(Binarize() if draws_binary_pixels(entry.model) else None)
         checks = Checks(progress=options.progress, clock=CLOCK)
         how: dict[str, Any] = dict(seed=options.seed, checks=checks)
-        pretrain(entry.model, entry.guide, images, minutes=each, inputs=inputs, **how)
+        pretrain(entry.model, entry.guide, images, minutes=minutes, inputs=inputs, **how)
 
-    length = dict(minutes=(1 - share) * minutes, checks=Checks(clock=CLOCK))
-    return dict(start=start if share else None, **length)
+    minutes = (1 - PRETRAINING) * options.budget
+    return dict(start=start, minutes=minutes, checks=Checks(clock=CLOCK))
 
 
 @experiment("capsule-helmholtz/mnist", minutes=60, of_runs=True)
-def mnist(options: Options, chosen: Pretrained) -> Result:
+def mnist(options: Options, settings: Settings) -> Result:
     """Pre-train two layers of 40 capsules, train them by wake-sleep and bound log p (an hour)."""
-    how = after_pretraining(options, options.budget, chosen.share)
-    return measured("capsule-helmholtz", options, chosen.through_all_layers, **how)
+    measure, how = settings.measure_all_layers, with_pretraining(options)
+    return measure_mnist("capsule-helmholtz", options, measure, **how)
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist", minutes=3)
-def fashion(options: Options, chosen: Pretrained) -> Result:
+def fashion(options: Options, settings: Settings) -> Result:
     """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
     Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
     the scores. The training is short because the gap between ELBO and IWAE grows with the precision
     of the pixels.
     """
-    data, standard = standard_fashion(options)
+    data, standard = load_standard_fashion(options)
     sizes = {"capsules": (20, 20), **GAUSSIAN}
-    start = after_pretraining(options, options.budget, chosen.share)
-    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **start)
-    found = spectra(entry, data.test.images)
+    how = with_pretraining(options)
+    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **how)
+    switches = spectra(entry, data.test.images)
     metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
-        **chosen.through_all_layers(entry, data, options, standard.scale),
-        "switches": use_of_switches(found),
+        **settings.measure_all_layers(entry, data, options, standard.scale),
+        "switches": use_of_switches(switches),
     }
-    return Result(metrics, figures_of(entry, data.test, found), None, entry)
+    return Result(metrics, figures_of(entry, data.test, switches), None, entry)

@@ -1,14 +1,14 @@
-"""Matrix capsules on MNIST: test error, votes, and poses that are drawn (Hinton et al. 2018)."""
+"""Matrix capsules on MNIST: test error, and how votes gather (Hinton et al. 2018)."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.common.findings import mean_and_error, single
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.inference import Inputs, error_rate, vote_history
-from capsule_zoo.records import Metrics, Table
+from capsule_zoo.records import Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.matrix_capsules.figures import mistakes, votes
 
@@ -16,7 +16,7 @@ SHIFT = transforms.Shift(1)  # pixels, of training images
 NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small votes
 
 
-def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
+def load_digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
     """Return MNIST, and the network that the options name or one trained for their budget."""
     data = load_dataset("mnist", root=options.data_root)
     return data, trained("matrix-capsules", data, options, inputs=Inputs(SHIFT))
@@ -25,17 +25,16 @@ def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
 @experiment("matrix-capsules/mnist", minutes=60, of_runs=True)
 def mnist(options: Options) -> Result:
     """Train the small preset, two iterations of EM, and measure its test error (an hour)."""
-    data, entry = digits_and_entry(options)
+    data, entry = load_digits_and_entry(options)
     options.say(f"Testing on {len(data.test):,} images")
-    metrics: Metrics = {
-        "test_error": error_rate(entry.model, entry.guide, data.test),
-        "model_parameters": (float(entry.model.num_parameters), None, 1),
-    }
-    return Result(metrics, {"": mistakes(entry.model, data.test)}, None, entry)
+    error = error_rate(entry.model, entry.guide, data.test)
+    parameters = single(entry.model.num_parameters)
+    figures = {"": mistakes(entry.model, data.test)}
+    return Result({"test_error": error, "model_parameters": parameters}, figures, None, entry)
 
 
 @experiment("matrix-capsules/votes", data="mnist", minutes=60, of_runs=True)
-def gathering(options: Options, *, images: int = 1000) -> Result:
+def gather_votes(options: Options, *, images: int = 1000) -> Result:
     """Follow the votes for the winning class from iteration to iteration (an hour).
 
     `distance_...` is the mean distance of votes to the mean of the class capsule, each vote
@@ -45,16 +44,16 @@ def gathering(options: Options, *, images: int = 1000) -> Result:
     Args:
         images: number of test images.
     """
-    data, entry = digits_and_entry(options)
+    data, entry = load_digits_and_entry(options)
     few = data.test.images[:images]
     history = vote_history(entry.model, few)
-    found = {
+    quantities = {
         "distance_winner": history.mean_distance(history.wins),
         "distance_others": history.mean_distance(~history.wins),
         "share_winner": history.share_of_winner(),
     }
     numbers = {
         name: {str(t): mean_and_error(values) for t, values in enumerate(iterations, start=1)}
-        for name, iterations in found.items()
+        for name, iterations in quantities.items()
     }
     return Result({"iteration": Table(numbers)}, {"": votes(entry, few)}, None, entry)

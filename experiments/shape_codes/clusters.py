@@ -1,4 +1,4 @@
-"""Shape codes beside real digits, VAEs with a fitted prior, k-means, and automatic guides."""
+"""Classes that k-means finds, compared with the kinds of shape codes."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity
-from capsule_zoo.experiments.part_whole.headline import principal_components
-from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
+from capsule_zoo.experiments.part_whole.classification import principal_components
+from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parsed
 
@@ -39,21 +39,21 @@ def clusters(
     sets = parsed(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
-    found = {"kinds_64": classes_found(kinds, labels)}
-    read = principal_components(data.train.images, components, options.seed)
+    rows = {"kinds_64": classes_found(kinds, labels)}
+    project = principal_components(data.train.images, components, options.seed)
     features = {
-        "pixels": [read(guide, split.images) for split in (data.train, data.test)],
-        "parts": [present(split.images) for split in (sets.train, sets.test)],
+        "pixels": [project(guide, split.images) for split in (data.train, data.test)],
+        "parts": [flatten_parts(split.images) for split in (sets.train, sets.test)],
     }
     for number in numbers:
         for name, (train_rows, test_rows) in features.items():
             options.say(f"Fitting {number} clusters to {name}")
             belief = cluster(train_rows, test_rows, number, options.seed)
-            found[f"k_means_{name}_{number}"] = classes_found(belief, labels)
-    return Result(by_quantity(found))
+            rows[f"k_means_{name}_{number}"] = classes_found(belief, labels)
+    return Result(by_quantity(rows))
 
 
-def present(sets: Tensor) -> np.ndarray:
+def flatten_parts(sets: Tensor) -> np.ndarray:
     """Return part sets (N, 1, P, 7) as rows: presences, and poses, 0 where a part is off."""
     presence, pose = sets[..., :1], sets[..., 1:]
     return torch.cat([presence, presence * pose], -1).flatten(1).numpy()
@@ -65,6 +65,6 @@ def cluster(
     """Return the clusters of rows (N, D), one-hot (N, number), which training rows alone make."""
     from sklearn.cluster import KMeans
 
-    made = KMeans(number, n_init=10, random_state=seed).fit(train_rows)
-    both = (made.labels_, made.predict(test_rows))
-    return [F.one_hot(torch.from_numpy(each).long(), number).float() for each in both]
+    clusters = KMeans(number, n_init=10, random_state=seed).fit(train_rows)
+    pair = clusters.labels_, clusters.predict(test_rows)
+    return [F.one_hot(torch.from_numpy(each).long(), number).float() for each in pair]

@@ -1,4 +1,4 @@
-"""Make the reference draws: `python -m capsule_zoo.experiments.zoo.reference_draws`.
+"""Make the reference draws: `python tools/reference_draws.py`.
 
 The image of each problem is drawn from its model, with the latents. These latents are therefore one
 exact draw of the posterior, and chains start there: they need no time to find the posterior.

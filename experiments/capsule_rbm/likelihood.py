@@ -1,7 +1,4 @@
-"""The capsule RBM's experiments (Li and Zhu 2019); see `energy` for the data and the numbers.
-
-`beside-rbm` compares it with a plain RBM of as many hidden units, in equal updates and equal time.
-"""
+"""The capsule RBM's likelihood and reconstruction (Li and Zhu 2019); see `energy` for the data."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,12 +8,12 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment, in_turn, train
+from capsule_zoo.experiments import Options, Result, experiment, train
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
-    measured,
+    load_standard_fashion,
+    measure_mnist,
     reconstruction_error,
-    standard_fashion,
 )
 from capsule_zoo.experiments.common.findings import by_quantity, pictures
 from capsule_zoo.figures.curves import curves_on_log_scale
@@ -27,7 +24,7 @@ from capsule_zoo.runs import measurements
 
 UPDATES = (10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
 PAPER = {"Li and Zhu (2019)": ((500, 1_000, 12_000), (0.099, 0.085, 0.0718))}
-ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm", "vae": "vae"}
+ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
@@ -45,7 +42,7 @@ class Annealing:
 
     def log_likelihoods(self, entry: Entry, data: Dataset, options: Options) -> Numbers:
         """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
-        found = measurements.log_likelihoods(
+        likelihoods = measurements.log_likelihoods(
             entry.model,
             data.train.images,
             data.test.images,
@@ -55,14 +52,14 @@ class Annealing:
         )
         return {
             f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
-            for method, nats in found.items()
+            for method, nats in likelihoods.items()
         }
 
 
 @experiment("capsule-rbm/mnist", minutes=30, of_runs=True)
-def mnist(options: Options, chosen: Annealing) -> Result:
+def mnist(options: Options, settings: Annealing) -> Result:
     """Train 40 capsules of 16 with exact switches, and bracket log p on both sides (30 minutes)."""
-    return measured("capsule-rbm", options, chosen.log_likelihoods)
+    return measure_mnist("capsule-rbm", options, settings.log_likelihoods)
 
 
 @experiment("capsule-rbm/learning-curve", data="mnist")
@@ -75,8 +72,8 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
     errors: dict[str, Numbers] = {}
-    for name in ("capsules", "rbm"):
-        entry = create(ENTRIES[name], image_shape=data.image_shape)
+    for name, of in ENTRIES.items():
+        entry = create(of, image_shape=data.image_shape)
         for begin, end in pairwise((0, *updates)):
             how: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
             earlier = f"{name}-{begin}" if begin else None
@@ -91,23 +88,24 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
 
 
 @experiment("capsule-rbm/fashion", data="fashion-mnist", minutes=20)
-def fashion(options: Options, chosen: Annealing) -> Result:
+def fashion(options: Options, settings: Annealing) -> Result:
     """Compare one Gaussian (an RBM) with a mixture of 2^20 Gaussians (20 minutes).
 
     Pixels are standardized. Errors are on the scale of the pixels, and nats are on the scale of
     the scores.
     """
-    data, standard = standard_fashion(options)
+    data, standard = load_standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
-    found: dict[str, Numbers] = {}
-    for name, sizes, minutes in in_turn(options, FASHION):
+    numbers: dict[str, Numbers] = {}
+    minutes = options.budget / len(FASHION)
+    for name, sizes in FASHION.items():
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)
         train(entry, data, options, minutes, name=name, **descent)
         error = reconstruction_error(entry, data.test.images, standard.scale)
-        nats = chosen.log_likelihoods(entry, data, options)
-        found[name] = {"reconstruction_error": error, **nats}
+        nats = settings.log_likelihoods(entry, data, options)
+        numbers[name] = {"reconstruction_error": error, **nats}
         drawn = pictures(entry, data.test.images[:DRAWN])
         figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}
-    return Result(by_quantity(found), figures)
+    return Result(by_quantity(numbers), figures)

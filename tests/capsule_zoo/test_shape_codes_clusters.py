@@ -7,8 +7,8 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.shape_codes import peers as experiment
-from capsule_zoo.experiments.shape_codes.peers import cluster
+from capsule_zoo.experiments.shape_codes import clusters as experiment
+from capsule_zoo.experiments.shape_codes.clusters import cluster
 from capsule_zoo.registry import create, small_settings
 
 OPTIONS = Options(progress=False, processes=1)

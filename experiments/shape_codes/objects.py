@@ -34,6 +34,8 @@ from capsule_zoo.zoo.shape_codes.entry import (
 T = TypeVar("T", bound=tuple[Tensor, ...])
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
+TEMPERATURE = 100.0  # of the belief in the features of the probes; see `Object`
+PENALTY = 0.1  # inverse strength of the penalty of the probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
 REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
 
@@ -45,24 +47,14 @@ class ObjectSettings:
     Args:
         parts_of: name of the published weights whose parts are used.
         main: the number of kinds that is measured in all ways.
-        codes: numbers of a shape code.
-        sigma_min: least deviation of a part's pose.
-        sigma_top: deviation of an object's pose.
+        sigma_min: least standard deviation of a part's pose.
         steps: updates after the start from factor analyzers.
-        batch_size: part sets of an update.
-        temperature: of the belief in the features of the probes; see `Object`.
-        penalty: inverse strength of the penalty of the probes on objects.
     """
 
     parts_of: str = "shape-codes-mnist"
     main: int = 64
-    codes: int = 16
     sigma_min: float = 0.025
-    sigma_top: float = 0.005
     steps: int = 200
-    batch_size: int = 256
-    temperature: float = 100.0
-    penalty: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class Settings(ObjectSettings):
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30)
-def objects(options: Options, chosen: Settings) -> Result:
+def objects(options: Options, settings: Settings) -> Result:
     """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
@@ -96,113 +88,97 @@ def objects(options: Options, chosen: Settings) -> Result:
     """
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    real = classifier.read(data.test.images[: chosen.images])
+    real = classifier.read(data.test.images[: settings.images])
     options.say("Parsing all images")
-    published = on_published_parts(chosen.main, chosen, options.seed).guide
+    published = on_published_parts(settings.main, settings, options.seed).guide
     sets = parsed(data, options.seed, guide=published, tested=None)
 
-    def learned(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
+    def learn(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
         """Return trained objects, what they infer, samples, and what is measured of all kinds."""
-        entry = on_published_parts(kinds, chosen, seed)
-        train_objects(entry, sets, chosen, replace(options, seed=seed))
-        read, samples, found = in_short(entry, sets, chosen, seed)
-        return entry, read, samples, found | looks(classifier.read(samples), real)
+        entry = on_published_parts(kinds, settings, seed)
+        train_objects(entry, sets, settings, replace(options, seed=seed))
+        splits = sets.train, sets.test
+        inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
+        samples = mean_images(entry.model, settings.images, seed=seed)
+        classes = classes_found([o.belief for o in inferred], [s.labels for s in splits])
+        return entry, inferred, samples, classes | looks(classifier.read(samples), real)
 
     numbers: Numbers = {}
     main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
     by_kinds: dict[str, Numbers] = {}
-    for kinds in chosen.kinds:
-        entry, read, samples, by_kinds[str(kinds)] = learned(kinds, options.seed)
+    for kinds in settings.kinds:
+        entry, inferred, samples, by_kinds[str(kinds)] = learn(kinds, options.seed)
         rows[f"{kinds} kinds"] = samples[:12]
-        if kinds == chosen.main:
+        if kinds == settings.main:
             main = entry
-            numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
-    again: list[Numbers] = []
-    for seed in range(options.seed + 1, options.seed + (chosen.seeds if main else 1)):
-        _, read, _, found = learned(chosen.main, seed)
-        features = [each.features() for each in read]
-        again.append(found | probes(features, sets, "probe", chosen.penalty))
-    first = {**by_kinds.get(str(chosen.main), {}), **numbers}
+            numbers = measure_main(entry, data, sets, inferred, settings, options.seed)
     starts: Metrics = {}
-    if again:
-        starts = {"starts of the objects": Table(over_seeds(first, again), "{variant}_{quantity}")}
+    if main and settings.seeds > 1:
+        again: list[Numbers] = []
+        for seed in range(options.seed + 1, options.seed + settings.seeds):
+            _, inferred, _, classes = learn(settings.main, seed)
+            features = [each.features() for each in inferred]
+            again.append(classes | probes(features, sets, "probe", PENALTY))
+        seeds = [by_kinds[str(settings.main)] | numbers, *again]
+        table = Table(mean_and_worst(seeds), "{variant}_{quantity}")
+        starts = {"starts of the objects": table}
     metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
-    shown = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
-    return Result(metrics, shown, None, main)
+    figures = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
+    return Result(metrics, figures, None, main)
 
 
-def in_short(
-    entry: Entry, sets: Dataset, chosen: Settings, seed: int
-) -> "tuple[list[Object], Tensor, Numbers]":
-    """Read the objects of training and test sets, draw samples, and measure the classes found."""
-    splits = sets.train, sets.test
-    read = [read_objects(entry.guide, split.images, chosen.temperature) for split in splits]
-    samples = mean_images(entry.model, chosen.images, seed=seed)
-    found = classes_found([each.belief for each in read], [split.labels for split in splits])
-    return read, samples, found
-
-
-def over_seeds(first: Numbers, again: Sequence[Numbers]) -> dict[str, Numbers]:
-    """Return means (`over_seeds`) and worst values over the seeds of what was measured again.
-
-    Args:
-        first: numbers of the first seed.
-        again: numbers of each other seed, at least one.
-    """
-    found: dict[str, Numbers] = {"over_seeds": {}, "worst": {}}
+def mean_and_worst(seeds: Sequence[Numbers]) -> dict[str, Numbers]:
+    """Return mean (`over_seeds`) and worst value of each metric over seeds."""
+    means, worst = dict[str, Any](), dict[str, Any]()
     for name in REPEATED:
-        values = [numbers[name][0] for numbers in (first, *again)]
-        found["over_seeds"][name] = mean_and_error(values)
-        worst = max(values) if name == "frechet" else min(values)
-        found["worst"][name] = worst, None, len(values)
-    return found
+        values = [numbers[name][0] for numbers in seeds]
+        means[name] = mean_and_error(values)
+        worst[name] = max(values) if name == "frechet" else min(values), None, len(values)
+    return {"over_seeds": means, "worst": worst}
 
 
-def in_all_ways(
-    entry: Entry, data: Dataset, sets: Dataset, read: "list[Object]", chosen: Settings, seed: int
+def measure_main(
+    entry: Entry,
+    data: Dataset,
+    sets: Dataset,
+    inferred: "list[Object]",
+    settings: Settings,
+    seed: int,
 ) -> Numbers:
     """Measure what objects lose of the images, linear probes, and turned digits.
 
     Args:
         entry: the trained entry.
         data, sets: images, and the part sets that were found in them.
-        read: what the guide infers of training and test sets.
+        inferred: what the guide infers of training and test sets.
     """
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
-    features = [each.features() for each in read]
-    probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], chosen.penalty)
+    features = [each.features() for each in inferred]
+    probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)
     return {
-        **lost(entry, data.test.images[: chosen.held_out], seed),
-        **probes(features, sets, "probe", chosen.penalty),
+        **lost(entry, data.test.images[: settings.held_out], seed),
+        **probes(features, sets, "probe", PENALTY),
         **probes(parts, sets, "probe_parts"),
-        **turned_digits(entry, probe, data.test[: chosen.turned], chosen.temperature),
+        **turned_digits(entry, probe, data.test[: settings.turned]),
     }
 
 
-def on_published_parts(kinds: int, chosen: ObjectSettings, seed: int) -> Entry:
+def on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -> Entry:
     """Return an untrained entry whose parts are those of published weights."""
-    source = load(chosen.parts_of)
+    source = load(settings.parts_of)
     pyro.set_rng_seed(seed)
-    return on_parts_of(
-        source,
-        kinds=kinds,
-        codes=chosen.codes,
-        sigma_min=chosen.sigma_min,
-        sigma_top=chosen.sigma_top,
-    )
+    return on_parts_of(source, kinds=kinds, codes=16, sigma_min=settings.sigma_min, sigma_top=0.005)
 
 
-def train_objects(entry: Entry, sets: Dataset, chosen: ObjectSettings, options: Options) -> None:
+def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options: Options) -> None:
     """Train objects on part sets."""
-    options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={chosen.sigma_min}")
+    options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={settings.sigma_min}")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
-    shared: dict[str, Any] = dict(ON_PART_SETS)
-    shared |= dict(
-        batch_size=chosen.batch_size, seed=options.seed, checks=Checks(progress=options.progress)
-    )
+    how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
     start_objects(entry.guide, sets.train, options.seed)
-    fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
+    steps = options.shortened(settings.steps)
+    fit(*pair, sets, steps=steps, **{**ON_PART_SETS, "batch_size": 256, **how})
 
 
 class Object(NamedTuple):
@@ -286,17 +262,17 @@ def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Ten
         The chosen readings, and their numbers, in the shape of a score.
     """
     best: T | None = None
-    chosen = torch.zeros(())
-    for number, seen in enumerate(readings):
+    numbers = torch.zeros(())
+    for number, reading in enumerate(readings):
         if best is None:
-            best, chosen = seen, torch.zeros_like(score(seen))
-        better = score(seen) > score(best)
-        chosen[better] = number
-        for kept, new in zip(best, seen, strict=True):
-            kept[better] = new[better]
+            best, numbers = reading, torch.zeros_like(score(reading))
+        better = score(reading) > score(best)
+        numbers[better] = number
+        for values, new in zip(best, reading, strict=True):
+            values[better] = new[better]
     if best is None:
         raise ValueError("views is empty; give the part sets of at least one turn")
-    return best, chosen
+    return best, numbers
 
 
 def read_at_own_turns(
@@ -335,7 +311,7 @@ def read_at_best_turn(
     return best_of(views, lambda seen: seen.explained)
 
 
-def counted(belief: Tensor, labels: Tensor) -> Tensor:
+def count_classes(belief: Tensor, labels: Tensor) -> Tensor:
     """Return how many images of each class (N,) have each kind as the likeliest (N, K), (K, C)."""
     count = torch.zeros(belief.shape[1], int(labels.max()) + 1)
     return count.index_put_((belief.argmax(-1), labels), torch.ones(len(belief)), accumulate=True)
@@ -352,36 +328,34 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
         beliefs: q(k) of training and test images, (N, K) each.
         labels: their classes, (N,) each.
     """
-    belief, asked = beliefs
-    known, truth = labels
-    count = counted(belief, known)
+    belief, tested = beliefs
+    train_labels, truth = labels
+    count = count_classes(belief, train_labels)
     kinds, classes = count.shape
     commonest = count.argmax(1)
-    drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
-    answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}
+    drawn = torch.multinomial(tested, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    answers = {"classes_found": commonest[tested.argmax(-1)], "drawn_class": commonest[drawn]}
     if kinds == classes:
-        kind, own = linear_sum_assignment(-count.numpy())
-        single = torch.zeros(kinds, dtype=torch.long)
-        single[torch.from_numpy(kind)] = torch.from_numpy(own)
-        answers["classes_one_to_one"] = single[asked.argmax(-1)]
-    found: Numbers = {
-        name: mean_and_error((given == truth).double()) for name, given in answers.items()
+        _, single = linear_sum_assignment(-count.numpy())  # the class of every kind
+        answers["classes_one_to_one"] = torch.from_numpy(single)[tested.argmax(-1)]
+    numbers: Numbers = {
+        name: mean_and_error((answer == truth).double()) for name, answer in answers.items()
     }
-    share = belief.mean(0)
-    entropy = torch.special.entr(share).sum()
-    found["kinds_in_use"] = float((share > 0.1 / kinds).sum()), None, len(belief)
-    found["kinds_perplexity"] = float(entropy.exp()), None, len(belief)
-    return found
+    fraction = belief.mean(0)
+    entropy = torch.special.entr(fraction).sum()
+    numbers["kinds_in_use"] = float((fraction > 0.1 / kinds).sum()), None, len(belief)
+    numbers["kinds_perplexity"] = float(entropy.exp()), None, len(belief)
+    return numbers
 
 
 def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
     """Measure the share of what parts explain that is lost if their object draws them again."""
     drawn = infer(entry.guide, images, seed=seed)
-    held = {name: drawn[name] for name in OBJECT}
+    objects = {name: drawn[name] for name in OBJECT}
     empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
     inferred = image_log_likelihood(entry.model, images, drawn)
     background = image_log_likelihood(entry.model, images, empty)
-    again = [image_log_likelihood(entry.model, images, held, seed + i) for i in range(REDRAWS)]
+    again = [image_log_likelihood(entry.model, images, objects, seed + i) for i in range(REDRAWS)]
     redrawn = torch.stack(again).mean(0)
     return {"share_lost": ratio(inferred - redrawn, inferred - background)}
 
@@ -390,25 +364,23 @@ def probes(
     features: Sequence[np.ndarray], sets: Dataset, name: str, penalty: float = 1.0
 ) -> Numbers:
     """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
-    (given, asked), known, test = features, sets.train.labels, sets.test.labels
+    (train, test), labels = features, sets.train.labels
     return {
-        name + ending: linear_probe(given[:n], known[:n], asked, test, penalty)
-        for ending, n in {"": PROBED, "_all": len(given)}.items()
+        name + ending: linear_probe(train[:n], labels[:n], test, sets.test.labels, penalty)
+        for ending, n in {"": PROBED, "_all": len(train)}.items()
     }
 
 
-def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.0) -> Numbers:
+def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
-
-    Args:
-        temperature: of the belief in the features of the probe.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
-    seen, turn = read_at_best_turn(entry.guide, replace(test, images=images), TURNS, temperature)
-    right = probe.predict(seen.features()) == test.labels.numpy()
+    split = replace(test, images=images)
+    objects, turn = read_at_best_turn(entry.guide, split, TURNS, TEMPERATURE)
+    right = probe.predict(objects.features()) == test.labels.numpy()
     away = (degrees + 360 * turn / TURNS + 180) % 360 - 180  # from upright, after the turn
     return {
         "rotated_turned": mean_and_error(right.astype(float)),

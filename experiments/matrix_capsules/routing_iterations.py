@@ -1,4 +1,4 @@
-"""Why more iterations of EM routing hurt, what mends it, and two and three iterations at length.
+"""Two and three iterations of EM routing, trained at length.
 
 Each iteration of EM divides the children by the densities of sixteen numbers at once, so that it
 multiplies small differences between parents, and the gradients with them. With a `power` below 1
@@ -12,40 +12,34 @@ from typing import Any
 import pyro
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, choose, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
-from capsule_zoo.experiments.matrix_capsules.headline import SHIFT
+from capsule_zoo.experiments.matrix_capsules.classification import SHIFT
 from capsule_zoo.experiments.training import load_run, on_device
 from capsule_zoo.inference import Checks, Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 
-AT_LENGTH = {"two_iterations": 2, "three_iterations": 3}
+ITERATIONS = {"two_iterations": 2, "three_iterations": 3}
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Settings:
     """The settings of the runs at length.
 
     Args:
-        variants: names of the networks that are trained.
-        seeds: number of seeds for each network.
         power: power of the responsibilities with three iterations; two iterations have 1.
         lr: first learning rate, which falls to 0; by default the entry's.
-        batch_size: images of an update; by default the entry's.
         network: arguments of the entry, such as its preset.
     """
 
-    variants: tuple[str, ...] = tuple(AT_LENGTH)
-    seeds: int = 1
     power: float = 0.25
     lr: float | None = None
-    batch_size: int | None = None
     network: Mapping[str, Any] | None = None
 
 
 @experiment("matrix-capsules/at-length", data="mnist", minutes=120, of_runs=True)
-def at_length(options: Options, chosen: Lengths) -> Result:
+def at_length(options: Options, settings: Settings) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 
     Three iterations have a power below 1 in the E step, without which they hardly learn. With
@@ -53,43 +47,36 @@ def at_length(options: Options, chosen: Lengths) -> Result:
     equal times of the processor, side by side where there are two cores. Errors are of validation
     images and of test images. The network with the lower validation error is kept.
     """
-    networks = choose("variant", chosen.variants, AT_LENGTH)
-    study, timed = Study(networks, chosen.seeds), replace(options, minutes=options.budget)
-    found = means_of(study.run(learn_digits, timed, settings=chosen))
-    best = min(found, key=lambda name: found[name]["validation_error"][0])
-    return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))
+    study, timed = Study(ITERATIONS), replace(options, minutes=options.budget)
+    numbers = means_of(study.run(learn_digits, timed, settings=settings))
+    best = min(numbers, key=lambda name: numbers[name]["validation_error"][0])
+    entry = load(study.folders(options)[best])
+    return Result({"": Table(by_quantity(numbers))}, {}, None, entry)
 
 
-def network_at_length(
-    iterations: int, settings: Lengths, image_shape: tuple[int, int, int]
-) -> Entry:
+def create_network(iterations: int, settings: Settings, image_shape: tuple[int, int, int]) -> Entry:
     """Return an untrained network."""
     power = 1.0 if iterations == 2 else settings.power
     sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
     return create("matrix-capsules", image_shape=image_shape, **sizes)
 
 
-def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
+def learn_digits(job: Job[int], *, settings: Settings) -> Numbers:
     """Train a network of the job's iterations, and return its errors, updates and speed."""
-    iterations, options = job.variant, job.options
+    options = job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
-    entry = network_at_length(iterations, settings, data.image_shape)
+    entry = create_network(job.variant, settings, data.image_shape)
     if options.run:
-        start = load_run(options.run, entry.name)
-        entry.model.load_state_dict(start.model.state_dict())
-    own = {"lr": settings.lr, "batch_size": settings.batch_size}
-    how: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-    checks = Checks(clock="processor")
-    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), checks=checks, **how)
-    images = run.steps * (settings.batch_size or entry.training["batch_size"])
+        entry.model.load_state_dict(load_run(options.run, entry.name).model.state_dict())
+    how: dict[str, Any] = dict(inputs=Inputs(SHIFT), checks=Checks(clock="processor"))
+    how |= {} if settings.lr is None else {"lr": settings.lr}
+    run = train(entry, data, options, options.budget, **how)
+    images = run.steps * entry.training["batch_size"]
     with on_device(entry, options):
         errors = {
             "validation_error": error_rate(entry.model, entry.guide, data.validation),
             "test_error": error_rate(entry.model, entry.guide, data.test),
         }
-    return {
-        **errors,
-        "updates": single(run.steps),
-        "images_per_second": single(images / run.seconds, run.steps),
-    }
+    speed = single(images / run.seconds, run.steps)
+    return {**errors, "updates": single(run.steps), "images_per_second": speed}

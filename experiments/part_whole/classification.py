@@ -1,0 +1,181 @@
+"""Part-whole capsules (Smith et al. 2020): classes without labels, and all guides to one model."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
+from torch import Tensor, nn
+
+from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import measures_of_rows, pictures
+from capsule_zoo.experiments.training import checkpoints, train, trained
+from capsule_zoo.guides import FreeForm
+from capsule_zoo.inference import (
+    Accuracy,
+    SemiAmortized,
+    compare,
+    infer,
+    latents,
+    linear_probe,
+    widen,
+)
+from capsule_zoo.inference.posterior.fitted import fit_to_images
+from capsule_zoo.models import Model
+from capsule_zoo.records import Metrics, Numbers, Table
+from capsule_zoo.registry import Entry
+
+PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
+PARTS = ["part_presence", "part_pose"]
+PROBED = 10_000  # training images that a probe is fitted on
+UPDATES = dict(tighten=600, widen=200, free_form=100, refine=40, automatic=400)  # of a full run
+Reader = Callable[[nn.Module, Tensor], np.ndarray]  # features of images, inferred by a guide
+
+
+def sample_presences(guide: nn.Module, images: Tensor, seed: int = 0) -> np.ndarray:
+    """Return one draw of the binary presences of the objects, (N, objects)."""
+    return infer(guide, images, PRESENCES, seed)[PRESENCES[0]].cpu().numpy()
+
+
+READERS: Mapping[str, Reader] = {
+    "probe_presence": partial(latents, sites=PRESENCES),
+    "probe_presence_pose": partial(latents, sites=WITH_POSES),
+    "probe_drawn": sample_presences,
+    "probe_parts": partial(latents, sites=PARTS),
+}
+
+
+def fit_probes(
+    entry: Entry, data: Dataset, readers: Mapping[str, Reader], probed: int = PROBED
+) -> dict[str, Accuracy]:
+    """Return the accuracies of linear probes on features of the images.
+
+    They are fitted on the features of `probed` training images and, if there are more, also on the
+    features of all training images (`..._all`).
+
+    Args:
+        readers: features by the name of the probe.
+    """
+    accuracies, labels = {}, data.train.labels
+    sizes = {"": probed, "_all": len(labels)} if len(labels) > probed else {"": len(labels)}
+    for name, read in readers.items():
+        features, tested = (read(entry.guide, split.images) for split in (data.train, data.test))
+        for ending, n in sizes.items():
+            accuracy = linear_probe(features[:n], labels[:n], tested, data.test.labels)
+            accuracies[name + ending] = accuracy
+    return accuracies
+
+
+def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
+    """Return the entry with a guide whose poses have densities, trained with the model frozen.
+
+    The guide starts at the points of the entry's guide. It needs the entry's warm-up: new standard
+    deviations are small, and one of Adam's full first updates moves every pose by many of them.
+    """
+    guide = entry.guide.with_poses(pose)
+    how: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
+    tight = replace(entry, guide=guide, default_guide=pose)
+    train(tight, data, options, **how)
+    return tight
+
+
+def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
+    """Return a reader of principal components of pixels, as many as these images have at most."""
+    from sklearn.decomposition import PCA
+
+    def rows(images: Tensor) -> np.ndarray:
+        return images.flatten(1).numpy()
+
+    analysis = PCA(min(number, *rows(images).shape), random_state=seed).fit(rows(images))
+    return lambda _, images: analysis.transform(rows(images))
+
+
+@experiment("part-whole/classify", data="mnist", minutes=30, of_runs=True)
+def classify(options: Options) -> Result:
+    """Learn MNIST without labels and read the class off the objects (30 minutes).
+
+    The probes read probabilities of presences, alone and with poses. `probe_drawn` reads one draw
+    of the binary presences, and `probe_parts` the parts without any object: their presences and
+    poses. `probe_components` reads as many principal components of the pixels as there are objects.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("part-whole", data, options)
+    components = principal_components(data.train.images, len(entry.model.presence_logits))
+    numbers: dict[str, Numbers] = {}
+    readers = {**READERS, "probe_components": components}
+    for name, accuracy in fit_probes(entry, data, readers).items():
+        quantity = "probe_all" if name.endswith("_all") else "probe"
+        variant = name.removeprefix("probe_").removesuffix("_all")
+        numbers.setdefault(quantity, {})[variant] = accuracy
+    names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
+    figures = pictures(entry, data.test.images)
+    return Result({"features": Table(numbers, names)}, figures, None, entry)
+
+
+@experiment("part-whole/guides", data="mnist", minutes=30, of_runs=True)
+def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
+    """Compare every guide on one trained model and held-out digits (30 minutes).
+
+    The rows "relaxed" are bounds on the model with relaxed presences, and comparable with each
+    other only, because Pyro's AutoNormal supports no discrete site. AutoNormal starts at a draw
+    from the prior and is fitted to these very images, without any network of the zoo.
+
+    Args:
+        images: number of held-out digits.
+        particles: number of draws of the IWAE bound.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("part-whole", data, options)
+    model, held_out = entry.model, data.test[:images]
+    updates = {name: options.shortened(number) for name, number in UPDATES.items()}
+    limit: dict[str, Any] = {"steps": updates["tighten"]}
+    normal = tighten(entry, data, options, **limit)
+    routing = replace(entry, guide=entry.make_guide("routing"))
+    free = fit_free_form(normal, held_out, options, updates["free_form"])
+    low_rank = tighten(entry, data, options, "low_rank", **limit)
+    wide = widen(model, entry.guide, data.train[:2000], steps=updates["widen"])
+    routed = tighten(routing, data, options, name="tightened-routing", **limit)
+    discrete: dict[str, nn.Module] = {
+        "normal": normal.guide,
+        "low rank": low_rank.guide,
+        "delta": entry.guide,
+        "delta, widened": wide,
+        "routing": routed.guide,
+        "semi-amortized": SemiAmortized(normal.guide, updates["refine"], law="normal"),
+        "free-form normal": free,
+    }
+    relaxed: dict[str, nn.Module] = {"free-form normal": free}
+    for kind in (AutoNormal, AutoDelta):
+        auto = fit_automatic(kind, model, held_out, options, updates["automatic"])
+        relaxed[kind.__name__] = auto
+    shared: dict[str, Any] = dict(num_particles=particles, seed=options.seed)
+    tables = [
+        compare({n: (model, guide) for n, guide in rows.items()}, held_out, discrete=law, **shared)
+        for rows, law in ((discrete, True), (relaxed, False))
+    ]
+    bounds = Table(measures_of_rows(tables[1]), names="{quantity}_{variant}_relaxed")
+    metrics: Metrics = {**measures_of_rows(tables[0]), "relaxed": bounds}
+    drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
+    return Result(metrics, drawn, tables[0], entry)
+
+
+def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
+    """Return a guide with normal poses of its own for each image, started at the entry's guide."""
+    guide = FreeForm(entry.model, images.images, entry.guide, "normal")
+    whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
+    how: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
+    train(replace(entry, guide=guide), images, options, **how)
+    return guide
+
+
+def fit_automatic(
+    kind: type[AutoNormal | AutoDelta], model: Model, images: Split, options: Options, steps: int
+) -> AutoGuide:
+    """Return one of Pyro's automatic guides, fitted to these images."""
+    guide = kind(model, init_loc_fn=init_to_sample)
+    checks = checkpoints(options, kind.__name__)
+    fit_to_images(guide, model, images, steps=steps, seed=options.seed, checks=checks)
+    return guide

@@ -1,0 +1,159 @@
+"""Stacked capsule autoencoders: classes that clusters of their capsules find, and probes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    over_seeds,
+    pictures,
+    single,
+    snake_case,
+    squared_error,
+)
+from capsule_zoo.experiments.part_whole.transformations import LARGE
+from capsule_zoo.experiments.shape_codes.affnist import center_ink
+from capsule_zoo.inference import Checks, cluster_accuracy, latents, linear_probe, reconstruct
+from capsule_zoo.inference.objectives.stacked_capsules import drawn_capsules
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.records import Numbers, Table
+from capsule_zoo.registry import Entry, load, read_recipe
+
+SITES = {
+    "presence": ["object_presence"],
+    "presence_pose": ["object_presence", "object_pose"],
+    "part_presence_pose": ["part_presence", "part_pose"],
+}
+BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
+STACKED = "stacked-capsule-autoencoder"
+SIZES: dict[str, Mapping[str, Any]] = {  # on 40x40 pixels digits are as large as on 28x28
+    STACKED: {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
+    "part-whole": LARGE,
+}
+WEIGHTS = f"{STACKED}-mnist"
+RUNS = (WEIGHTS, f"runs/{WEIGHTS}-1", f"runs/{WEIGHTS}-2")
+
+
+def explained_fractions(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
+    """Return the fraction of the parts that each object explains, (N, objects), without noise."""
+    guide, fractions = entry.guide, []
+    quiet = guide.with_switches(noise="none") if hasattr(guide, "with_switches") else guide
+    with torch.no_grad(), in_eval_mode(guide), seeded(0):
+        for batch in images.split(batch_size):
+            trace = poutine.trace(quiet).get_trace(batch)
+            objects, parts = (drawn_capsules(trace, level.name) for level in entry.model.levels)
+            fractions.append(entry.model.responsibilities(objects, parts)[..., 1:].mean(-2))
+    return torch.cat(fractions).cpu().numpy()
+
+
+def compute_features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
+    """Return what probes and clusters read: presences, poses, and what objects explain."""
+    features = {name: latents(entry.guide, images, sites) for name, sites in SITES.items()}
+    if entry.name == STACKED:
+        features["explained"] = explained_fractions(entry, images)
+    return features
+
+
+def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
+    """Return probes and matched clusters on latents, and the squared error of reconstructions."""
+    train_images, labels = data.train.images[:probed], data.train.labels[:probed]
+    images, answers = data.test.images[:tested], data.test.labels[:tested]
+    train_features, features = (compute_features(entry, x) for x in (train_images, images))
+    numbers: Numbers = {}
+    for name, rows in train_features.items():
+        numbers[f"probe_{name}"] = linear_probe(rows, labels, features[name], answers)
+        if name in ("presence", "explained"):
+            accuracy = cluster_accuracy(rows, labels, features[name], answers)
+            numbers[f"clusters_{name}"] = accuracy
+    painted = reconstruct(entry.model, entry.guide, images)
+    return {**numbers, "squared_error": squared_error(painted, images)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of `affnist`.
+
+    Args:
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+        seeds: number of seeds; they share the minutes.
+    """
+
+    probed: int = 10_000
+    tested: int = 10_000
+    seeds: int = 1
+
+
+@experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120)
+def affnist(options: Options, settings: Settings) -> Result:
+    """Train both on shifted digits, and read digits under affine maps (two hours).
+
+    Images have 40x40 pixels, and every image is seen with its ink in the middle. Models, probes
+    and clusters see shifted training digits only. `probe_...` are linear probes and `clusters_...`
+    clusters that are matched with the classes, on presences, poses, and what objects explain.
+    """
+    timed = replace(options, minutes=options.budget)
+    study = Study(dict.fromkeys(SIZES), settings.seeds)
+    outcomes = study.run(learn, timed, settings=settings)
+    numbers = {snake_case(name): over_seeds(rows) for name, rows in outcomes.items()}
+    entry = load(study.folders(timed)[STACKED])
+    images = load_centered(options).test.images[:12]
+    return Result(by_quantity(numbers), pictures(entry, images), None, entry)
+
+
+def load_centered(options: Options) -> Dataset:
+    """Return affNIST with all ink in the middle."""
+    return load_dataset("affnist", root=options.data_root).transformed(center_ink)
+
+
+def learn(job: Job, *, settings: Settings) -> Numbers:
+    """Train the entry of the job's name and measure it."""
+    data, options = load_centered(job.options), job.options
+    data = replace(data, test=data.test[: settings.tested])
+    entry = begun(job.name, data, options, **SIZES[job.name])
+    length: dict[str, Any] = dict(minutes=options.budget, checks=Checks(clock="processor"))
+    run = train(entry, data, options, in_stages=True, batch_size=BATCH_SIZE, **length)
+    return {
+        **measure(entry, data, settings.probed, settings.tested),
+        "steps": single(run.steps),
+        "core_minutes": single(run.seconds / 60),
+    }
+
+
+@experiment("stacked-capsule-autoencoder/seeds", data="mnist")
+def seeds(
+    options: Options,
+    *,
+    runs: tuple[str, ...] = RUNS,
+    probed: int = Settings.probed,
+    tested: int = Settings.tested,
+) -> Result:
+    """Measure the published weights and runs from other seeds (2 minutes).
+
+    The quantities are those of `affnist`. The other runs are trained first, each by the command on
+    the card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder --data
+    mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds, with
+    the standard error of the mean. The pictures are of the first run.
+
+    Args:
+        runs: names of weights, or run folders.
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    rows: dict[str, Numbers] = {}
+    for run in runs:
+        options.say(f"Measuring {run}")
+        rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
+    rows["mean"] = over_seeds(list(rows.values()))
+    return Result(
+        {"weights": Table(by_quantity(rows))}, pictures(load(runs[0]), data.test.images[:12])
+    )
