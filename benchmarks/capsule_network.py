@@ -34,9 +34,9 @@ ITERATIONS = 3
 CNN = dict(channels=(16, 32), hidden=90)
 
 
-def network(preset: str, **sizes) -> Entry:
+def network(preset: str, **settings) -> Entry:
     pyro.set_rng_seed(0)
-    return create("capsule-network", guide={"network": preset}, **sizes)
+    return create("capsule-network", **{"guide.network": preset}, **settings)
 
 
 def ours(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    entry = network("paper", channels=4, hidden=(9, 11))
+    entry = network("paper", **{"guide.channels": 4}, hidden=(9, 11))
     entry.model.double()
     entry.guide.double()
     batch = images_of_noise(3, torch.float64)

@@ -24,7 +24,7 @@ from capsule_zoo.registry import Entry, create
 BATCH = 64
 VARIANTS = {
     "zoo": ("recurrent-capsules", {}),
-    "linear": ("recurrent-capsules", {"iterations": 0}),
+    "linear": ("recurrent-capsules", {"routing": None}),
     "every": ("recurrent-capsules", {"capsules": "every"}),
     "draw": ("draw", {}),
 }

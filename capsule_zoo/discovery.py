@@ -218,7 +218,9 @@ def describe(entry: str | Path | Entry) -> Description:
     card = made if "headline" in made else {}
     with seeded(0):
         if "entry" not in made:
-            raise ValueError(f"{source} holds a pair that save() wrote, and no entry of the zoo")
+            raise ValueError(
+                f"{source} holds a pair that save() wrote, which is no entry of the zoo"
+            )
         found = _describe(registry.rebuild(made), source)
         return replace(found, card=card, data=made.get("data", found.data))
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from capsule_zoo.data.transforms import Requests
 from capsule_zoo.models.checks import check_known, unknown
 from capsule_zoo.models.common.remembering import Remembering, Settings
 
@@ -45,7 +46,7 @@ def spec(value: Any, **owners: nn.Module) -> Any:
                     return {PART: owner, "name": name}
     if isinstance(value, Remembering):
         return _of_module(value, owners)
-    if isinstance(value, Settings):
+    if isinstance(value, Settings | Requests):
         known: Any = fields(value) if is_dataclass(value) else ()
         held = {field.name: getattr(value, field.name) for field in known if field.init}
         return {CLASS: type(value).__name__, **_of_all(held, owners)}
@@ -116,7 +117,9 @@ def build(specification: Any, **owners: nn.Module) -> Any:
 
 def classes() -> dict[str, type]:
     """Return every class of modules and settings that is defined, by name."""
-    return {kind.__name__: kind for base in (Remembering, Settings) for kind in _below(base)}
+    return {
+        kind.__name__: kind for base in (Remembering, Settings, Requests) for kind in _below(base)
+    }
 
 
 def _below(base: Any) -> Iterator[type]:

@@ -1,11 +1,15 @@
 """Experiments in miniature: few real digits, one process, and the contents of a short run."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from watermarks import watermarked
 
+from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Views, load_dataset
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_rbm import likelihood as capsule_rbm
@@ -17,6 +21,13 @@ def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
     full = load_dataset("digits", size=size)
     few = Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
     return watermarked(few)
+
+
+def change_defaults(patch: pytest.MonkeyPatch, name: str, **arguments: Any) -> None:
+    """Let an entry have other defaults of its model's arguments."""
+    made = registry.registered(name)
+    smaller = replace(made, model=partial(made.model, **arguments))
+    patch.setitem(registry._registered, name, smaller)
 
 
 def few_views(number: int = 48) -> Views:

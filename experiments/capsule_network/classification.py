@@ -62,11 +62,11 @@ def mnist(options: Options) -> Result:
 def create_row(row: str, image_shape: tuple[int, int, int]) -> Entry:
     """Return an untrained entry of a row of the paper's table 1: its iterations, and its loss."""
     routing, draws = ROWS[row]
-    usual = create("capsule-network", image_shape=image_shape, routing=routing)
-    if draws:
-        return usual
-    sizes = {"sigma_image": BLIND, "label_weight": usual.model.label_weight}
-    return create("capsule-network", image_shape=image_shape, routing=routing, **sizes)
+    entry = create("capsule-network", image_shape=image_shape)
+    if not draws:
+        blind = {"sigma_image": BLIND, "label_weight": entry.model.label_weight}
+        entry = create("capsule-network", image_shape=image_shape, **blind)
+    return entry.use_guide(routing)
 
 
 def learn(job: Job[tuple[int, int]]) -> float:

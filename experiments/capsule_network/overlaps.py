@@ -114,7 +114,7 @@ def overlap(options: Options, settings: Overlaid) -> Result:
     the share of pairs of different digits whose two classes are not both found, a mean over the
     seeds. `squared_error` is of drawings from the first seed, explained at `take_out`.
     """
-    settings = replace(settings, sizes=settings.sizes or {"channels": 16})
+    settings = replace(settings, sizes=settings.sizes or {"guide": {"channels": 16}})
     like = "overlapping-capsule-network"
     outcomes, tries, _ = equal.tune(learn_pairs, like, settings, options, ["mnist"])
     numbers = means_of(outcomes)

@@ -95,7 +95,9 @@ def fashion(options: Options, settings: Annealing) -> Result:
     the scores.
     """
     data, standard = load_standard_fashion(options)
-    families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
+    families = dict(
+        visible_family="gaussian", hidden_family="gaussian", objective=dict(centered=False)
+    )
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
     numbers: dict[str, Numbers] = {}

@@ -58,9 +58,9 @@ class Protocol:
     border: int = 0
 
     @property
-    def kind(self) -> str:
-        """The name of the family among an entry's arguments."""
-        return type(self.requests).__name__.lower()
+    def preset(self) -> str | None:
+        """The preset of an entry that renders these requests; entries render rotations anyway."""
+        return "shifts" if isinstance(self.requests, Shifts) else None
 
     def inside(self, line: Line) -> np.ndarray:
         """Mark the requests (points,) that were trained with the rare classes."""
@@ -242,9 +242,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         decoder.entry,
         data,
         options,
-        requests=protocol.kind,
-        window=(DIGIT, DIGIT),
-        guide=ENCODER,
+        preset=protocol.preset,
+        guide={"window": (DIGIT, DIGIT), **ENCODER},
         **decoder.sizes,
     ).use_guide(task.guide or decoder.guide)
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]

@@ -60,7 +60,7 @@ def mnist(options: Options, settings: Bounded) -> Result:
         "class_error": class_error(entry, data.test),
         "class_error_gray": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
-    single = create(entry.name, **{**entry.sizes, "steps": 1})
+    single = create(entry.name, **{**entry.settings, "steps": 1})
     train(single, data, options, name="one-step", minutes=ONE_STEP * options.budget, **how)
     metrics["neg_elbo_one_step"] = negative_bound(single, data.test, "elbo", 1, seed)
     kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}

@@ -35,7 +35,7 @@ SITES = {
 BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
 STACKED = "stacked-capsule-autoencoder"
 SIZES: dict[str, Mapping[str, Any]] = {  # on 40x40 pixels digits are as large as on 28x28
-    STACKED: {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
+    STACKED: {"guide": dict(reader=dict(max_scale=0.8 * 28 / 40, coordinates=True))},
     "part-whole": LARGE,
 }
 WEIGHTS = f"{STACKED}-mnist"

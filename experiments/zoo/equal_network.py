@@ -101,7 +101,9 @@ def compare_vector_capsules_at_length(options: Options, settings: Equal) -> Resu
     Rates are searched at full length, as short tries choose one that is too high for it. See
     `matrix-capsules/equal-network` for the quantities.
     """
-    return compare_with_plain_network("capsule-network", {"channels": 16}, settings, options)
+    return compare_with_plain_network(
+        "capsule-network", {"guide": {"channels": 16}}, settings, options
+    )
 
 
 @experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
@@ -235,7 +237,7 @@ def fit_network(
 def create_network(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
     own, plain = dict(task.settings.sizes or {}), task.network == "plain"
-    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+    name, sizes = ("cnn", dict(preset=task.like, capsules=own)) if plain else (task.like, own)
     return begun(name, data, options, classes=classes, **sizes)
 
 

@@ -10,16 +10,16 @@ from capsule_zoo.experiments.zoo import equal_network
 from capsule_zoo.experiments.zoo.equal_network import Equal, errors_of_changed, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
-from capsule_zoo.registry import create, small_settings
+from capsule_zoo.registry import create, load, save_entry, small_settings
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
-ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
+ENTRIES = {"capsule-network": {"guide": {"channels": 16}}, "matrix-capsules": NETWORK}
 TINY = {
-    "capsule-network": dict(channels=4, hidden=(8, 8)),
+    "capsule-network": dict(guide=dict(channels=4), hidden=(8, 8)),
     "matrix-capsules": dict(features=4, capsules=(2, 2, 2)),
 }
 PAIRS = {
-    "overlapping-capsule-network": {"channels": 8},
+    "overlapping-capsule-network": {"guide": {"channels": 8}},
     "overlapping-capsules": {"channels": (8, 8), "types": 2},
 }
 
@@ -37,7 +37,7 @@ def few(monkeypatch, unpainted):
 def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
     own = (ENTRIES | PAIRS)[name] if sizes == "experiment" else {}
     capsules = reader_of(create(name, image_shape=(1, size, size), **own))
-    plain = create("cnn", image_shape=(1, size, size), like=name, capsules=own).model
+    plain = create("cnn", image_shape=(1, size, size), preset=name, capsules=own).model
     assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
     if name == "overlapping-capsules":
         stem = [*capsules.network.parameters(), *capsules.primary.parameters()]
@@ -50,7 +50,7 @@ def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
 @pytest.mark.parametrize("name", [*ENTRIES, *PAIRS])
 def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
     torch.manual_seed(0)
-    plain = create("cnn", image_shape=(1, 17, 17), like=name).model.double().eval()
+    plain = create("cnn", image_shape=(1, 17, 17), preset=name).model.double().eval()
     images = torch.rand(3, 1, 17, 17, dtype=torch.float64)
     features = plain.stem(images)
     maps = 128 if name.endswith("capsule-network") else 64
@@ -67,6 +67,31 @@ def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
     else:
         read = (capsules.primary.maps(images) * capsules.primary.read).sum((2, 3))
         torch.testing.assert_close(features.flatten(1), read.relu())
+
+
+def test_a_saved_equal_network_is_built_again(tmp_path):
+    entry = create("cnn", image_shape=(1, 17, 17), preset="matrix-capsules", capsules=NETWORK)
+    save_entry(entry, tmp_path)
+    twin, images = load(tmp_path), torch.rand(2, 1, 17, 17)
+    assert torch.equal(twin.model.eval().scores(images), entry.model.eval().scores(images))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(preset="vae"), "unknown preset 'vae'"),
+        (dict(preset="matrix-capsules", hidden=3), "unknown setting of cnn 'hidden'"),
+        (dict(capsules=NETWORK), "unknown setting of cnn 'capsules'"),
+        (
+            dict(preset="capsule-network", capsules={"guide.network": "paper"}),
+            "network must be 'small'",
+        ),
+        (dict(preset="overlapping-capsules", capsules=dict(capsules="every")), "one of 'once'"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        create("cnn", **settings)
 
 
 def test_the_record_has_every_network_and_try(few, tmp_path):

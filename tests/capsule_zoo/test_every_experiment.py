@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from miniature import compare_small_machines, few_digits, few_views, names_in_record
+from miniature import (
+    change_defaults,
+    compare_small_machines,
+    few_digits,
+    few_views,
+    names_in_record,
+)
 
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.shape_codes import from_images
 from capsule_zoo.experiments.training import begun
 from capsule_zoo.experiments.zoo import guide_swaps
-from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.models.recurrent_capsules import Canvas
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.registry import small_settings
 
@@ -22,7 +28,7 @@ RUNS = r"\b(names_in_record|reproduce|find_experiment)\("
 RESULTS = Path(__file__).parents[2] / "results"
 ANNEALING = dict(temperatures=5, chains=6)
 MATRIX = dict(features=4, capsules=(2, 2, 2))
-RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
+RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, canvas=Canvas(window=3))
 VIEWS = dict(
     **dict(seeds=1, size=17, checks=2, views=6, sizes=MATRIX),
     **dict(attacked=4, epsilons=(0.0, 0.1), iterated=(0.1,), attack_steps=2),
@@ -55,10 +61,13 @@ def sizes_of(name: str) -> dict[str, Any]:
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
     "capsule-network/overlap": Miniature(
-        dict(images=20, sizes=dict(channels=4, hidden=(12, 12))), 0.02, 9
+        dict(images=20, sizes=dict(guide=dict(channels=4), hidden=(12, 12))), 0.02, 9
     ),
     "capsule-network/equal-network-at-length": Miniature(
-        dict(seeds=1, images=6, sizes=dict(channels=4, hidden=(8, 8))), 0.01, 17, (24, 12)
+        dict(seeds=1, images=6, sizes=dict(guide=dict(channels=4), hidden=(8, 8))),
+        0.01,
+        17,
+        (24, 12),
     ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
@@ -111,7 +120,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     monkeypatch.setattr(viewpoints, "load_views", lambda _: (few_views(), few_views()))
     monkeypatch.setattr(guide_swaps, "list_weights", dict)
     monkeypatch.setattr(guide_swaps, "begun", lambda name, *a: begun(name, *a, **sizes_of(name)))
-    monkeypatch.setitem(PRESETS, "small", RECURRENT)
+    change_defaults(monkeypatch, "recurrent-capsules", **RECURRENT)
     monkeypatch.setattr(from_images, "SIZES", SHAPES)
     compare_small_machines(monkeypatch)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from miniature import few_digits
+from miniature import change_defaults, few_digits
 from PIL import Image, ImageSequence
 
 from capsule_zoo.experiments import Job, Options
@@ -16,12 +16,12 @@ from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.leading import with_previous
-from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.models.recurrent_capsules import Canvas
 from capsule_zoo.registry import create, small_settings
 from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
-TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
+TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, canvas=Canvas(window=3))
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def miniature(monkeypatch, unpainted):
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
     monkeypatch.setattr(recurrent_capsules, "binary_mnist", lambda options: binary)
-    monkeypatch.setitem(PRESETS, "small", TINY)
+    change_defaults(monkeypatch, "recurrent-capsules", **TINY)
     return binary
 
 
@@ -61,7 +61,7 @@ def test_settings_are_tried_on_pairs_of_validation_images(network, miniature, mo
         overlaps, "different_pairs", lambda split, seed: read.append(split) or pair(split, seed)
     )
     monkeypatch.setattr(overlaps, "load_padded", lambda options: miniature)
-    settings = overlaps.Overlaid(sizes=dict(channels=4, hidden=(12, 12)), images=7)
+    settings = overlaps.Overlaid(sizes=dict(guide=dict(channels=4), hidden=(12, 12)), images=7)
     found = []
     for is_try in (True, False):
         like = "overlapping-capsule-network"

@@ -22,7 +22,7 @@ from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.objects import segment_run
 from capsule_zoo.zoo.scenes.entry import on_canvas
 
-SIZES = {key: small_settings("scenes")[key] for key in ("window", "thing_settings", "glimpse", "hidden")}
+SIZES = {key: small_settings("scenes")[key] for key in ("window", "thing_settings", "guide")}
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
 
     few = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: few)
-    monkeypatch.setattr(counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes")))
+    monkeypatch.setattr(
+        counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
+    )
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(shares), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
@@ -228,7 +230,7 @@ def test_a_window_shows_a_digit_as_mnist_does():
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35)}
-    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "sizes": sizes}
+    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
     with pytest.raises(SystemExit) as ended:
@@ -258,7 +260,7 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
         gray = Image.new("L", (35, 35), 40 * number)
         gray.paste(255, (16, 16, 20, 20))
         gray.save(tmp_path / "own" / f"picture-{number}.png")
-    given = {"data": "folder:own", "limits": {"steps": 1}, "sizes": sizes}
+    given = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
     runs.train("scenes", tmp_path / "run", given, progress=False)
     for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
         with pytest.raises(SystemExit) as ended:
@@ -280,11 +282,11 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
 def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("vae"), "image_shape": (1, 8, 8)}
-    given = {"data": "digits", "limits": {"steps": 1}, "sizes": sizes}
+    given = {"data": "digits", "limits": {"steps": 1}, "settings": sizes}
     runs.train("vae", "runs/digits", given, progress=False)
     sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35), "thing": "runs/digits"}
     del sizes["thing_settings"]
-    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "sizes": sizes}
+    given = {"data": "tetrominoes:train=4,test=2", "limits": {"steps": 1}, "settings": sizes}
     runs.train("scenes", "runs/scenes", given, progress=False)
     runs.train("scenes", "runs/scenes", {**given, "limits": {"steps": 2}}, resume=True)
     monkeypatch.chdir(tmp_path / "runs")
@@ -293,9 +295,9 @@ def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypat
 
 def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_settings("vae")}
-    sizes = {**given["sizes"], "image_shape": (1, 28, 28)}
-    runs.train("vae", tmp_path / "run", {**given, "sizes": sizes}, progress=False)
+    given = {"data": "digits", "limits": {"steps": 1}, "settings": small_settings("vae")}
+    sizes = {**given["settings"], "image_shape": (1, 28, 28)}
+    runs.train("vae", tmp_path / "run", {**given, "settings": sizes}, progress=False)
     with pytest.raises(SystemExit):
         main(["segment", "run"])
     assert "finds no objects" in capsys.readouterr().err

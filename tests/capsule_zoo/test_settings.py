@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models import PartWholeCapsules, RecurrentCapsules
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models import PartWholeCapsules, RecurrentCapsules, Settings
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import create, list_models, registered, small_settings
 from capsule_zoo.settings import (

@@ -194,7 +194,7 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     assert values == {"images": 7, "budget": 4}
     chosen = find_experiment("test/toy")
-    assert chosen.settings["images"].what == "number of images."
+    assert chosen.settings["images"].description == "number of images."
     for wrong, message in (
         ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
         ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
@@ -294,4 +294,4 @@ def test_every_setting_has_a_description_and_fits_a_record(name):
     chosen.check(chosen.filled({}))
     json.dumps(chosen.filled({}))
     for setting in chosen.settings.values():
-        assert setting.what, f"{setting.name} of {name} is not described under Args"
+        assert setting.description, f"{setting.name} of {name} is not described under Args"
