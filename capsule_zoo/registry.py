@@ -401,16 +401,17 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
     try:
         model = build(config["pair"]["model"])
         guide = build(config["pair"]["guide"], model=model)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         first = "".join(f"; import {module} first" for module in modules)
         raise CheckpointError(f"config.json describes no pair: {error}{first}") from error
     if not name:
         makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
         return Entry(model, makers, Trace_ELBO(), guide=guide)
-    asked = nested(config.get("settings", {}), registered(name).arguments, name)
-    entry = _entry_of(registered(name).with_preset(asked.get("preset")), name, asked, model, guide)
-    _check_imported(modules, "guide", config["guide"], list(entry.guides))
-    entry.default_guide = config["guide"]
+    settings = config.get("settings", {})
+    made = registered(name).with_preset(settings.get("preset"))
+    entry = _entry_of(made, name, nested(settings, made.arguments, name), model, guide)
+    entry.default_guide = config.get("guide", entry.default_guide)
+    _check_imported(modules, "guide", entry.default_guide, list(entry.guides))
     return entry
 
 
@@ -441,8 +442,10 @@ def read_recipe(source: str | Path) -> dict:
     path = _recipe_path(source)
     try:
         config = json.loads(path.read_text())
-        if isinstance(config, dict) and isinstance(config.get("pair"), dict):
-            return config
+        kinds = {"pair": dict, "settings": dict, "modules": list, "entry": str, "guide": str}
+        if isinstance(config, dict) and "pair" in config:
+            if all(isinstance(config.get(key, kind()), kind) for key, kind in kinds.items()):
+                return config
         reason = "it does not hold the pair of model and guide; write it with save()"
         if isinstance(config, dict) and "sizes" in config:
             reason = "a version before 0.3 wrote it, which read sizes; train it again"
@@ -516,7 +519,7 @@ def made_by(entry: Entry) -> dict:
         "guide": entry.default_guide,
         "pair": pair_of(entry),
     }
-    makers = [registered(entry.name).model, entry.guides[entry.default_guide]]
+    makers: list[Any] = [registered(entry.name).model, entry.guides[entry.default_guide]]
     makers.append(SimpleNamespace(__module__=registered(entry.name).module))
     parts = [type(part) for part in (entry.model, entry.guide)]
     settings = [type(v) for v in flat(entry.settings).values() if isinstance(v, Settings)]

@@ -142,8 +142,11 @@ def configure(kind: Callable, *arguments: Any, **settings: Any) -> Any:
     Raises:
         ValueError: an unknown setting (with the nearest ones), or a value of another type.
     """
+    parameters = inspect.signature(kind).parameters.values()
+    required = {p.name for p in parameters if p.default is p.empty and p.kind in _BY_NAME}
+    given = {name: settings.pop(name) for name in required & settings.keys()}
     known = arguments_of(kind, len(arguments))
-    return kind(*arguments, **values_of(settings, known, name_of(kind)))
+    return kind(*arguments, **given, **values_of(settings, known, name_of(kind)))
 
 
 def name_of(kind: Callable) -> str:

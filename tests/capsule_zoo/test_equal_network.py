@@ -163,6 +163,6 @@ def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
 
 
 def test_an_attack_needs_scores(few):
-    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, hidden=6)
+    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, guide=dict(hidden=6))
     with pytest.raises(ValueError, match="name a guide"):
         fgsm(entry.model, few.test, 0.1)

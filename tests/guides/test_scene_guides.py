@@ -260,7 +260,9 @@ def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
     """Draws of a wide law at one place and at drawn ones; the places enter no density."""
     found = []
     for temperature in (0.0, 2.0):
-        entry, images = small("peeling", slots=1, sigma_image=0.5, temperature=temperature)
+        entry, images = small(
+            "peeling", slots=1, sigma_image=0.5, **{"guide.temperature": temperature}
+        )
         with torch.no_grad():
             torch.manual_seed(0)
             weight = log_weights(entry.model, entry.guide, images[:1].expand(4000, 1, 12, 10))[0]
@@ -273,7 +275,7 @@ def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
 
 
 def test_the_density_of_proposals_that_are_sites_is_that_of_one_place():
-    entry, images = small("peeling", temperature=2.0)
+    entry, images = small("peeling", **{"guide.temperature": 2.0})
     guide = entry.summed.guide
     with torch.no_grad():
         drawn = poutine.trace(guide).get_trace(images)

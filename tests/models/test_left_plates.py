@@ -43,12 +43,12 @@ NAMES = [
 VARIANTS: list[tuple[str, dict]] = [
     *((name, {}) for name in NAMES),
     ("generative-capsnet", dict(motion="linear")),
-    ("generative-capsnet", dict(motion="linear", requests="shifts", address="learned")),
+    ("generative-capsnet", dict(motion="linear", preset="shifts", address="learned")),
     ("generative-capsnet-continuous", dict(motion="linear")),
-    ("matrix-capsules", dict(routing="vb", likelihood="categorical")),
+    ("matrix-capsules", dict(routing="VBRouting", likelihood="categorical")),
     ("recurrent-capsules", dict(capsules="every", attention=False)),
     ("recurrent-capsules", dict(capsules="every", likelihood="normal")),
-    ("recurrent-capsules", dict(iterations=0)),
+    ("recurrent-capsules", dict(routing=None)),
     ("vae", dict(image_shape=(3, 7, 6), likelihood="bernoulli")),
 ]
 CASES = [

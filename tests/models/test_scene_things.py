@@ -102,7 +102,7 @@ def test_an_object_is_read_by_laws_with_a_density(thing):
 
 
 def test_a_trained_object_is_used_as_it_is(tmp_path):
-    small = dict(image_shape=(1, 6, 6), latent=2, channels=3, hidden=5)
+    small = dict(image_shape=(1, 6, 6), latent=2, channels=3, guide=dict(hidden=5))
     save_entry(create("vae", **small), tmp_path / "vae")
     entry = create(
         "scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), train_thing=False, size=6.0
@@ -143,13 +143,13 @@ def test_models_that_draw_no_images_are_refused(part, entry, problem):
 
 def test_sizes_of_a_ground_without_sizes_are_refused():
     with pytest.raises(
-        ValueError, match="ground 'learned' has no sizes; leave out ground_settings"
+        ValueError, match="ground 'learned' has no settings; leave out ground_settings"
     ):
         create("scenes", ground="learned", ground_settings=dict(latent=3))
 
 
 def test_any_image_model_is_a_ground(tmp_path):
-    behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, hidden=5)
+    behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, guide=dict(hidden=5))
     save_entry(create("vae", **behind), tmp_path / "vae")
     sizes = {**small_settings("scenes"), "image_shape": (3, 12, 10), "train_ground": False}
     entry = create("scenes", ground=str(tmp_path / "vae"), **sizes)
