@@ -443,9 +443,12 @@ def read_recipe(source: str | Path) -> dict:
     try:
         config = json.loads(path.read_text())
         kinds = {"pair": dict, "settings": dict, "modules": list, "entry": str, "guide": str}
-        if isinstance(config, dict) and "pair" in config:
-            if all(isinstance(config.get(key, kind()), kind) for key, kind in kinds.items()):
-                return config
+        if (
+            isinstance(config, dict)
+            and "pair" in config
+            and all(isinstance(config.get(key, kind()), kind) for key, kind in kinds.items())
+        ):
+            return config
         reason = "it does not hold the pair of model and guide; write it with save()"
         if isinstance(config, dict) and "sizes" in config:
             reason = "a version before 0.3 wrote it, which read sizes; train it again"
