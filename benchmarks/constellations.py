@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 
 from capsule_zoo.data.points import TEMPLATES, Scenes, draw_scenes
 from capsule_zoo.guides import ExactMatching, RansacMatching
-from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
+from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.registry import create
 
 SCENES = 512

@@ -19,7 +19,8 @@ from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Shifts
-from capsule_zoo.inference import Requested, loss_per_image
+from capsule_zoo.inference import loss_per_image
+from capsule_zoo.inference.transformations import Requested
 from capsule_zoo.models.generative_capsnet import splat
 from capsule_zoo.registry import create
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
+from capsule_zoo.inference.posterior.fitted import Fitter, fit_guide, general_guides
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known
@@ -130,10 +130,9 @@ class Entry(Generic[M, G]):
             ValueError: no general guide of that name serves the model; the message names those
                 that do.
         """
-        fitters = self.fitters
-        check_known("general guide", name, fitters)
-        begun = self.summed
-        return fitters[name](begun.model, begun.guide, images, steps=steps, seed=seed)
+        check_known("general guide", name, self.fitters)
+        start = self.summed
+        return fit_guide(name, start.model, start.guide, images, steps=steps, seed=seed)
 
     def use_guide(self, name: str) -> "Entry":
         """Make the named guide this entry's own guide, unless it is, and return the entry."""

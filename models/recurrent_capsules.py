@@ -298,7 +298,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         if self.capsules == "none":
             raise ValueError(
                 "without capsules a model tells no classes; build it with capsules='once', or fit "
-                "a linear probe on what its guide infers: capsule_zoo.inference.linear_probe"
+                "a linear probe on what its guide infers: capsule_zoo.inference.probes.linear_probe"
             )
         return self.classify(images).argmax(-1)
 

@@ -151,7 +151,7 @@ BREAKS = (
     ),
     Break(
         "classes of clusters in another order",
-        "inference/evaluation/probe.py",
+        "inference/probes.py",
         "return classes[chosen]",
         "return classes[np.argsort(chosen)]",
         "inference/test_clustering.py",
@@ -179,7 +179,7 @@ BREAKS = (
     ),
     Break(
         "Frechet distance with half of the overlap",
-        "inference/evaluation/sample_quality.py",
+        "inference/sample_quality.py",
         "- 2 * np.sqrt(overlap).sum()",
         "- np.sqrt(overlap).sum()",
         "inference/test_sample_quality.py",
@@ -200,21 +200,21 @@ BREAKS = (
     ),
     Break(
         "annealed chains start at the worst guide",
-        "inference/posterior/annealing/annealed.py",
+        "inference/annealing/bounds.py",
         "return max(means, key=",
         "return min(means, key=",
         "inference/test_exceedance.py",
     ),
     Break(
         "one lucky draw decides whether a guide exceeds the chains",
-        "inference/posterior/annealing/exceedance.py",
+        "inference/annealing/exceedance.py",
         "return log_mean(others), log_mean_error(log_weight)",
         "return log_mean(log_weight), log_mean_error(log_weight)",
         "inference/test_exceedance.py",
     ),
     Break(
         "annealing forgets its last temperature",
-        "inference/posterior/annealing/transitions.py",
+        "inference/annealing/transitions.py",
         "return log_weight + last * terms.gain.double(), accepted",
         "return log_weight, accepted",
         "inference/test_annealed.py",
@@ -284,7 +284,7 @@ BREAKS = (
     ),
     Break(
         "clusters are fitted to training and test features",
-        "inference/evaluation/probe.py",
+        "inference/probes.py",
         """seed).fit(train)
     names = name_clusters(clusters.labels_,""",
         """seed).fit(np.concatenate([train, test]))
@@ -356,21 +356,21 @@ BREAKS = (
     ),
     Break(
         "the shown objects are those of the best draw of any number",
-        "inference/evaluation/objects.py",
+        "inference/objects.py",
         "best = torch.where(fits, weight, -torch.inf)",
         "best = torch.where(fits | True, weight, -torch.inf)",
         "inference/test_objects.py",
     ),
     Break(
         "the evidence of a scene is a sum over draws",
-        "inference/evaluation/objects.py",
+        "inference/objects.py",
         "*pixels, evidence - draws_less",
         "*pixels, evidence",
         "inference/test_objects.py",
     ),
     Break(
         "the foreground ARI is over all pixels",
-        "inference/evaluation/objects.py",
+        "inference/objects.py",
         "(true > 0) | few[:, None]",
         "(true >= 0) | few[:, None]",
         "inference/test_objects.py",

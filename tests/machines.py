@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides import Guide, RecognitionMachine
 from capsule_zoo.guides.recognition import RecognitionLayer
-from capsule_zoo.inference.evaluation.simulation_based import Outcome, calibration_of
+from capsule_zoo.inference.calibration import Outcome, calibration_of
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site

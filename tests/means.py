@@ -10,7 +10,7 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.simulation_based import Outcome, worst
+from capsule_zoo.inference.calibration import Outcome, worst
 
 ROUNDING = 1e-9  # relative: rounding error of float64 in a gradient that does not vary
 

@@ -31,8 +31,8 @@ from capsule_zoo.inference import (
     loss_per_image,
     reconstruct,
 )
+from capsule_zoo.inference.annealing.path import Given
 from capsule_zoo.inference.check import is_discrete, latent_sites
-from capsule_zoo.inference.posterior.annealing.path import Given
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.specification import build, spec
 from capsule_zoo.registry import (

@@ -30,19 +30,18 @@ from capsule_zoo.experiments.common.energy import reconstruction_error
 from capsule_zoo.experiments.common.findings import looks, squared_error
 from capsule_zoo.experiments.recurrent_capsules.strokes import class_error
 from capsule_zoo.experiments.shape_codes.objects import Object, read_objects
-from capsule_zoo.inference import (
-    classify,
-    cluster_accuracy,
-    compare,
-    evaluate,
-    find_objects,
-    fit,
-    latents,
-    pretrain,
-)
+from capsule_zoo.inference import classify, compare, evaluate, fit
+from capsule_zoo.inference.energy.pretrain import pretrain
 from capsule_zoo.inference.evaluation.classification import error_rate
-from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe, probe_scores
-from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, Reading
+from capsule_zoo.inference.objects import find_objects
+from capsule_zoo.inference.probes import (
+    cluster_accuracy,
+    fit_probe,
+    latents,
+    linear_probe,
+    probe_scores,
+)
+from capsule_zoo.inference.sample_quality import FeatureClassifier, Reading
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 MARKS = {"train": (1.0, 0.0), "validation": (0.0, 1.0), "test": (1.0, 1.0)}

@@ -23,10 +23,10 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from capsule_zoo._version import __version__
-from capsule_zoo.inference.evaluation.references.problems import FOLDER, PROBLEMS, build
+from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
+from capsule_zoo.inference.annealing.transitions import Moves, transition
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, simulate
-from capsule_zoo.inference.posterior.annealing.transitions import Moves, transition
+from capsule_zoo.inference.references.problems import FOLDER, PROBLEMS, build
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.models import Constellations, Model
 from capsule_zoo.models.common.modes import seeded

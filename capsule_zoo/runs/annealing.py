@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
-from capsule_zoo.inference import SemiAmortized, annealed_bounds, annealed_log_likelihood, evaluate
+from capsule_zoo.inference import evaluate
+from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
+from capsule_zoo.inference.annealing.path import AnnealedPath
 from capsule_zoo.inference.evaluation.summary import (
     log_mean,
     per_image_elbo,
@@ -24,8 +26,8 @@ from capsule_zoo.inference.evaluation.summary import (
     standard_error,
     summarize,
 )
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from capsule_zoo.guides.per_image.site_laws import innermost
 from capsule_zoo.inference import (
     Checks,
     Comparison,
-    LogPartition,
     compare,
     evaluate,
     fit,
@@ -33,6 +32,7 @@ from capsule_zoo.inference import (
     widen,
 )
 from capsule_zoo.inference.energy.enumeration import is_countable
+from capsule_zoo.inference.energy.log_partition import LogPartition
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.evaluation.summary import remark, standard_error
 from capsule_zoo.models.base import Model

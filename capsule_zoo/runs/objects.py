@@ -22,7 +22,7 @@ from capsule_zoo.guides.constellations.matching import (
     RansacMatching,
     SinkhornMatching,
 )
-from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
+from capsule_zoo.inference.objects import FoundObjects, find_objects
 from capsule_zoo.models import Constellations, Scenes
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, create, load

@@ -16,6 +16,7 @@ from pyro.infer import ELBO
 
 from capsule_zoo import inference
 from capsule_zoo.data.transforms import Rotate, Shift
+from capsule_zoo.inference import objectives
 from capsule_zoo.inference.training.settings import Inputs, combined
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.records import plain
@@ -154,7 +155,7 @@ def make_objective(name: str) -> ELBO:
     Raises:
         ValueError: there is no such objective, or it needs arguments.
     """
-    places = (pyro.infer, inference)
+    places = (pyro.infer, inference, objectives)
     offered = {name: getattr(place, name) for place in places for name in place.__all__}
     known = {k: v for k, v in offered.items() if hasattr(v, "differentiable_loss")}
     del known["Objective"]  # which is abstract

@@ -17,7 +17,8 @@ from capsule_zoo.experiments.common.energy import (
     use_of_switches,
 )
 from capsule_zoo.experiments.common.findings import Bounded
-from capsule_zoo.inference import Checks, Inputs, pretrain
+from capsule_zoo.inference import Checks, Inputs
+from capsule_zoo.inference.energy.pretrain import pretrain
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import draws_binary_pixels

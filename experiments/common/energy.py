@@ -19,7 +19,7 @@ from capsule_zoo.experiments import Options, Result, trained
 from capsule_zoo.experiments.common.findings import mean_and_error, pictures
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.evaluation.probe import Accuracy, Information, latents, probe_scores
+from capsule_zoo.inference.probes import Accuracy, Information, latents, probe_scores
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import Comparison, evaluate, summarize
-from capsule_zoo.inference.evaluation.sample_quality import Reading, frechet
+from capsule_zoo.inference.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 

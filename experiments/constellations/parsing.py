@@ -22,7 +22,7 @@ from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching,
 from capsule_zoo.guides.constellations.exact import Matchings, corners_of, groups
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.inference import SleepPhase
-from capsule_zoo.inference.evaluation.segmentation import (
+from capsule_zoo.inference.segmentation import (
     adjusted_rand_index,
     relabeled,
     segmentation_accuracy,

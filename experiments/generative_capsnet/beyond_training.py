@@ -29,7 +29,8 @@ from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, 
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Inputs, Requested
+from capsule_zoo.inference import Inputs
+from capsule_zoo.inference.transformations import Requested
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, load, save_entry
 

@@ -33,7 +33,8 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     sample_requests,
 )
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import compare, infer_transformation
+from capsule_zoo.inference import compare
+from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 

@@ -7,7 +7,8 @@ from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, single
 from capsule_zoo.experiments.training import trained
-from capsule_zoo.inference import Inputs, error_rate, vote_history
+from capsule_zoo.inference import Inputs, error_rate
+from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.records import Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.matrix_capsules.figures import mistakes, votes

@@ -39,7 +39,7 @@ from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import turned
 from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
+from capsule_zoo.inference.probes import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.templates import warp_templates

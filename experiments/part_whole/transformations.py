@@ -19,7 +19,7 @@ from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned
 from capsule_zoo.inference import Inputs, infer, refine
-from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
+from capsule_zoo.inference.probes import Accuracy, fit_probe, latents
 from capsule_zoo.models import Capsules
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import load

@@ -24,8 +24,8 @@ from capsule_zoo.experiments.common.findings import (
     with_worst,
 )
 from capsule_zoo.guides import Peeling
-from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
-from capsule_zoo.inference.evaluation.objects import foreground_ari
+from capsule_zoo.inference import Check, Checks, evaluate, summarize
+from capsule_zoo.inference.objects import FoundObjects, find_objects, foreground_ari
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load

@@ -22,14 +22,14 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error,
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
 from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.inference import Checks
-from capsule_zoo.inference.evaluation.objects import (
+from capsule_zoo.inference.objects import (
     FoundObjects,
     box_overlap,
     box_overlaps,
     find_objects,
     foreground_ari,
 )
-from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
+from capsule_zoo.inference.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes.pictures import crop
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load

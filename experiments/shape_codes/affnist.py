@@ -21,7 +21,7 @@ from capsule_zoo.experiments.shape_codes.objects import (
 )
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import centered
-from capsule_zoo.inference.evaluation.probe import fit_probe
+from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry

@@ -26,15 +26,9 @@ from capsule_zoo.experiments.shape_codes.objects import (
     read_objects,
 )
 from capsule_zoo.guides import ShapeCodesGuide
-from capsule_zoo.inference import (
-    Checks,
-    Inputs,
-    compare,
-    linear_probe,
-    mean_images,
-    train_classifier,
-)
-from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
+from capsule_zoo.inference import Checks, Inputs, compare, mean_images
+from capsule_zoo.inference.probes import linear_probe
+from capsule_zoo.inference.sample_quality import FeatureClassifier, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.shape_codes.entry import part_sets

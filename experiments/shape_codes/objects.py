@@ -18,8 +18,8 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
 from capsule_zoo.inference import Checks, fit, image_log_likelihood, infer, mean_images
-from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference.probes import fit_probe, linear_probe
+from capsule_zoo.inference.sample_quality import train_classifier
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load

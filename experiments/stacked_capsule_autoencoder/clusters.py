@@ -21,8 +21,9 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.part_whole.transformations import LARGE
 from capsule_zoo.experiments.shape_codes.affnist import center_ink
-from capsule_zoo.inference import Checks, cluster_accuracy, latents, linear_probe, reconstruct
+from capsule_zoo.inference import Checks, reconstruct
 from capsule_zoo.inference.objectives.stacked_capsules import drawn_capsules
+from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, load, read_recipe

@@ -100,7 +100,7 @@ def _classifier(model: Model, guide: nn.Module) -> Any:
     if program is None:
         raise ValueError(
             f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
-            "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
+            "infers: see capsule_zoo.inference.probes.linear_probe"
         )
     return program
 

@@ -13,7 +13,7 @@
 Each serves every directed model with a density whose sites it can draw, and none is trained before:
 `general_guides(model, start)` returns those that serve a model.
 
->>> guide = general_guides(model, encoder)["free_form"](model, encoder, images, steps=100, seed=0)
+>>> guide = fit_guide("free_form", model, encoder, images, steps=100)
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
@@ -37,6 +37,7 @@ from capsule_zoo.inference.posterior.refine import SemiAmortized, refined_guide
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_known
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
@@ -135,6 +136,34 @@ def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
         "auto_normal": exact and all(discrete),
     }
     return {name: fitter for name, fitter in _FITTERS.items() if serves.get(name, True)}
+
+
+def fit_guide(
+    kind: str,
+    model: Model,
+    start: Guide,
+    images: Images,
+    *,
+    steps: int = 100,
+    seed: int = 0,
+    **settings: Any,
+) -> nn.Module:
+    """Return a general guide of a kind, fitted to images from another guide's answer.
+
+    Args:
+        kind: one of the names at the top of this module.
+        start: the guide whose answers are the first guess.
+        images: (B, C, H, W), a split, or whatever `evaluate` reads.
+        steps: steps of the optimizer.
+        seed: seed of the noise.
+        settings: further arguments of what fits the kind, such as `modes` of a mixture.
+
+    Raises:
+        ValueError: no general guide of that kind serves the model; the message names those that do.
+    """
+    fitters = general_guides(model, start)
+    check_known("general guide", kind, fitters)
+    return fitters[kind](model, start, images, steps=steps, seed=seed, **settings)
 
 
 def _corrects(guide: Guide) -> bool:

@@ -50,13 +50,13 @@ from torch.distributions.transforms import AbsTransform, ComposeTransform
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
+from capsule_zoo.inference.annealing.path import AnnealedPath, Given, State
+from capsule_zoo.inference.annealing.transitions import flip
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.not_finite import refuse_non_finite
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
-from capsule_zoo.inference.posterior.annealing.transitions import flip
 from capsule_zoo.inference.posterior.modes import (
     duplicates,
     evidence_of,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.guides import GaussNewton
+from capsule_zoo.inference.annealing.path import AnnealedPath, State
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.log_weight import log_weights, not_a_number
 from capsule_zoo.inference.not_finite import NonFiniteGuide
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
 
 _FAR = 5.0  # standard deviations from the point at which values of sites must be finite
 _JUDGED = 16  # draws from which the evidence of a mode is computed

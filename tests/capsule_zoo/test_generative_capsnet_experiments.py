@@ -23,7 +23,7 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
 )
 from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE, turn_and_infer
 from capsule_zoo.experiments.study import Job
-from capsule_zoo.inference.posterior.transformations import infer_transformation
+from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create
 

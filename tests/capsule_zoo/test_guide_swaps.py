@@ -11,13 +11,8 @@ from terminal import Terminal
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.experiments import Options, training
 from capsule_zoo.experiments.zoo import guide_swaps
-from capsule_zoo.inference import (
-    annealed_bounds,
-    annealed_log_likelihood,
-    evaluate,
-    gauss_newton,
-    summarize,
-)
+from capsule_zoo.inference import evaluate, gauss_newton, summarize
+from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.posterior import fitted
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save_entry, small_settings

@@ -19,7 +19,7 @@ from capsule_zoo.experiments.recurrent_capsules import strokes as recurrent
 from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as stacked
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo.equal_network import Task
-from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
+from capsule_zoo.inference.sample_quality import FeatureClassifier
 from capsule_zoo.registry import create, small_settings
 
 OPTIONS = Options(progress=False, minutes=1e-4)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, save_entry, small_settings
 from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resumed
 from capsule_zoo.runs.recipe import Recipe, make_transform

@@ -21,7 +21,7 @@ from capsule_zoo.experiments.shape_codes.affnist import (
     read_moved,
 )
 from capsule_zoo.experiments.shape_codes.objects import read_objects
-from capsule_zoo.inference.evaluation.probe import fit_probe
+from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.registry import Entry, create, small_settings

@@ -25,7 +25,7 @@ from capsule_zoo.experiments.shape_codes.objects import (
     turned_digits,
 )
 from capsule_zoo.inference import Checks, evaluate, fit
-from capsule_zoo.inference.evaluation.probe import fit_probe
+from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
 from capsule_zoo.registry import Entry, create, load, small_settings

@@ -13,7 +13,7 @@ from capsule_zoo.guides import ExactMatching, MixtureMatching, RansacMatching, S
 from capsule_zoo.guides.constellations.em import Corners, Poses, fit_poses, patterns, round_off
 from capsule_zoo.guides.constellations.exact import groups
 from capsule_zoo.inference import evaluate
-from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
+from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.models import Constellations
 from capsule_zoo.models.constellations.matching_laws import RandomMatching, from_codes
 from capsule_zoo.models.constellations.scene_law import log_equivalent, log_joint

@@ -10,11 +10,11 @@ from capsule_zoo.guides.scenes.peeling import alike, color_at, focus
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.guides.scenes.windows import medians
+from capsule_zoo.inference.annealing.path import Given
 from capsule_zoo.inference.check import latent_sites
-from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.objectives import summed_presences
-from capsule_zoo.inference.posterior.annealing.path import Given
+from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.posterior.fill_in import fill_in
 from capsule_zoo.models.common import chunks
 from capsule_zoo.models.scenes.counts import subsets_of

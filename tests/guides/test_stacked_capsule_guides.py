@@ -12,7 +12,7 @@ from capsule_zoo.guides import (
     StackedCapsuleGuide,
 )
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import NoisyLogit, SureLogit
-from capsule_zoo.inference import latents
+from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteSizes
 

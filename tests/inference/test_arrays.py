@@ -19,21 +19,20 @@ from capsule_zoo.inference import (
     error_rate,
     evaluate,
     fill_in,
-    fit_top_prior,
     image_log_likelihood,
     infer,
-    infer_transformation,
     intervene,
-    load_reference,
     log_partition,
     log_prior,
     loss_per_image,
     mean_images,
-    rank_uniformity,
     reconstruct,
-    sbc_ranks,
-    segmentation_accuracy,
 )
+from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
+from capsule_zoo.inference.references import load_reference
+from capsule_zoo.inference.segmentation import segmentation_accuracy
+from capsule_zoo.inference.top_prior import fit_top_prior
+from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()

@@ -7,7 +7,7 @@ import torch
 from means import same_means, unbiased
 from scipy.stats import kstest
 
-from capsule_zoo.inference.evaluation.simulation_based import rank_uniformity, sbc_ranks
+from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
 
 DRAWS = 31
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_zoo.inference import cluster_accuracy
-from capsule_zoo.inference.evaluation.probe import name_clusters
+from capsule_zoo.inference.probes import cluster_accuracy, name_clusters
 
 
 @pytest.mark.parametrize("seed", range(5))

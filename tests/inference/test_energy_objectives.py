@@ -16,13 +16,13 @@ from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     Objective,
     ReweightedWakeSleep,
-    ScoreFunctionELBO,
-    ThermodynamicObjective,
     WakeSleep,
     fit,
     log_partition,
     loss_per_image,
 )
+from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.registry import create, small_settings
 

@@ -12,7 +12,6 @@ from capsule_zoo.inference import (
     error_rate,
     evaluate,
     fill_in,
-    latents,
     mean_images,
     posterior_predictive,
     reconstruct,
@@ -20,6 +19,7 @@ from capsule_zoo.inference import (
     sample,
 )
 from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.probes import latents
 from capsule_zoo.registry import create, small_settings
 
 IMAGES = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -20,13 +20,13 @@ from capsule_zoo.inference import (
     evaluate,
     fgsm,
     infer,
-    latents,
     posterior_predictive,
     reconstruct,
     refine,
     summarize,
 )
 from capsule_zoo.inference.evaluation import inference_data
+from capsule_zoo.inference.probes import latents
 from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()

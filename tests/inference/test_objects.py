@@ -10,8 +10,7 @@ from small_scenes import FORMS, pair
 
 from capsule_zoo.data.scenes import Objects, boxes_of
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
-from capsule_zoo.inference import find_objects, segment
-from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, shown
+from capsule_zoo.inference.objects import box_overlaps, find_objects, foreground_ari, segment, shown
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes.pictures import Pictures

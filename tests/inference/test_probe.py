@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference.evaluation.probe import (
-    cluster_accuracy,
-    latents,
-    linear_probe,
-    probe_scores,
-)
+from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe, probe_scores
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure

@@ -10,7 +10,6 @@ from capsule_zoo.data import Split, load_dataset, progress
 from capsule_zoo.data.progress import show_progress
 from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import (
-    annealed_log_likelihood,
     compare,
     error_rate,
     evaluate,
@@ -19,9 +18,10 @@ from capsule_zoo.inference import (
     log_partition,
     refine,
 )
+from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.evaluation.verbs import encode
+from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.posterior.fitted import auto_normal
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.registry import create

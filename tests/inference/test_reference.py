@@ -11,9 +11,10 @@ from pyro import poutine
 from torch import tensor
 
 from capsule_zoo.guides import ExactMatching, FreeForm, Guide
-from capsule_zoo.inference import Reference, list_references, load_reference, log_weights
-from capsule_zoo.inference.evaluation.references import problems as reference_problems
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
+from capsule_zoo.inference import log_weights
+from capsule_zoo.inference.annealing.path import AnnealedPath
+from capsule_zoo.inference.references import Reference, list_references, load_reference
+from capsule_zoo.inference.references import problems as reference_problems
 from capsule_zoo.models import ImageSpace, Model, Site
 from tools import reference_draws
 from tools.reference_draws import exact_posterior, write_reference
@@ -116,7 +117,7 @@ def test_gradients_reach_every_number_and_batches_do_not_matter(problem, monkeyp
     log = problem.log_prob(x)
     log.sum().backward()
     assert x.grad.isfinite().all() and (x.grad != 0).any(0).all()
-    monkeypatch.setattr("capsule_zoo.inference.evaluation.references.reference._ROWS", 1)
+    monkeypatch.setattr("capsule_zoo.inference.references.reference._ROWS", 1)
     torch.testing.assert_close(problem.log_prob(x), log)
 
 

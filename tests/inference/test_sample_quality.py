@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.evaluation.sample_quality import (
+from capsule_zoo.inference.sample_quality import (
     FeatureClassifier,
     frechet,
     frechet_distance,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from capsule_zoo.inference.evaluation.segmentation import (
+from capsule_zoo.inference.segmentation import (
     adjusted_rand_index,
     relabeled,
     segmentation_accuracy,

@@ -9,7 +9,8 @@ import torch
 from machines import calibrated
 
 from capsule_zoo.guides import ExactMatching, FreeForm, Guide
-from capsule_zoo.inference import Calibration, IncompatibleGuide, check_calibration
+from capsule_zoo.inference import IncompatibleGuide
+from capsule_zoo.inference.calibration import Calibration, check_calibration
 from capsule_zoo.models import Constellations, ImageSpace, Model, Site
 from capsule_zoo.registry import create, small_settings
 

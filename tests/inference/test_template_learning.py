@@ -14,10 +14,10 @@ from capsule_zoo.data.points import SHAPES, draw_scenes
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.guides import ExactMatching
 from capsule_zoo.guides.constellations.exact import groups
-from capsule_zoo.inference import learn_templates
-from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
+from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.inference.training.starts.template_learning import (
     expectation,
+    learn_templates,
     maximization,
     mean_evidence,
     random_law,

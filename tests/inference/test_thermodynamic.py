@@ -12,8 +12,11 @@ from torch.distributions import Normal
 from toys import Conjugate, ExactGuide, conjugate_images, gradients, pair
 
 from capsule_zoo.guides import RecognitionMachine
-from capsule_zoo.inference import ThermodynamicObjective
-from capsule_zoo.inference.objectives.thermodynamic import points, thermodynamic_sum
+from capsule_zoo.inference.objectives.thermodynamic import (
+    ThermodynamicObjective,
+    points,
+    thermodynamic_sum,
+)
 from capsule_zoo.models import CapsuleHelmholtzMachine
 
 

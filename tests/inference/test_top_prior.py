@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
-from capsule_zoo.inference.posterior.top_prior import fit_top_prior
+from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import create, small_settings

@@ -10,7 +10,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.data import Rotations, Shifts, Split
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import Checks, Inputs, fit, loss_per_image
-from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
+from capsule_zoo.inference.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
 from capsule_zoo.models.networks.on_request import OnRequest, centered_normal
 

@@ -19,11 +19,7 @@ from capsule_zoo.guides import ExactSwitches, FreeForm
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     ReweightedWakeSleep,
-    ScoreFunctionELBO,
-    boxes,
-    check_calibration,
     classify,
-    count,
     encode,
     error_rate,
     fgsm,
@@ -34,12 +30,14 @@ from capsule_zoo.inference import (
     reconstruct,
     refine,
     sample,
-    segment,
-    vote_history,
     widen,
 )
+from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
-from capsule_zoo.inference.evaluation.probe import latents
+from capsule_zoo.inference.evaluation.vote_history import vote_history
+from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objects import boxes, count, segment
+from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
 

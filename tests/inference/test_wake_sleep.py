@@ -16,14 +16,14 @@ from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import (
     Checks,
     ReweightedWakeSleep,
-    ScoreFunctionELBO,
     WakeSleep,
     compare,
     evaluate,
     fit,
-    pretrain,
     summarize,
 )
+from capsule_zoo.inference.energy.pretrain import pretrain
+from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.models import CapsuleHelmholtzMachine, ImageSpace
 
 

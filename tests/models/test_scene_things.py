@@ -7,8 +7,9 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import ConvolutionalEncoder, Guide, Peeling
-from capsule_zoo.inference import SummedPresences, count, fit, log_weights
+from capsule_zoo.inference import SummedPresences, fit, log_weights
 from capsule_zoo.inference.evaluation.bound import point_sites
+from capsule_zoo.inference.objects import count
 from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, load, save_entry, small_settings

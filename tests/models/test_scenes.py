@@ -13,8 +13,9 @@ from small_scenes import FORMS, LIKE, pair
 
 from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
-from capsule_zoo.inference import SummedPresences, find_objects, fit, log_weights
-from capsule_zoo.inference.posterior.annealing.path import scored
+from capsule_zoo.inference import SummedPresences, fit, log_weights
+from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import Pictures, crop, moved

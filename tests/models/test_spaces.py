@@ -12,12 +12,12 @@ from pyro.infer import autoguide
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import (
     ReweightedWakeSleep,
-    check_calibration,
     loss_per_image,
     posterior_predictive,
     reconstruct,
     sample,
 )
+from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.models import ImageSpace, Model, Site
 from capsule_zoo.models.checks import told_apart
 from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from capsule_zoo.inference.evaluation.simulation_based import Outcome
+from capsule_zoo.inference.calibration import Outcome
 
 NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
 CHECKS: "dict[str, Check]" = {}

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
+from capsule_zoo.inference.calibration import Outcome
 from capsule_zoo.inference.energy.contrastive_divergence import RunningMeans, centered_gradient
-from capsule_zoo.inference.evaluation.simulation_based import Outcome
 from capsule_zoo.models import CapsuleRBM
 
 CHAINS = 256

@@ -23,12 +23,12 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     ReweightedWakeSleep,
-    ScoreFunctionELBO,
-    ThermodynamicObjective,
     WakeSleep,
     loss_per_image,
 )
-from capsule_zoo.inference.evaluation.simulation_based import Outcome
+from capsule_zoo.inference.calibration import Outcome
+from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace

@@ -29,7 +29,7 @@ from capsule_zoo.guides import (
     RecognitionMachine,
 )
 from capsule_zoo.inference import Checks, ReweightedWakeSleep, fit
-from capsule_zoo.inference.evaluation.simulation_based import Outcome
+from capsule_zoo.inference.calibration import Outcome
 from capsule_zoo.models import (
     RBM,
     CapsuleHelmholtzMachine,

@@ -12,7 +12,7 @@ from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.inference.evaluation.simulation_based import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.models import SwitchableGaussians
 from capsule_zoo.models.routing.parent_law import Belief, ParentLaw, Routing
 from capsule_zoo.models.routing.votes import Votes

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, RecognitionMachine
 from capsule_zoo.inference import log_partition
+from capsule_zoo.inference.calibration import Outcome
 from capsule_zoo.inference.energy.tempering import TemperedChains
-from capsule_zoo.inference.evaluation.simulation_based import Outcome
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.units.switched_units import CapsuleState
 

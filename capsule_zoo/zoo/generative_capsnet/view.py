@@ -17,7 +17,7 @@ from capsule_zoo.data import Requests, Rotations, Shifts
 from capsule_zoo.explore.view import Control, Place, View
 from capsule_zoo.figures.grids import part_colors
 from capsule_zoo.guides.conditional import KIND, ConditionalEncoder
-from capsule_zoo.inference.posterior.transformations import infer_transformation
+from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.generative_capsnet import Parts, RoutedByAddress
 from capsule_zoo.models.networks.on_request import OnRequest
 

@@ -10,7 +10,7 @@ from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.entry import Entry
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import image_rows, panels, part_colors
-from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.inference.objects import find_objects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

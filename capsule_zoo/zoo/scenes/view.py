@@ -12,7 +12,7 @@ from torch import Tensor
 from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.ancestral import Sites
-from capsule_zoo.inference.evaluation.objects import Shown, shown
+from capsule_zoo.inference.objects import Shown, shown
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.references.reference import Reference
+from capsule_zoo.inference.references.reference import Reference
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import Constellations, GenerativeCapsNet, Model, PartWholeCapsules
 from capsule_zoo.models.common.modes import seeded

@@ -35,11 +35,11 @@ from pyro import poutine, validation_enabled
 from torch import Tensor
 
 from capsule_zoo.data.tensors import accept_arrays
+from capsule_zoo.inference.annealing.path import scored, simulate
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density
-from capsule_zoo.inference.posterior.annealing.path import scored, simulate
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tiled

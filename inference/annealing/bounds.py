@@ -48,6 +48,17 @@ from torch import Tensor
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import announce
 from capsule_zoo.guides import GaussNewton
+from capsule_zoo.inference.annealing.exceedance import (
+    STORED,
+    Bound,
+    annealed_bound,
+    bound_of_guide,
+    bounds_of_guides,
+    exceedances,
+    in_words,
+)
+from capsule_zoo.inference.annealing.path import AnnealedPath, simulate
+from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot, spaced
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed, evaluate
@@ -62,17 +73,6 @@ from capsule_zoo.inference.evaluation.summary import (
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
-from capsule_zoo.inference.posterior.annealing.exceedance import (
-    STORED,
-    Bound,
-    annealed_bound,
-    bound_of_guide,
-    bounds_of_guides,
-    exceedances,
-    in_words,
-)
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, simulate
-from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot, spaced
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded

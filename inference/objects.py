@@ -17,8 +17,8 @@ from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
-from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.inference.other_model import refuse_another_model
+from capsule_zoo.inference.segmentation import adjusted_rand_index
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least, check_whole
 from capsule_zoo.models.common.modes import seeded

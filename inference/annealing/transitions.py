@@ -35,7 +35,7 @@ from torch.distributions import Bernoulli
 from torch.nn.functional import one_hot
 
 from capsule_zoo.data.progress import track
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
+from capsule_zoo.inference.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
 TARGET = 0.75  # the acceptance of steps that the pilot aims at
 _QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target

@@ -1,1 +1,0 @@
-"""Posteriors with known draws, to which inference is compared."""

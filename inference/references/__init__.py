@@ -1,0 +1,6 @@
+"""Posteriors with known draws, to which inference is compared."""
+
+from capsule_zoo.inference.references.problems import list_references, load_reference
+from capsule_zoo.inference.references.reference import Reference, Score
+
+__all__ = ["Reference", "Score", "list_references", "load_reference"]
