@@ -25,12 +25,7 @@ from typing import TYPE_CHECKING, Any
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.log_partition import log_partition
-from capsule_zoo.inference.evaluation.ancestral import (
-    image_log_likelihood,
-    infer,
-    log_prior,
-    mean_images,
-)
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.summary import summarize
@@ -48,13 +43,14 @@ from capsule_zoo.inference.posterior.fill_in import fill_in
 from capsule_zoo.inference.posterior.fitted import fit_guide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.intervene import intervene
-from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
 from capsule_zoo.inference.training.progress import Run
 from capsule_zoo.inference.training.settings import Check, Checks, Inputs, Pace
+from capsule_zoo.inference.training.starts.template_learning import learn_templates
 
 if TYPE_CHECKING:  # at run time these are imported when used, and with them pandas
     from capsule_zoo.inference.evaluation.compare import Comparison, compare
@@ -73,6 +69,7 @@ __all__ = [
     "Pace",
     "ReweightedWakeSleep",
     "Run",
+    "SemiAmortized",
     "SleepPhase",
     "SpreadLoss",
     "StackedCapsuleObjective",
@@ -90,12 +87,11 @@ __all__ = [
     "fit",
     "fit_guide",
     "gauss_newton",
-    "image_log_likelihood",
     "infer",
     "intervene",
     "is_bound",
+    "learn_templates",
     "log_partition",
-    "log_prior",
     "log_weights",
     "loss_per_image",
     "mean_images",

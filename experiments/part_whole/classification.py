@@ -14,9 +14,8 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import measures_of_rows, pictures
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import compare, infer, widen
+from capsule_zoo.inference import SemiAmortized, compare, infer, widen
 from capsule_zoo.inference.posterior.fitted import fit_to_images
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.inference.probes import Accuracy, latents, linear_probe
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table

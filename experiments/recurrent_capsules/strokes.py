@@ -18,7 +18,8 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
 )
 from capsule_zoo.experiments.training import train, trained
-from capsule_zoo.inference import Inputs, image_log_likelihood, infer
+from capsule_zoo.inference import Inputs, infer
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Number, Table
 from capsule_zoo.registry import Entry, create

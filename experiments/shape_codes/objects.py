@@ -17,7 +17,8 @@ from capsule_zoo.experiments.common.findings import by_quantity, looks, mean_and
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
-from capsule_zoo.inference import Checks, fit, image_log_likelihood, infer, mean_images
+from capsule_zoo.inference import Checks, fit, infer, mean_images
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
 from capsule_zoo.inference.probes import fit_probe, linear_probe
 from capsule_zoo.inference.sample_quality import train_classifier
 from capsule_zoo.models.parts.part_sets import from_part_sets

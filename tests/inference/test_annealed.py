@@ -27,13 +27,12 @@ from toys import (
 from capsule_zoo.data import progress as bars
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
-from capsule_zoo.inference import evaluate, gauss_newton, summarize
+from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, scored
 from capsule_zoo.inference.annealing.transitions import Moves, changed, transition, turn
 from capsule_zoo.inference.log_weight import log_density
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -556,7 +555,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
 
 def test_steps_come_from_other_chains(monkeypatch):
     """The lengths of the steps do not change with anything that the measured chains do."""
-    from capsule_zoo.inference.annealing import annealed
+    from capsule_zoo.inference.annealing import bounds as annealed
 
     seen = []
     plain = annealed.anneal

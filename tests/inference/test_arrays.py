@@ -19,16 +19,15 @@ from capsule_zoo.inference import (
     error_rate,
     evaluate,
     fill_in,
-    image_log_likelihood,
     infer,
     intervene,
     log_partition,
-    log_prior,
     loss_per_image,
     mean_images,
     reconstruct,
 )
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, log_prior
 from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.inference.top_prior import fit_top_prior

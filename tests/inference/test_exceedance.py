@@ -11,11 +11,10 @@ from torch import Tensor
 from toys import Conjugate, ExactGuide, conjugate_images, pair
 
 from capsule_zoo.guides import Guide
-from capsule_zoo.inference import evaluate, gauss_newton, summarize
+from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_gaps, annealed_log_likelihood
 from capsule_zoo.inference.annealing.exceedance import bound_of_guide, exceedances, in_words
 from capsule_zoo.inference.evaluation.summary import log_mean, log_mean_error
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 

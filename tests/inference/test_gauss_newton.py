@@ -10,14 +10,13 @@ from toys import BernoulliMixture, Correlated, Parts, PartsGuide
 from capsule_zoo.guides import GaussNewton, Guide
 from capsule_zoo.guides.per_image.gauss_newton import MODES
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
-from capsule_zoo.inference import check_pair, evaluate, summarize
+from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
 from capsule_zoo.inference.annealing.transitions import Moves, spaced
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, measured, precision
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.spaces import ImageSpace

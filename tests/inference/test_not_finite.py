@@ -12,6 +12,7 @@ from toys import Conjugate, LinearGuide, conjugate_images
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import (
     IncompatibleGuide,
+    SemiAmortized,
     check_pair,
     compare,
     evaluate,
@@ -24,7 +25,6 @@ from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import ImageSpace

@@ -8,8 +8,7 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference import check_pair, evaluate, summarize
-from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
+from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, summarize
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting

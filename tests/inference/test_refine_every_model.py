@@ -10,9 +10,8 @@ from pyro import poutine
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import check_pair, evaluate, refine, widen
+from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, widen
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_settings

@@ -12,7 +12,14 @@ from pyro import poutine
 from torch.distributions import Normal
 
 from capsule_zoo.guides import FreeForm, PartReader, SetTransformerObjects, StackedCapsuleGuide
-from capsule_zoo.inference import Checks, StackedCapsuleObjective, compare, fit, refine
+from capsule_zoo.inference import (
+    Checks,
+    SemiAmortized,
+    StackedCapsuleObjective,
+    compare,
+    fit,
+    refine,
+)
 from capsule_zoo.inference.objectives.stacked_capsules import (
     TERMS,
     TermHistory,
@@ -20,7 +27,6 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     entropy_sparsity,
     squared_sparsity,
 )
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
 from capsule_zoo.models.parts.object_votes import VoteSizes, log_parents
 from capsule_zoo.models.parts.parent_selection import as_presence

@@ -11,8 +11,7 @@ from pyro import poutine
 
 from capsule_zoo.data import hide
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference import Checks, check_pair, evaluate, fit
-from capsule_zoo.inference.posterior.refine import SemiAmortized
+from capsule_zoo.inference import Checks, SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.parts.painted_parts import Painting

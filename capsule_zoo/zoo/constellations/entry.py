@@ -10,9 +10,8 @@ from capsule_zoo.data import Dataset
 from capsule_zoo.data.points import SHAPES
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
 from capsule_zoo.guides.parts.set_transformers import TransformerSizes
-from capsule_zoo.inference import SleepPhase
+from capsule_zoo.inference import SleepPhase, learn_templates
 from capsule_zoo.inference.training.stages import Stage
-from capsule_zoo.inference.training.starts.template_learning import learn_templates
 from capsule_zoo.models import Constellations
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, register
