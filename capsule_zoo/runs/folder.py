@@ -62,7 +62,7 @@ from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
-MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
+MEASURED = ("metrics.json", "compare.csv", "compare.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 

@@ -112,10 +112,13 @@ def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
     words = ["evaluate", trained, "--images", "6", "--particles", "4", "--json"]
     assert run(*words) == 0
     found = last_json(capsys)
+    assert run(*words, "--method", "bound") == 0
+    found["seconds_per_image"] = (again := last_json(capsys))["seconds_per_image"]
+    assert again == found
     assert found["is_bound"] is False and found["elbo"] is None
     assert found["num_images"] == 6 and found["num_particles"] == 4
     kept = json.loads((trained / "metrics.json").read_text())
-    assert kept["evaluate"] == found
+    assert kept["bound"] == found
     assert kept["steps"] == 3
 
 
@@ -137,9 +140,22 @@ def test_compare_widens_points_and_tunes_the_others(trained, capsys):
     assert {p.name: p.read_bytes() for p in trained.glob("*.safetensors")} == before
 
 
-def test_sample_and_figure_draw(trained, capsys):
-    assert run("sample", trained, "--n", "5") == 0
-    assert (trained / "draws.png").is_file()
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "aneal"], "unknown method 'aneal'; did you mean 'anneal'"),
+        (["--method", "error-rate", "--particles", 5], "is an option of --method bound, and"),
+        (["--method", "log-partition", "--simulated", 5], "an option of --method anneal, and"),
+        (["--chains", 5], "log-partition or anneal, and this measures --method bound; leave out"),
+    ],
+)
+def test_evaluate_refuses_options_of_another_method(words, message, trained, capsys):
+    before = (trained / "metrics.json").read_bytes()
+    assert message in refused(capsys, "evaluate", trained, *words)
+    assert (trained / "metrics.json").read_bytes() == before
+
+
+def test_figure_draws(trained, capsys):
     name = sorted(load(trained).figures)[0]
     (trained / f"{name}.png").unlink()
     assert run("figure", name, trained) == 0
@@ -190,8 +206,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         (["train", "part-whole", "--resume"], "holds no run"),
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
-        (["sample", "nothing"], "folder of a run"),
-        (["sample", "qqqq"], "the nearest of "),
+        (["evaluate", "qqqq"], "the nearest of "),
         (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
     ],
 )
