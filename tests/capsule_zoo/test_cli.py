@@ -304,12 +304,12 @@ def test_errors_of_ours_keep_their_traceback(monkeypatch):
         cli.main(["list"])
 
 
-def test_a_pair_of_a_notebook_is_measured_and_not_shown(tmp_path, capsys):
+def test_a_pair_of_a_notebook_is_measured_and_draws_samples(tmp_path, capsys):
     entry = create("part-whole", **small_settings("part-whole"))
     save(entry.model, entry.guide.with_poses("normal"), tmp_path, data="digits", seed=0)
     assert run("evaluate", tmp_path, "--images", 4, "--particles", 2) == 0
     assert run("compare", tmp_path, "--images", 4, "--particles", 2, "--guides", "saved") == 0
+    assert run("figure", "samples", tmp_path) == 0 and (tmp_path / "samples.png").is_file()
     capsys.readouterr()
-    for words in (("show", tmp_path), ("figure", "samples", tmp_path)):
-        assert run(*words) == 2
-    assert "which is no entry of the zoo" in capsys.readouterr().err
+    assert "unknown figure 'parses'" in refused(capsys, "figure", "parses", tmp_path)
+    assert "which is no entry of the zoo" in refused(capsys, "show", tmp_path)
