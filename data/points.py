@@ -193,7 +193,7 @@ def constellations() -> Source:
 def constellations_of(path: Path) -> Source:
     """Return the user's scenes as a data set without labels.
 
-    Every scene is shifted and scaled to the square [-1, 1]^2, as `capsule-zoo parse` does it. A
+    Every scene is shifted and scaled to the square [-1, 1]^2, as by `runs.objects.parse_file`. A
     fifth of the scenes, always the same, is for testing.
 
     Raises:
@@ -203,7 +203,7 @@ def constellations_of(path: Path) -> Source:
     if templates is not None:
         warnings.warn(
             f"the templates in {path} are not read, because a model has its own; name their shapes "
-            "by --set objects, or give the file to capsule-zoo parse",
+            "by --set objects, or give the file to capsule_zoo.runs.objects.parse_file",
             stacklevel=2,
         )
     points = rescaled(points.double()).float()

@@ -1,4 +1,4 @@
-"""The commands that find objects: `segment` in a user's pictures, `parse` in scenes of points."""
+"""The command `capsule-zoo segment`: find the objects of a user's pictures."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,6 @@ from capsule_zoo.cli.options import (
     DataRoot,
     RunArgument,
     Seed,
-    given,
     print_json,
     print_metrics,
 )
@@ -77,46 +76,4 @@ def segment(
     found = segment_run(entry, pictures[:images], target, files=files, **how)
     print_metrics(found)
     print(f"written to {target}")
-    print_json(as_json, found)
-
-
-def parse(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.npz", help="File of the scenes; see above.")
-    ],
-    guide: Annotated[
-        str, typer.Option(help="exact, ransac, sinkhorn or mixture; or amortized, with --run.")
-    ] = "exact",
-    sigma: Annotated[
-        float | None,
-        typer.Option(help="Deviation of noise, in units of templates.  [default: 0.1]"),
-    ] = None,
-    clutter: Annotated[
-        int | None, typer.Option(help="Most clutter points in a scene.  [default: 0]")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Trained constellations: their templates and noise.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write.  [default: FILE-parsed.npz]")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find the objects in scenes of points, and write the object and corner of every point.
-
-    FILE.npz holds the array points (S, N, 2) of S scenes of N points. It may also hold present
-    (S, N), which says which points are there, and templates (objects, corners, 2), padded by NaN.
-    Each scene is scaled to [-1, 1] first.
-
-    \b
-    Examples:
-      capsule-zoo parse scenes.npz
-      capsule-zoo parse scenes.npz --guide ransac --sigma 0.05 --clutter 3
-    """
-    from capsule_zoo.runs.objects import parse_file
-
-    out = out or file.with_name(f"{file.stem}-parsed.npz")
-    found = parse_file(file, out, guide, run, **given(sigma=sigma, clutter=clutter))
-    print_metrics(found)
-    print(f"written to {out}")
     print_json(as_json, found)

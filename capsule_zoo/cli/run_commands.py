@@ -4,14 +4,14 @@ The work is done in `capsule_zoo.runs`.
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from capsule_zoo.cli.options import (
-    AllImages,
     AsJson,
     Data,
     DataRoot,
@@ -27,8 +27,6 @@ from capsule_zoo.cli.options import (
     read_settings,
 )
 
-_Where = tuple[str, str | None, Path | None]
-_SHARE = "--prior-share"
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
 
 
@@ -123,7 +121,6 @@ def train(
     from capsule_zoo.inference.training.workers import is_first_process
     from capsule_zoo.registry import default_data, registered
     from capsule_zoo.runs import folder as runs
-    from capsule_zoo.runs.measurements import measuring_command
 
     limits = given(epochs=epochs, steps=steps, minutes=minutes)
     chosen = given(
@@ -141,7 +138,7 @@ def train(
     folder = out or _run_folder(
         entry, chosen.get("data") or default_data(entry), chosen.get("seed", 0)
     )
-    made, run = runs.train(
+    _, run = runs.train(
         entry,
         folder,
         chosen,
@@ -156,136 +153,137 @@ def train(
         metrics = runs.read_metrics(folder)
         print_metrics(metrics)
         if not quiet:
-            command = f"capsule-zoo {measuring_command(made)} {shlex.quote(str(folder))}"
-            print(f"written to {folder}; now try: {command}")
+            print(f"written to {folder}; now try: capsule-zoo evaluate {shlex.quote(str(folder))}")
         print_json(as_json, metrics)
     if run.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
+METHODS: dict[str, dict[str, Any]] = {  # options of each method of `evaluate`, with defaults
+    "bound": dict(images=1000, particles=50, seed=0),
+    "error-rate": dict(images=None),
+    "log-partition": dict(images=None, chains=100, temperatures=14_500, seed=0),
+    "anneal": dict(images=20, simulated=16, chains=16, temperatures=500, seed=0),
+}
+
+
 def evaluate(
     run: RunArgument,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="bound, error-rate, log-partition or anneal.  [default: what suits the model]"
+        ),
+    ] = None,
     data: Data = None,
     data_root: DataRoot = None,
     images: Annotated[
         int | None,
-        typer.Option(help="Number of test images.  [default: 1000; all for a classifier]", min=1),
+        typer.Option(
+            help="Number of test images.  [default: 1000 for a bound, 20 for anneal, else all]",
+            min=1,
+        ),
     ] = None,
-    particles: Particles = 50,
-    seed: Seed = 0,
+    particles: Annotated[
+        int | None, typer.Option(help="Of bound: draws for each image, K.  [default: 50]", min=1)
+    ] = None,
+    chains: Annotated[
+        int | None,
+        typer.Option(
+            help="Of log-partition: annealing chains; of anneal: chains of each image.  "
+            "[default: 100; 16]",
+            min=1,
+        ),
+    ] = None,
+    temperatures: Annotated[
+        int | None,
+        typer.Option(
+            help="Of log-partition and anneal: annealing steps.  [default: 14500; 500]", min=2
+        ),
+    ] = None,
+    simulated: Annotated[
+        int | None,
+        typer.Option(
+            help="Of anneal: images drawn from the model, to measure the gap.  [default: 16]", min=0
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of all random numbers.  [default: 0]", min=0, max=2**63 - 1),
+    ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute bounds on log p(image) of test images, in nats per image.
+    """Measure a run on test images: bounds on log p(image), or an error rate.
 
-    A remark tells where a few draws decide the importance-weighted bound (IWAE).
-    Presences are drawn as 0 or 1, also where training relaxed them. For a classifier the result is
-    the error rate. An energy model gives no bound; see log-partition. The result is added to the
+    Without --method, a classifier gets its error rate, an energy model log-partition, and any other
+    model a bound. Log-likelihoods and bounds are in nats per image. The result is added to the
     run's metrics.json.
+
+    bound: bounds on log p(image) of the run's guide. A remark tells where a few draws decide the
+    importance-weighted bound (IWAE). Presences are drawn as 0 or 1, also where training relaxed
+    them.
+
+    error-rate: of a model or guide that predicts labels.
+
+    log-partition: the log-likelihood under an energy model. The estimate by annealed importance
+    sampling (AIS) is too high in expectation, the estimate by reverse annealing (RAISE) too low.
+    The exact value is added where it can be summed. For a model of binary pixels the images are
+    binarized once. At 28x28 pixels the defaults take a few minutes.
+
+    anneal: log p(image) from both sides. The lower bound is tighter than the guide's own. Its
+    chains are annealed to the posterior of an image, from the guide or from Gauss-Newton
+    distributions around points that are refined from its answers. If an importance-weighted bound
+    exceeds it all the same, a warning says so. The upper bound is of images that the model draws:
+    chains go back from their known latents. gap is the mean distance of both bounds of these
+    images; gap_median and gap_largest tell whether a few of them decide it. lost_elbo says how far
+    the guide's ELBO lies below the lower bound.
 
     \b
     Examples:
       capsule-zoo evaluate runs/part-whole-digits-0
       capsule-zoo evaluate runs/part-whole-mnist-0 --data rotated-mnist --particles 1000 --json
+      capsule-zoo evaluate capsule-network-mnist --method error-rate --data affnist
+      capsule-zoo evaluate capsule-rbm-mnist --temperatures 1000
+      capsule-zoo evaluate runs/vae-digits-0 --method anneal --images 10 --chains 8
     """
-    from capsule_zoo.runs.measurements import evaluate_run
+    from capsule_zoo.models.checks import check_known
+    from capsule_zoo.registry import load
+    from capsule_zoo.runs import annealing, measurements
+    from capsule_zoo.runs import folder as runs
 
-    how: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
-    _measure(evaluate_run, (run, data, data_root), tests=True, as_json=as_json, **how)
-
-
-def error_rate(
-    run: RunArgument,
-    data: Data = None,
-    data_root: DataRoot = None,
-    images: AllImages = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compute the error rate of a classifier on test images.
-
-    The result is added to the run's metrics.json.
-
-    \b
-    Examples:
-      capsule-zoo error-rate runs/cnn-digits-0
-      capsule-zoo error-rate matrix-capsules-mnist --data affnist --images 2000
-    """
-    from capsule_zoo.runs.measurements import error_rate_run
-
-    _measure(error_rate_run, (run, data, data_root), tests=True, images=images, as_json=as_json)
-
-
-def log_partition(
-    run: RunArgument,
-    data: Data = None,
-    data_root: DataRoot = None,
-    images: AllImages = None,
-    chains: Annotated[int, typer.Option(help="Annealing chains.", min=1)] = 100,
-    temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=1)] = 14_500,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Estimate the log-likelihood of test images under an energy model, in nats per image.
-
-    The estimate by annealed importance sampling (AIS) is too high in expectation, the estimate by
-    reverse annealing (RAISE) too low. The exact value is added where it can be summed. For a model
-    of binary pixels the images are binarized once. The time grows with --chains and --temperatures:
-    at 28x28 pixels the defaults take a few minutes. The result is added to the run's metrics.json.
-
-    \b
-    Examples:
-      capsule-zoo log-partition runs/capsule-rbm-digits-0
-      capsule-zoo log-partition capsule-rbm-mnist --temperatures 1000
-    """
-    from capsule_zoo.runs.measurements import log_partition_run
-
-    how: dict[str, Any] = dict(images=images, chains=chains, temperatures=temperatures, seed=seed)
-    _measure(log_partition_run, (run, data, data_root), as_json=as_json, **how)
+    if method is not None:
+        check_known("method", method, METHODS)
+    method = method or measurements.measuring_method(load(run))
+    options = given(images=images, particles=particles, chains=chains, seed=seed)
+    options |= given(temperatures=temperatures, simulated=simulated)
+    _check_options(method, options)
+    measures: dict[str, Callable[..., dict]] = {
+        "bound": measurements.evaluate_run,
+        "error-rate": measurements.error_rate_run,
+        "log-partition": measurements.log_partition_run,
+        "anneal": partial(annealing.anneal_run, progress=not quiet),
+    }
+    only_tests = method in ("bound", "error-rate")
+    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=only_tests)
+    runs.refuse_unwritable(folder)
+    found = measures[method](entry, dataset, **(METHODS[method] | options))
+    runs.note(folder, method.replace("-", "_"), found)
+    print_metrics(found)
+    if not found.get("is_bound", True):
+        print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
+    print_json(as_json, found)
 
 
-def anneal(
-    run: RunArgument,
-    data: Data = None,
-    data_root: DataRoot = None,
-    images: Images = 20,
-    simulated: Annotated[
-        int, typer.Option(help="Images drawn from the model, to measure the gap.", min=0)
-    ] = 16,
-    chains: Annotated[int, typer.Option(help="Annealed chains of each image.", min=1)] = 16,
-    temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=2)] = 500,
-    prior_share: Annotated[
-        float,
-        typer.Option(_SHARE, help="Share of chains that start at the prior, from 0 to below 1."),
-    ] = 0.0,
-    seed: Seed = 0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Estimate the log-likelihood of test images from both sides, in nats per image.
-
-    The lower bound is tighter than the guide's own. Its chains are annealed to the posterior of an
-    image. They start at the guide, or at Gauss-Newton distributions around points that are refined
-    from its answers, whichever has the higher importance-weighted bound. If such a bound exceeds
-    the lower one all the same, a warning says so. The upper bound is of images that the model
-    draws: chains go back from their known latents. gap is the mean distance of both bounds of these
-    images; gap_median and gap_largest tell whether a few of them decide it. lost_elbo says how far
-    the guide's ELBO lies below the lower bound.
-
-    A prior share of .25 closes some of the gap where objects or parts may be hidden. The time grows
-    with --images, --simulated, --chains and --temperatures. For energy models see log-partition.
-    The result is added to the run's metrics.json.
-
-    \b
-    Examples:
-      capsule-zoo anneal runs/vae-digits-0
-      capsule-zoo anneal recurrent-capsules-mnist --images 10 --chains 8 --temperatures 200
-    """
-    from capsule_zoo.runs.annealing import anneal_run
-
-    if not 0 <= prior_share < 1:
-        raise typer.BadParameter(f"{prior_share} is not from 0 to below 1", param_hint=_SHARE)
-    how: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
-    how |= dict(prior_share=prior_share, images=images, seed=seed, progress=not quiet)
-    _measure(anneal_run, (run, data, data_root), as_json=as_json, **how)
+def _check_options(method: str, options: Iterable[str]) -> None:
+    """Raise ValueError where `method` does not take one of the options."""
+    for name in options:
+        if name not in METHODS[method]:
+            takers = [known for known, defaults in METHODS.items() if name in defaults]
+            raise ValueError(
+                f"--{name} is an option of --method {' or '.join(takers)}, and this measures "
+                f"--method {method}; leave out --{name}, or give another --method"
+            )
 
 
 def compare(
@@ -341,38 +339,6 @@ def compare(
     print_json(as_json, found)
 
 
-def sample(
-    run: RunArgument,
-    n: Annotated[int, typer.Option("--n", help="Number of images.", min=1, max=400)] = 36,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Draw images from the trained prior into draws.png: means, without pixel noise.
-
-    \b
-    Example:
-      capsule-zoo sample runs/part-whole-digits-0 --n 64
-    """
-    import math
-
-    from capsule_zoo.figures.grids import image_rows
-    from capsule_zoo.inference.evaluation.ancestral import mean_images
-    from capsule_zoo.records import save_figure
-    from capsule_zoo.registry import load
-    from capsule_zoo.runs import folder as runs
-    from capsule_zoo.runs.measurements import refuse_without_images
-
-    entry = load(run)
-    refuse_without_images(entry)
-    means = mean_images(entry.model, n, seed=seed)
-    columns = math.ceil(math.sqrt(n))
-    rows = {f"{i * columns + 1}": row for i, row in enumerate(means.split(columns))}
-    path = runs.output_folder(run) / "draws.png"
-    save_figure(image_rows(rows, f"Samples from the prior of {run}"), path)
-    print(f"drawn in {path}")
-    print_json(as_json, {"samples": n, "seed": seed, "figure": str(path)})
-
-
 def figure(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="One of the entry's figures; see show.")
@@ -384,8 +350,11 @@ def figure(
 ) -> None:
     """Draw one of the entry's figures, from test images, into the run folder.
 
+    Every entry that models images or points has the figure samples: draws from the model.
+
     \b
-    Example:
+    Examples:
+      capsule-zoo figure samples runs/part-whole-digits-0
       capsule-zoo figure parses runs/part-whole-digits-0
     """
     from capsule_zoo.runs import folder as runs
@@ -394,22 +363,6 @@ def figure(
     path = runs.draw(entry, name, dataset.test.images, folder)
     print(f"drawn in {path}")
     print_json(as_json, {"figure": str(path)})
-
-
-def _measure(
-    measure: Callable[..., dict], where: _Where, tests: bool = False, *, as_json: bool, **how: Any
-) -> None:
-    """Measure the run at `where`, add the result to its metrics.json, and print it."""
-    from capsule_zoo.runs import folder as runs
-
-    entry, dataset, folder = runs.open_run(*where, only_tests=tests)
-    runs.refuse_unwritable(folder)
-    found = measure(entry, dataset, **how)
-    runs.note(folder, measure.__name__.removesuffix("_run"), found)
-    print_metrics(found)
-    if not found.get("is_bound", True):
-        print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
-    print_json(as_json, found)
 
 
 def _names(words: str) -> list[str]:

@@ -32,6 +32,7 @@ from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.own_pictures import sides_of
 from capsule_zoo.data.progress import announce, planned, write_line
 from capsule_zoo.data.splits import labels_of
+from capsule_zoo.figures.generic import samples
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
@@ -41,6 +42,7 @@ from capsule_zoo.inference.training.stages import fit_stages, needed_steps
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_known, check_one_of, check_seed
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
@@ -62,7 +64,7 @@ from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
-MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
+MEASURED = ("metrics.json", "compare.csv", "compare.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 
@@ -497,17 +499,19 @@ def output_folder(source: str) -> Path:
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
-    """Write one of the entry's figures into a folder.
+    """Write one of the entry's figures into a folder; a pair that draws images has `samples`.
 
     Raises:
         ValueError: the entry has no such figure; the message names its figures.
     """
-    if not entry.figures:
+    draws_images = entry.observes_images and not isinstance(entry.model, Classifier)
+    figures = entry.figures or ({"samples": samples} if draws_images else {})
+    if not figures:
         raise ValueError(f"{entry.name or 'this pair'} has no figures, and so none called {name!r}")
-    check_known("figure", name, entry.figures)
+    check_known("figure", name, figures)
     announce(f"drawing {name}")
     path = folder / f"{name}.png"
-    save_figure(entry.figures[name](entry, images), path)
+    save_figure(figures[name](entry, images), path)
     return path
 
 

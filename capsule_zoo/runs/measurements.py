@@ -1,11 +1,11 @@
 """Measurements of a trained entry for the commands: bounds, error rates, log-likelihoods.
 
-    capsule-zoo evaluate        bounds on log p(image); a classifier's error rate
-    capsule-zoo compare         bounds of several guides to one model
-    capsule-zoo error-rate      of a classifier
-    capsule-zoo log-partition   log-likelihoods of an energy model, from both sides
+    evaluate_run        bounds on log p(image), for `evaluate --method bound`
+    error_rate_run      of a classifier, for `evaluate --method error-rate`
+    log_partition_run   log-likelihoods of an energy model, for `evaluate --method log-partition`
+    compare_run         bounds of several guides to one model, for `compare`
 
-Each refuses an entry for which its number is meaningless, and names the right command.
+Each refuses an entry for which its number is meaningless, and names the command that measures it.
 """
 
 import time
@@ -45,26 +45,18 @@ from capsule_zoo.registry import Entry
 from capsule_zoo.runs.folder import check_classes
 from capsule_zoo.runs.recipe import Recipe
 
-IMAGES = 1000  # in an evaluation, unless the user gives another number
 WIDEN_IMAGES = 2000
 SIDES = {"low": "above", "high": "below", "exact": "at"}  # where a log-likelihood lies, by log Z
 
 
-def evaluate_run(
-    entry: Entry, data: Dataset, *, images: int | None, particles: int, seed: int
-) -> dict:
-    """Compute held-out bounds on the discrete model, or a classifier's error rate.
-
-    Args:
-        images: number of test images; None for `IMAGES`, or for all of them with a classifier.
+def evaluate_run(entry: Entry, data: Dataset, *, images: int, particles: int, seed: int) -> dict:
+    """Compute held-out bounds on the discrete model from the first `images` test images.
 
     Raises:
-        ValueError: an energy model, which gives no bound.
+        ValueError: a classifier or an energy model, which gives no bound.
     """
-    if isinstance(entry.model, Classifier):
-        return error_rate_run(entry, data, images=images)
     refuse_without_bound(entry)
-    test = as_scored(entry, data).test[: images or IMAGES]
+    test = as_scored(entry, data).test[:images]
     idata = evaluate(entry.model, entry.guide, test, num_particles=particles, seed=seed, draws=0)
     found = {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
     return found | ({"remark": words} if (words := remark(found)) else {})
@@ -79,7 +71,7 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
     if not predicts_labels(entry.model, entry.guide):
         raise ValueError(
             f"{entry.name} does not predict labels, so it has no error rate; see: "
-            f"capsule-zoo {measuring_command(entry)} RUN"
+            "capsule-zoo evaluate RUN"
         )
     check_classes(data)
     rate = error_rate(entry.model, entry.guide, _first(data.test, images))
@@ -153,7 +145,7 @@ def log_partition_run(
     if not isinstance(model, CapsuleRBM):
         raise ValueError(
             f"{entry.name} is not an energy model, so it has no log partition function to "
-            f"estimate; see: capsule-zoo {measuring_command(entry)} RUN"
+            "estimate; see: capsule-zoo evaluate RUN"
         )
     test = _first(as_scored(entry, data).test, images)
     annealing = dict(chains=chains, temperatures=temperatures, seed=seed)
@@ -275,11 +267,11 @@ def _first(split: Split, number: int | None) -> Split:
     return split if number is None else split[:number]
 
 
-def measuring_command(entry: Entry) -> str:
-    """Return the name of the command that measures such an entry on test images."""
+def measuring_method(entry: Entry) -> str:
+    """Return the method of `capsule-zoo evaluate` that suits an entry."""
     if isinstance(entry.model, Classifier):
         return "error-rate"
-    return "evaluate" if entry.model.normalized else "log-partition"
+    return "bound" if entry.model.normalized else "log-partition"
 
 
 def refuse_without_bound(entry: Entry) -> None:
@@ -288,19 +280,5 @@ def refuse_without_bound(entry: Entry) -> None:
         "error-rate": "a classifier, which has an error rate and no bound on log p(image)",
         "log-partition": "an energy model, which gives log p(image) only up to log Z",
     }
-    command = measuring_command(entry)
-    if command in reasons:
-        raise ValueError(f"{entry.name} is {reasons[command]}; see: capsule-zoo {command} RUN")
-
-
-def refuse_without_images(entry: Entry) -> None:
-    """Raise ValueError with the right command if an entry draws no images."""
-    if not entry.observes_images:
-        raise ValueError(
-            f"{entry.name} draws points and no images; see: capsule-zoo figure samples RUN"
-        )
-    if isinstance(entry.model, Classifier):
-        raise ValueError(
-            f"{entry.name} is a classifier, which draws labels and no images; see: "
-            "capsule-zoo error-rate RUN"
-        )
+    if (method := measuring_method(entry)) in reasons:
+        raise ValueError(f"{entry.name} is {reasons[method]}; see: capsule-zoo evaluate RUN")

@@ -57,6 +57,11 @@ def segment_run(
     Raises:
         ValueError: the entry is no model of scenes, or the images do not fit it.
     """
+    if isinstance(entry.model, Constellations):
+        raise ValueError(
+            f"{entry.name} finds objects of points, and segment those of pictures; in Python, call "
+            "capsule_zoo.runs.objects.parse_file"
+        )
     if not isinstance(entry.model, Scenes):
         raise ValueError(
             f"{entry.name} finds no objects; train the entry scenes on these pictures first: "
@@ -140,7 +145,7 @@ def parse_file(
         ValueError: a file, a guide, a run or a size that does not fit; nothing is written.
     """
     if (out := Path(out)).is_dir() or out.resolve() == Path(file).resolve():
-        raise ValueError(f"out must be a new file, not {out}; choose another name by --out")
+        raise ValueError(f"out must be a new file, not {out}; choose another name")
     points, present, templates = read_scenes(file)
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
@@ -163,7 +168,7 @@ def _trained(run: str | None) -> AmortizedMatching:
     if not isinstance(guide, AmortizedMatching):
         where = "no run is named" if run is None else f"{run} holds a {type(guide).__name__}"
         raise ValueError(
-            f"guide amortized has to be trained, but {where}; name a run by --run that was made by "
+            f"guide amortized has to be trained, but {where}; give a run that was made by "
             "capsule-zoo train constellations --guide amortized"
         )
     guide.model.double()
@@ -183,6 +188,6 @@ def _model(
     if templates is not None or sizes:
         wrong = [*sizes, *(["the templates of the file"] if templates is not None else [])]
         raise ValueError(
-            f"{run} has its own templates and sizes; leave out --run, or {' and '.join(wrong)}"
+            f"{run} has its own templates and sizes; leave out run, or {' and '.join(wrong)}"
         )
     return model.double()

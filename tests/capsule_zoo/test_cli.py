@@ -112,10 +112,13 @@ def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
     words = ["evaluate", trained, "--images", "6", "--particles", "4", "--json"]
     assert run(*words) == 0
     found = last_json(capsys)
+    assert run(*words, "--method", "bound") == 0
+    found["seconds_per_image"] = (again := last_json(capsys))["seconds_per_image"]
+    assert again == found
     assert found["is_bound"] is False and found["elbo"] is None
     assert found["num_images"] == 6 and found["num_particles"] == 4
     kept = json.loads((trained / "metrics.json").read_text())
-    assert kept["evaluate"] == found
+    assert kept["bound"] == found
     assert kept["steps"] == 3
 
 
@@ -137,9 +140,22 @@ def test_compare_widens_points_and_tunes_the_others(trained, capsys):
     assert {p.name: p.read_bytes() for p in trained.glob("*.safetensors")} == before
 
 
-def test_sample_and_figure_draw(trained, capsys):
-    assert run("sample", trained, "--n", "5") == 0
-    assert (trained / "draws.png").is_file()
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "aneal"], "unknown method 'aneal'; did you mean 'anneal'"),
+        (["--method", "error-rate", "--particles", 5], "is an option of --method bound, and"),
+        (["--method", "log-partition", "--simulated", 5], "an option of --method anneal, and"),
+        (["--chains", 5], "log-partition or anneal, and this measures --method bound; leave out"),
+    ],
+)
+def test_evaluate_refuses_options_of_another_method(words, message, trained, capsys):
+    before = (trained / "metrics.json").read_bytes()
+    assert message in refused(capsys, "evaluate", trained, *words)
+    assert (trained / "metrics.json").read_bytes() == before
+
+
+def test_figure_draws(trained, capsys):
     name = sorted(load(trained).figures)[0]
     (trained / f"{name}.png").unlink()
     assert run("figure", name, trained) == 0
@@ -190,8 +206,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         (["train", "part-whole", "--resume"], "holds no run"),
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
-        (["sample", "nothing"], "folder of a run"),
-        (["sample", "qqqq"], "the nearest of "),
+        (["evaluate", "qqqq"], "the nearest of "),
         (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
     ],
 )
@@ -289,12 +304,12 @@ def test_errors_of_ours_keep_their_traceback(monkeypatch):
         cli.main(["list"])
 
 
-def test_a_pair_of_a_notebook_is_measured_and_not_shown(tmp_path, capsys):
+def test_a_pair_of_a_notebook_is_measured_and_draws_samples(tmp_path, capsys):
     entry = create("part-whole", **small_settings("part-whole"))
     save(entry.model, entry.guide.with_poses("normal"), tmp_path, data="digits", seed=0)
     assert run("evaluate", tmp_path, "--images", 4, "--particles", 2) == 0
     assert run("compare", tmp_path, "--images", 4, "--particles", 2, "--guides", "saved") == 0
+    assert run("figure", "samples", tmp_path) == 0 and (tmp_path / "samples.png").is_file()
     capsys.readouterr()
-    for words in (("show", tmp_path), ("figure", "samples", tmp_path)):
-        assert run(*words) == 2
-    assert "which is no entry of the zoo" in capsys.readouterr().err
+    assert "unknown figure 'parses'" in refused(capsys, "figure", "parses", tmp_path)
+    assert "which is no entry of the zoo" in refused(capsys, "show", tmp_path)

@@ -1,5 +1,7 @@
 """Constellations on the command line, in pictures and in the experiment."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
+from capsule_zoo.runs.objects import parse_file
 from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
 
 
@@ -34,11 +37,11 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("guide", ["exact", "ransac", "sinkhorn"])
-def test_parse_writes_the_object_and_corner_of_every_point(file, guide, capsys):
+def test_parse_file_writes_the_object_and_corner_of_every_point(file, guide, tmp_path):
     path, scenes = file
-    found = Terminal(capsys).json("parse", path, "--guide", guide, "--sigma", 0.02)
+    found = parse_file(path, tmp_path / "parsed.npz", guide, sigma=0.02)
     assert found["scenes"] == 6 and found["points"] == int(scenes.present.sum())
-    with np.load(path.with_name("scenes-parsed.npz")) as archive:
+    with np.load(tmp_path / "parsed.npz") as archive:
         assert np.array_equal(archive["objects"], scenes.objects)
         assert archive["log_evidence"].mean() == pytest.approx(found["log_evidence"])
         triangles = (scenes.objects == 1).numpy()
@@ -82,16 +85,25 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, cap
     }
     for name, arrays in several.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
+    for name, guide, expected in (
+        ("five", "exact", "scenes of 5 points"),
+        ("scenes", "exakt", "did you mean 'exact'"),
+        ("scenes", "amortized", "give a run that was made by"),
+        ("none", "exact", "there is no file"),
+        ("nan", "exact", "set present to 0"),
+        ("one", "exact", "fewer than two points"),
+        ("same", "exact", "two points, or all in one place"),
+        ("mask", "exact", "present must be (1, 5)"),
+        ("corner", "exact", "template 0 has fewer than two different points"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            parse_file(tmp_path / f"{name}.npz", out, guide)
+        assert not out.exists()
+    for taken in (path, path.parent):
+        with pytest.raises(ValueError, match="out must be a new file"):
+            parse_file(path, taken)
     for words, expected in (
-        (("parse", tmp_path / "five.npz"), "scenes of 5 points"),
-        (("parse", path, "--guide", "exakt"), "exact"),
-        (("parse", path, "--guide", "amortized"), "name a run by --run"),
-        (("parse", tmp_path / "none.npz"), "there is no file"),
-        (("parse", tmp_path / "nan.npz"), "set present to 0"),
-        (("parse", tmp_path / "one.npz"), "fewer than two points"),
-        (("parse", tmp_path / "same.npz"), "two points, or all in one place"),
-        (("parse", tmp_path / "mask.npz"), "present must be (1, 5)"),
-        (("parse", tmp_path / "corner.npz"), "template 0 has fewer than two different points"),
+        (("segment", "constellations-learned"), "capsule_zoo.runs.objects.parse_file"),
         (("train", "constellations", "--set", "learned=true", "--set", "sigma=0.0"), "above 0"),
         (("train", "constellations", "--size", "28"), "no pixels"),
         (("train", "constellations", "--transform", "rotate=9"), "no pixels"),

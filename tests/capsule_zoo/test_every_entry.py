@@ -15,14 +15,7 @@ from capsule_zoo.data import points
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import (
-    create,
-    default_data,
-    list_models,
-    load,
-    small_settings,
-    takes_images,
-)
+from capsule_zoo.registry import create, default_data, list_models, load, small_settings
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
@@ -97,25 +90,21 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
 
 
 def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
-    """Check that commands for one kind of entry measure it, and that others name those commands."""
+    """Check that `evaluate` measures an entry by what suits it, and refuses other methods."""
     if isinstance(entry.model, Classifier):
-        right = "error-rate"
-        found = terminal.json("error-rate", "run")
+        found = terminal.json("evaluate", "run")
         assert found["num_images"] == 400 and 0 < found["error_rate_se"] < 0.5
-        assert terminal.json("evaluate", "run") == found
-        wrong = ("compare", "anneal", "log-partition", "sample")
+        assert terminal.json("evaluate", "run", "--method", "error-rate") == found
+        wrong = {"bound", "anneal", "log-partition"}
         assert "error_rate  " in terminal.run("evaluate", "run", "--images", 50)
     elif not entry.model.normalized:
-        right = "log-partition"
-        words = ["log-partition", "run", "--chains", 20, "--temperatures", 100]
-        found = terminal.json(*words)
+        found = terminal.json("evaluate", "run", "--chains", 20, "--temperatures", 100)
         low, high = found["log_likelihood_raise"], found["log_likelihood_ais"]
         slack = 4 * (found["log_likelihood_raise_se"] + found["log_likelihood_ais_se"])
         assert low < high + slack and found["log_likelihood_ais_lies"] == "above"
         assert found["data"] == "digits/test binarized(0)" and found["num_images"] == 400
-        wrong = ("compare", "anneal", "evaluate", "error-rate")
+        wrong = {"bound", "anneal", "error-rate"}
     else:
-        right = "evaluate"
         found = terminal.json("evaluate", "run", *FEW)
         value = found["elbo"] if found["is_bound"] else found["map_objective"]
         assert value < 0 or value > 0
@@ -124,21 +113,20 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
         assert any(row["is_bound"] for row in table.values())
         assert all(row["fit_seconds"] >= 0 for row in table.values())
         assert not any(row["is_bound"] for row in table.values() if row["elbo"] is None)
-        wrong = ("error-rate", "log-partition")
+        wrong = {"error-rate", "log-partition"}
         if hasattr(entry.guide, "predict"):
-            assert 0 <= terminal.json("error-rate", "run")["error_rate"] <= 1
-            wrong = ("log-partition",)
-    assert f"capsule-zoo {right} " in said
-    for command in wrong:
-        told = terminal.refused(command, "run")
-        assert name in told and f"see: capsule-zoo {right} RUN" in told
+            rate = terminal.json("evaluate", "run", "--method", "error-rate")["error_rate"]
+            assert 0 <= rate <= 1
+            wrong = {"log-partition"}
+    assert "now try: capsule-zoo evaluate run\n" in said
+    refused = [("evaluate", "run", "--method", method) for method in sorted(wrong)]
+    for words in [*refused, *([("compare", "run")] if "bound" in wrong else [])]:
+        told = terminal.refused(*words)
+        assert name in told and "see: capsule-zoo evaluate RUN" in told
 
 
 def check_pictures(entry, terminal: Terminal) -> None:
-    if not takes_images(entry.name):
-        assert "figure samples RUN" in terminal.refused("sample", "run")
-    elif not isinstance(entry.model, Classifier):
-        assert "drawn in run/draws.png" in terminal.run("sample", "run", "--n", 2)
+    assert ("samples" in entry.figures) is not isinstance(entry.model, Classifier)
     for figure in entry.figures:
         assert f"drawn in run/{figure}.png" in terminal.run("figure", figure, "run")
         assert Path(f"run/{figure}.png").read_bytes().startswith(b"\x89PNG")

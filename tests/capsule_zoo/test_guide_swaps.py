@@ -182,16 +182,14 @@ def test_evaluate_scores_the_binarized_images(small):
     assert found["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= found.keys()
 
 
-def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
+def test_evaluate_by_annealing_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     save_entry(entry, tmp_path / "run", data="digits")
     few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
-    printed = Terminal(capsys).run("anneal", "run", *few, "--json")
+    printed = Terminal(capsys).run("evaluate", "run", "--method", "anneal", *few, "--json")
     found = json.loads(printed.splitlines()[-1])
     assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= found.keys()
     assert "lost_elbo  " in printed and found["num_simulated"] == 2
     kept = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert kept["anneal"]["lower"] == pytest.approx(found["lower"])
-    refused = Terminal(capsys).run("anneal", "run", *few, "--prior-share", "1", status=2)
-    assert "--prior-share" in refused

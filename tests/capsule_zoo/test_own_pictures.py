@@ -66,7 +66,7 @@ def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(
         and said.count("\n") == 1
     )
     assert run(*train[:3], "digits", *train[4:], "--out", tmp_path / "run") == 0
-    assert run("error-rate", tmp_path / "run", "--data", f"folder:{pictures}") == 2
+    assert run("evaluate", tmp_path / "run", "--data", f"folder:{pictures}") == 2
     assert "has no labels" in capsys.readouterr().err
 
 
@@ -210,7 +210,7 @@ def test_a_folder_says_how_many_classes_there_are_from_anywhere(
     assert run(*train) == 0
     assert load("run").model.num_classes == classes
     monkeypatch.chdir(pictures)
-    assert run("error-rate", tmp_path / "run") == 0
+    assert run("evaluate", tmp_path / "run") == 0
 
 
 def test_classes_are_told_apart_by_their_names(tmp_path, monkeypatch, capsys):
@@ -229,10 +229,10 @@ def test_classes_are_told_apart_by_their_names(tmp_path, monkeypatch, capsys):
         lambda model, x: (255 / 100 * x[:, 0, 1, 1]).round().long(),
     )
     for data in ("three", "two"):
-        assert run("error-rate", "run", "--data", data, "--json") == 0
+        assert run("evaluate", "run", "--data", data, "--json") == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_rate"] == 0
     with pytest.warns(UserWarning, match="by number, because one has no names: 0 for a, 1 for b"):
-        assert run("error-rate", "run", "--data", "digits") == 2
+        assert run("evaluate", "run", "--data", "digits") == 2
     assert "labels must lie in 0 to 2, but these span 0 to 9" in capsys.readouterr().err
 
 

@@ -49,7 +49,7 @@ def test_training_says_its_length_and_what_follows(printed, tmp_path):
     [
         (("evaluate", "--images", 3), "evaluating: 1 of 1 passes"),
         (("figure", "samples"), "drawing samples"),
-        (("sample", "--n", 2), "drawing images: 1 of 1 batches"),
+        (("figure", "samples"), "drawing images: 1 of 1 batches"),
         (("compare", "--images", 3, "--guides", "auto_normal", "--tune-steps", 2), "guide 1 of 1:"),
         (("compare", "--images", 3, "--guides", "auto_normal", "--tune-steps", 2), "training: 1 o"),
     ],
@@ -79,7 +79,7 @@ def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp
     said, _ = printed("reproduce", "vae/quick", "--minutes", 2, "--out", tmp_path)
     assert said[0] == "== vae/quick: Do nothing, from two seeds (5 core-minutes)."
     assert said[1] == "== Trained for 2 minutes instead, and then measured"
-    assert said[2].endswith("from 2 seeds, 4 runs, 2 minutes of training in all")
+    assert said[2].endswith("from 2 seeds, 4 runs, 2 minutes in all")
     assert "running: 4 of 4 runs, 100%" in said
 
 

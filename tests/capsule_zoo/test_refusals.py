@@ -140,11 +140,6 @@ COMMANDS = {
     ),
     "reproduce, in a file": (["reproduce", DIGITS, "--out", "run/config.json"], "cannot be writt"),
     "segment, in a file": (["segment", "run", "--out", "pictures/cat.png"], "cannot be written"),
-    "parse, into a folder": (["parse", "a.npz", "--out", "pictures"], "out must be a new file"),
-    "parse, into its file": (
-        ["parse", "pictures/cat.png", "--out", "run/../pictures/cat.png"],
-        "out must be a new file",
-    ),
     "evaluate, no name of data": (["evaluate", "run", "--data", ""], "unknown data set ''"),
     "reproduce, cuda": (
         ["reproduce", "shape-codes/digits", "--device", "cuda:99"],
@@ -183,7 +178,7 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
     """The old run is whole at every step; its leftovers go when the new run has a checkpoint."""
     assert run("evaluate", "run", "--images", "2") == 0
     (place / "run" / "notes.txt").write_text("mine")
-    (place / "run" / "draws.png").write_bytes(b"samples of the old run")
+    (place / "run" / "compare.png").write_bytes(b"a comparison of the old run")
     before, seen, step = digest(place / "run"), [], Trainer._step
 
     def watched(self: Trainer, *arguments: object) -> None:
@@ -195,8 +190,8 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
     assert seen == [before] * 3
     assert load("run").model.latent == 4 and read_recipe("run")["seed"] == 5
     assert (place / "run" / "notes.txt").read_text() == "mine"
-    assert not (place / "run" / "draws.png").exists()
-    assert "evaluate" not in json.loads((place / "run" / "metrics.json").read_text())
+    assert not (place / "run" / "compare.png").exists()
+    assert "bound" not in json.loads((place / "run" / "metrics.json").read_text())
 
 
 @pytest.mark.usefixtures("place")
@@ -277,11 +272,6 @@ def test_two_processes_write_and_print_once(place):
     assert checkpoint["config"]["processes"] == 2 and len(checkpoint["progress"]["history"]) == 6
 
 
-def test_a_share_of_the_prior_is_checked_before_the_chains_are_fitted(place, capsys):
-    assert run("anneal", "nowhere", "--prior-share", 1) == 2
-    assert "1.0 is not from 0 to below 1" in capsys.readouterr().err
-
-
 def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
     monkeypatch.setattr(measurements, "evaluate_run", lambda *_, **how: pytest.fail("measured"))
     monkeypatch.setattr(measurements, "compare_run", lambda *_, **how: pytest.fail("measured"))
@@ -291,7 +281,7 @@ def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
         assert "runs/taken cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["sample", "run"], ["segment", "run"], ["reproduce", DIGITS]])
+@pytest.mark.parametrize("words", [["evaluate", "run"], ["segment", "run"], ["reproduce", DIGITS]])
 def test_every_seed_is_in_range(words, place, capsys):
     assert run(*words, "--seed", 10**23) == 2
     assert "--seed" in capsys.readouterr().err

@@ -33,7 +33,10 @@ def run(page: Path) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Not enough tail samples")  # Pyro's, of a guide hardly trained
 @pytest.mark.parametrize("name", sorted(set(PAGES) - TRIED_IN_A_COPY))
-def test_the_code_of_a_page_runs_and_gives_the_shapes_that_its_comments_state(name):
+def test_the_code_of_a_page_runs_and_gives_the_shapes_that_its_comments_state(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # the code may write files
     names = run(PAGES[name])
     stated = [line for code in blocks_of(PAGES[name]) for line in code.splitlines()]
     checked = 0

@@ -306,13 +306,10 @@ COMMANDS: dict[str, list[str]] = {
     "list": [],
     "evaluate": ["RUN", "--images", "4", "--particles", "2"],
     "compare": ["RUN", "--images", "4", "--particles", "2"],
-    "sample": ["RUN", "--number", "2", "--out", "OUT.png"],
-    "figure": ["RUN", "reconstructions", "--out", "OUT.png"],
+    "figure": ["samples", "RUN"],
     "train": ["vae", "--steps", "1", "--out", "OUT", "--data", "digits"],
     "reproduce": ["vae/guidez"],
-    "parse": ["RUN"],
-    "error-rate": ["RUN"],
-    "log-partition": ["RUN"],
+    "segment": ["RUN"],
 }
 
 
