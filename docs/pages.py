@@ -114,6 +114,7 @@ def _page(home: str, names: list[str]) -> str:
     reference = _reference(module, documented)
     parts = [
         f"# {read_story(module.__doc__).title}\n",
+        "After this page you can create this model, and read what it draws and what it reaches.\n",
         _rst(f".. automodule:: {home}\n   :no-members:"),
         "## In the zoo\n",
         *(f"<!-- entry: {name} -->\n" for name in names),

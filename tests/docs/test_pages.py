@@ -105,6 +105,14 @@ def test_every_page_of_results_is_on_the_site_with_its_pictures(pages):
         assert (DOCS.parent / path).is_file()
 
 
+def test_every_page_begins_with_what_its_reader_can_do(pages):
+    folders = (DOCS, DOCS / "concepts", DOCS / "models")
+    texts = {path.name: path.read_text() for folder in folders for path in folder.glob("*.md")}
+    assert len(texts) > 20
+    for name, text in (texts | pages.others()).items():
+        assert re.match(r"# [^\n]+\n\nAfter this page you can [^\n]+\.\n\n", text), name
+
+
 @pytest.mark.parametrize("family", REWRITTEN)
 def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_comparisons(family):
     """At most 900 words, as a reader sees them: without the comments that request numbers."""
