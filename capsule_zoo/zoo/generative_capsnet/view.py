@@ -54,7 +54,7 @@ class RequestView(View[Asked]):
         requests: the requests of the model's training; see `requests_of`.
     """
 
-    improves = "improve the request that was read by climbing its likelihood"
+    improves = "improve the inferred request by 50 steps of gradient ascent on its likelihood"
 
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
@@ -75,21 +75,21 @@ class RequestView(View[Asked]):
         self._begin(found)
 
     def refine(self, steps: int = 50) -> str:
-        """Improve the request that was read or refined by gradient ascent on its likelihood."""
+        """Improve the request by gradient ascent on its likelihood."""
         found, gain = self._infer(self.parse.parameters, steps)
         self._show(found)
         return f"refined by {steps} steps: log p(image | request) is {gain:.1f} nats higher"
 
     def _words(self) -> tuple[str, tuple[str, str, str]]:
         """Return help and picture names in the terms of this model."""
-        moved = "turn" if self.turns else "shift"
-        parts = "Drag a part capsule on the colored picture to another address. "
+        moved = "rotate" if self.turns else "shift"
+        parts = "Drag a part capsule on the picture of the parts to another address. "
         words = (
-            f"Drag on the model's picture to {moved} what is requested. "
-            f"{parts if self._on_grid else ''}The sliders set the request, the code, or the part "
-            "capsule that is held. Drop a picture file on the image."
+            f"Drag on the model's picture to {moved} the requested image. "
+            f"{parts if self._on_grid else ''}The sliders set the selected request, code or "
+            "part. Drop a picture file on the image."
         )
-        return words, ("the image", "as the model paints it on request", "its part capsules")
+        return words, ("image", "model's picture", "parts")
 
     def _infer(self, grid: Tensor, steps: int) -> tuple[Asked, float]:
         """Return the best request found from a grid, with its code and the gain of the ascent."""
@@ -171,7 +171,7 @@ class RequestView(View[Asked]):
         return 2 + int(distance.argmin())
 
     def drag(self, handle: int, start: Place, end: Place) -> None:
-        """Move a part's address; with any other handle, turn or shift the request."""
+        """Move a part's address; with any other handle, rotate or shift the request."""
         (x0, y0), (x1, y1) = start, end
         if handle > CODE and self._on_grid:
             address = self._address()[0, handle - 2]
