@@ -33,8 +33,9 @@ class PaintedPartsView(View[S]):
     improves = "improve the posterior of this image by 50 steps of optimization"
     modes = ("posterior", "prior mean", "counterfactual")
     follow = (
-        " Its parts follow in one of three modes: posterior (as inferred from the image), prior "
-        "mean (where it predicts them), counterfactual (predicted, plus the noise of this image)."
+        " The parts of a moved object follow in one of three modes: posterior (as inferred from "
+        "the image), prior mean (where the object predicts them), counterfactual (predicted, plus "
+        "the noise of this image)."
     )
     model: PaintedParts
     drawn: Sites  # the latents of `parse`
@@ -118,7 +119,7 @@ class PaintedPartsView(View[S]):
         return {
             "x": Control(values["x"], -1.5, 1.5),
             "y": Control(values["y"], -1.5, 1.5),
-            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, "\N{DEGREE SIGN}"),
+            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, " (degrees)"),
             "size": Control(values["size"], low, high),
             "stretch": Control(values["stretch"], 0.2, 5),
             "shear": Control(values["shear"], -2, 2),

@@ -64,7 +64,7 @@ def test_a_slider_that_is_moved_changes_the_picture_as_the_model_renders_it(show
     assert shown.painted.png == before
 
 
-def test_a_slider_of_what_is_chosen_moves_that(shown):
+def test_a_slider_moves_the_selected_handle(shown):
     last = len(shown.view.handles()) - 1
     shown.selection.value = last
     assert list(shown.sliders) == list(shown.view.controls(last))
@@ -178,7 +178,17 @@ def test_the_way_parts_follow_can_be_chosen():
     assert shown.mode.value == "posterior" and shown.painted.png == before
 
 
-def test_what_is_held_is_outlined_on_the_colored_picture():
+def test_labels_say_what_a_person_selects_and_sees(shown):
+    assert shown.selection.description == "selected"
+    words = f"log p(image | model's picture) = {shown.view.log_likelihood():.1f} nats"
+    assert html.unescape(shown.status.value) == words
+    for handle in range(len(shown.view.handles())):
+        shown.selection.value = handle
+        degrees = [s.description for s in shown.sliders.values() if "angle" in s.description]
+        assert degrees in ([], ["angle (degrees)"])
+
+
+def test_the_selected_object_is_outlined_on_the_colored_picture():
     view = part_whole_view()
     shown = explorer.Explorer(view, view.image)
     plain = pixels(as_png(view.colored()))

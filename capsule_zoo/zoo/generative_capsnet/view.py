@@ -51,22 +51,25 @@ class RequestView(View[Asked]):
 
     Args:
         model, guide: the pair; neither is changed.
-        requests: the requests of the model's training; see `requests_of`.
     """
 
     improves = "improve the inferred request by 50 steps of gradient ascent on its likelihood"
 
-    def __init__(
-        self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
-    ) -> None:
+    def __init__(self, model: OnRequest, guide: ConditionalEncoder) -> None:
         self.model = model.discretized()
         self.guide = guide.discretized()
         self.image_shape = model.image_shape
         self.parts = getattr(model, "parts", 0)
-        self.requests = requests or requests_of(model, guide)
+        self.requests = requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)
         self.parameter_names = ("angle",) if self.turns else ("x", "y")
-        self.help, self.names = self._words()
+        moved = "rotate" if self.turns else "shift"
+        parts = "Drag a part capsule on the picture of the parts to another address. "
+        self.help = (
+            f"Drag on the model's picture to {moved} the requested image. "
+            f"{parts if self._on_grid else ''}The sliders set the selected request, code or "
+            "part. Drop a picture file on the image."
+        )
 
     def read(self, image: Tensor) -> None:
         """Read an image: find the likeliest request of a grid and the guide's code for it."""
@@ -79,17 +82,6 @@ class RequestView(View[Asked]):
         found, gain = self._infer(self.parse.parameters, steps)
         self._show(found)
         return f"refined by {steps} steps: log p(image | request) is {gain:.1f} nats higher"
-
-    def _words(self) -> tuple[str, tuple[str, str, str]]:
-        """Return help and picture names in the terms of this model."""
-        moved = "rotate" if self.turns else "shift"
-        parts = "Drag a part capsule on the picture of the parts to another address. "
-        words = (
-            f"Drag on the model's picture to {moved} the requested image. "
-            f"{parts if self._on_grid else ''}The sliders set the selected request, code or "
-            "part. Drop a picture file on the image."
-        )
-        return words, ("image", "model's picture", "parts")
 
     def _infer(self, grid: Tensor, steps: int) -> tuple[Asked, float]:
         """Return the best request found from a grid, with its code and the gain of the ascent."""
@@ -115,7 +107,7 @@ class RequestView(View[Asked]):
         if handle == REQUEST:
             values = self.state.parameters[0].tolist()
             high, step, unit = (
-                (180, 1, "\N{DEGREE SIGN}") if self.turns else (self._reach, 0.5, " px")
+                (180, 1, " (degrees)") if self.turns else (self._reach, 0.5, " (pixels)")
             )
             values = [Control(v, -high, high, step, unit) for v in values]
             return dict(zip(self.parameter_names, values, strict=True))

@@ -86,7 +86,7 @@ class ScenesView(View[Sites]):
         controls = {"presence": Control(self.state[PRESENCE].flatten()[handle].item(), 0, 1, 1)}
         for name, (site, index, span) in self.numbers.items():
             value = self.state[f"slot_{handle}/{site}"].flatten()[index].item()
-            unit = " (radians)" if name == "angle" else ""
+            unit = " (radians)" if name == "angle" else " (logit)" if site == "scene_color" else ""
             controls[name] = Control(value, -span, span, unit=unit)
         return controls
 
