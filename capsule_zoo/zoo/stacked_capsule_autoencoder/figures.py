@@ -54,5 +54,5 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
 def learned_templates(entry: Entry, images: Tensor | None = None) -> "Figure":
     """Draw every part's template, above the alpha that claims its pixels."""
     color, alpha = entry.model.templates()
-    rows = {**in_rows("template", color), **in_rows("opacity", alpha)}
+    rows = {**in_rows("templates", color), **in_rows("opacity", alpha)}
     return image_rows(rows, "Learned templates of the parts, and their opacity")
