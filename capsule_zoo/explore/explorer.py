@@ -61,7 +61,7 @@ class Explorer(widgets.VBox):
         view: the state, which Python code may also read or set; call `show` afterwards.
         handle: index of the handle that the sliders move.
         image, painted, colored: the three pictures.
-        actions: the buttons of what the view can do besides.
+        actions: the buttons of the view's actions.
         sliders: the sliders of the handle's numbers, by name.
     """
 
@@ -82,13 +82,13 @@ class Explorer(widgets.VBox):
             for label, picture in zip(view.names, pictures, strict=True)
             if picture is not self.colored or view.colored() is not None
         ]
-        held = [self.chosen, self.mode] if view.modes else [self.chosen]
+        choice = [self.selection, self.mode] if view.modes else [self.selection]
         super().__init__(
             [
                 widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help + view.follow)}"),
                 _row(shown, gap="12px"),
                 _row([self.number, self.upload, self.inverted]),
-                _row([*held, self.reset, self.refine, *self.actions]),
+                _row([*choice, self.reset, self.refine, *self.actions]),
                 self.status,
                 self.panel,
             ]
@@ -122,14 +122,17 @@ class Explorer(widgets.VBox):
             accept="image/*", description="image from a file", layout=wide
         )
         self.inverted = widgets.Checkbox(
-            False, description="dark ink on bright paper", indent=False, layout=wide
+            False,
+            description="invert the file (dark ink on bright paper)",
+            indent=False,
+            layout=wide,
         )
-        self.chosen = widgets.Dropdown(description="held", style=WHOLE)
+        self.selection = widgets.Dropdown(description="selected", style=WHOLE)
         self.mode = widgets.ToggleButtons(
             options=self.view.modes, style={"button_width": "auto"}, layout=wide
         )
         self.reset = widgets.Button(
-            description="reset", tooltip="go back to what was read off the image"
+            description="reset", tooltip="return to the values inferred from the image"
         )
         self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
         self.actions = [widgets.Button(description=action) for action in self.view.actions]
@@ -140,7 +143,7 @@ class Explorer(widgets.VBox):
         self._on(self.number, "value", self._choose_image)
         self._on(self.upload, "value", self._take_upload)
         self._on(self.inverted, "value", lambda _: self._read_again())
-        self._on(self.chosen, "value", self._hold)
+        self._on(self.selection, "value", self._select)
         self._on(self.mode, "value", self.view.set_mode)
         self._on(self.painted, "drag", partial(self._drag, part=False))
         self._on(self.colored, "drag", partial(self._drag, part=True))
@@ -172,9 +175,9 @@ class Explorer(widgets.VBox):
         names = self.view.handles()
         with self._quietly():
             options = [(name, i) for i, name in enumerate(names)]
-            if self.chosen.options != tuple(options):
-                self.chosen.options = options
-            self.chosen.value = self.handle
+            if self.selection.options != tuple(options):
+                self.selection.options = options
+            self.selection.value = self.handle
             if self.view.modes:
                 self.mode.value = self.view.mode
             self._show_controls(self.view.controls(self.handle))
@@ -183,7 +186,7 @@ class Explorer(widgets.VBox):
         colored = self.view.colored()
         if colored is not None:
             self.colored.png = as_png(colored, self.view.outline(self.handle))
-        likelihood = f"log p(image | what is painted) = {self.view.log_likelihood():.1f} nats"
+        likelihood = f"log p(image | model's picture) = {self.view.log_likelihood():.1f} nats"
         self.status.value = escape(f"{message}; {likelihood}" if message else likelihood)
 
     def _show_controls(self, controls: dict[str, Control]) -> None:
@@ -223,7 +226,7 @@ class Explorer(widgets.VBox):
     def _act(self, action: str) -> None:
         self.handle = self.view.act(action, self.handle)
 
-    def _hold(self, handle: int) -> None:
+    def _select(self, handle: int) -> None:
         self.handle = handle
 
     def _drag(self, drag: dict[str, Any], part: bool) -> None:
@@ -255,7 +258,7 @@ class Explorer(widgets.VBox):
         shape, inverted = self.view.image_shape, self.inverted.value
         self._read(image_from_file(content, name, shape, inverted))
         self._file = name, content
-        return f"read {name}"
+        return f"loaded {name}"
 
     def _read_again(self) -> str | None:
         return None if self._file is None else self._take_file(*self._file)

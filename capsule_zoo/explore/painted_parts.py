@@ -1,4 +1,4 @@
-"""What the explorer's views of models share whose parts paint the image."""
+"""The base of the explorer's views of models whose parts paint the image."""
 
 import math
 from abc import abstractmethod
@@ -30,12 +30,16 @@ class PaintedPartsView(View[S]):
         model, guide: the pair; neither is changed.
     """
 
-    improves = "improve the objects and parts by steps of inference on this image"
-    modes = ("as read", "as expected", "as it would have been")
-    follow = " Parts follow as read, at their likeliest, or with the noise that was read."
+    improves = "improve the posterior of this image by 50 steps of optimization"
+    modes = ("posterior", "prior mean", "counterfactual")
+    follow = (
+        " The parts of a moved object follow in one of three modes: posterior (as inferred from "
+        "the image), prior mean (where the object predicts them), counterfactual (predicted, plus "
+        "the noise of this image)."
+    )
     model: PaintedParts
-    drawn: Sites  # what was read or refined, as `parse` is
-    read_drawn: Sites
+    drawn: Sites  # the latents of `parse`
+    read_drawn: Sites  # the latents of `read_state`
     parsed_by: Guide  # whose draws `drawn` are: the guide, or the one that is refined from it
 
     def __init__(self, model: PaintedParts, guide: Guide) -> None:
@@ -55,7 +59,7 @@ class PaintedPartsView(View[S]):
         self._begin(self.state_of(self.read_drawn))
 
     def refine(self, steps: int = 50) -> str:
-        """Refine what was read or refined by free-form steps; see `inference.posterior.refine`."""
+        """Improve the parse by free-form steps; see `inference.posterior.refine`."""
         found = refine(self.relaxed, self.parsed_by, self.image, steps=steps)
         self.parsed_by = found.guide
         with torch.no_grad():
@@ -68,8 +72,8 @@ class PaintedPartsView(View[S]):
         self.drawn, self.parsed_by = self.read_drawn, self.guide
         super().reset()
 
-    def as_it_would_have_been(self, do: Sites) -> S:
-        """Return the state in which some sites have other values, and all noise is kept.
+    def counterfactual(self, do: Sites) -> S:
+        """Return the counterfactual state: some sites have other values, all noise stays.
 
         See `capsule_zoo.inference.intervene`. The noise is that of the parse, before any move.
 
@@ -94,7 +98,7 @@ class PaintedPartsView(View[S]):
 
     @abstractmethod
     def handle_at(self, index: int, part: bool) -> int:
-        """Return the handle of a part, or of the object that holds it."""
+        """Return the handle of a part, or of the object that it belongs to."""
 
     @torch.no_grad()
     def grab(self, place: Place, part: bool) -> int | None:
@@ -115,7 +119,7 @@ class PaintedPartsView(View[S]):
         return {
             "x": Control(values["x"], -1.5, 1.5),
             "y": Control(values["y"], -1.5, 1.5),
-            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, "\N{DEGREE SIGN}"),
+            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, " (degrees)"),
             "size": Control(values["size"], low, high),
             "stretch": Control(values["stretch"], 0.2, 5),
             "shear": Control(values["shear"], -2, 2),

@@ -46,19 +46,19 @@ class View(ABC, Generic[S]):
     """A view of a model and a guide through one image; subclasses define handles and state S.
 
     Attributes:
-        modes: ways in which capsules below a handle follow it, the initial one first; or none.
+        modes: how capsules below a handle follow it, the initial mode first; may be empty.
         actions: what `act` can do.
-        image: the image that was last read, (1, C, H, W).
+        image: the explored image, (1, C, H, W).
         state: the displayed state, never changed in place.
-        read_state: the state read from the image, to which `reset` returns.
-        parse: the state that was read or refined, from which moving by hand begins.
-        help, improves, follow: texts on the possible actions, the effect of `refine`, and `modes`.
-        names: names of the pictures: the image, the model's rendering, its parts in color.
+        read_state: the state inferred from the image, to which `reset` returns.
+        parse: the inferred or refined state, before any move by hand.
+        help, improves, follow: texts on how to move handles, on `refine` and on `modes`.
+        names: labels of the pictures: the image, the model's picture, its parts in color.
     """
 
     help: str = ""
     improves: str = "the parse"
-    names: tuple[str, str, str] = ("the image", "as the model paints it", "its parts")
+    names: tuple[str, str, str] = ("image", "model's picture", "parts")
     follow: str = ""
     modes: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
@@ -78,14 +78,14 @@ class View(ABC, Generic[S]):
 
     @abstractmethod
     def read(self, image: Tensor) -> None:
-        """Read an image (1, C, H, W) and start at the guide's parse of it.
+        """Infer the state of an image (1, C, H, W) with the guide, and show it.
 
         Raises:
             ValueError: the model does not take the image, or there are several.
         """
 
     def _take(self, image: Tensor, model: Model, guide: Guide) -> None:
-        """Keep the image that is read, in the precision of the pair."""
+        """Store the image, cast to the model's dtype."""
         found = as_wanted(model, image, guide)
         if len(found) > 1:
             raise ValueError(f"a view reads one image, not {len(found)}; give images[:1]")
@@ -156,20 +156,20 @@ class View(ABC, Generic[S]):
         return (row, column) if 0 <= column < width and 0 <= row < height else None
 
     def reset(self) -> None:
-        """Return to the state that was read, before any refinement."""
+        """Return to the state inferred from the image, before any refinement."""
         self._show(self.read_state)
 
     def set_mode(self, mode: str) -> None:
-        """Choose one of `modes`."""
+        """Set the mode to one of `modes`."""
         check_one_of("mode", mode, self.modes)
         self.mode = mode
 
     def act(self, action: str, handle: int) -> int:
-        """Do one of `actions` to a handle, and return the handle to hold next."""
+        """Do one of `actions` to a handle, and return the handle to select next."""
         raise NotImplementedError(f"{type(self).__name__} must write act")
 
     def _begin(self, state: S) -> None:
-        """Show the state that was just read from the image."""
+        """Show the state inferred from the image."""
         self.read_state = state
         self.reset()
 

@@ -40,7 +40,7 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             A name has the same color in all panels, for any order of names.
         axis_label: label of the axis of places.
     """
-    figure, (axes,) = panels(len(grids), size=(3.8, 3.2))
+    figure, (axes,) = panels(len(grids), size=(3.8 if len(grids) > 1 else 6, 3.4))
     order = list(next(iter(grids.values())))
     for axis, (quantity, curves) in zip(axes, grids.items(), strict=True):
         ticks: set[float] = set()
@@ -72,11 +72,11 @@ def error_curves(
         blank: by title, the errors (places,) of a blank image, drawn as a dotted line.
         axis_label: label of the axis of places.
     """
-    figure, (axes,) = panels(len(kinds), size=(4.2, 3.3), sharey=True)
+    figure, (axes,) = panels(len(kinds), size=(4.2, 3.6), sharey=True)
     for axis, (title, curves) in zip(axes, kinds.items(), strict=True):
         low, high = trained
         width = 0.01 * (max(places) - min(places))
-        axis.axvspan(low - width, high + width, color="0.9", label="seen in training")
+        axis.axvspan(low - width, high + width, color="0.9", label="range of training")
         for name, errors in curves.items():
             count = len(errors)
             error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
@@ -86,11 +86,12 @@ def error_curves(
             axis.fill_between(places, mean - error, mean + error, **band)
         axis.plot(places, blank[title], "k:", label="blank image")
         axis.set_yscale("log")
-        axis.set_title(title, fontsize=9)
+        axis.set_title(title, fontsize=10)
         axis.set_xlabel(axis_label)
     axes[0].set_ylabel("mean squared error, pixels in [-1, 1]")
-    # Next to the panels, because curves may run anywhere in them
-    figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
+    # Below the panels, because curves may run anywhere in them
+    legend = dict(fontsize=8, loc="outside lower center", ncols=3)
+    figure.legend(*axes[-1].get_legend_handles_labels(), **legend)
     return figure
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capsule_zoo.entry import Entry
 from capsule_zoo.figures.generic import on_scale_of
-from capsule_zoo.figures.grids import image_rows, in_rows, panels, signed_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, panels, signed_colors
 from capsule_zoo.models.common.modes import seeded
 
 if TYPE_CHECKING:
@@ -31,11 +31,14 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
     tiles = torch.stack([signed_colors(field / field.abs().max()) for field in added])
-    return image_rows(in_rows("capsules", tiles, 10), "What single capsules add to the mean image")
+    return image_rows(
+        in_rows("capsules", tiles),
+        "Effect of single capsules on the mean image (red: more ink, blue: less)",
+    )
 
 
 @torch.no_grad()
-def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> "Figure":
+def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 8) -> "Figure":
     """Draw images as sums of capsules: the strongest capsules' fields and the mean image so far.
 
     Each capsule adds its field to the visible biases (red for more ink, blue for less). Capsules
@@ -51,24 +54,26 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> "Figu
     for i, image in enumerate(scale(images)):
         limit = added[i].abs().max()
         parts = [signed_colors(part.mean(0) / limit) for part in added[i, :terms]]
-        rows[f"image {i + 1}, and what is added"] = torch.stack([_rgb(image), *parts])
+        rows[f"image {i + 1}, fields"] = torch.stack([_rgb(image), *parts])
         sums_of = [so_far[i, -1], *so_far[i, :terms]]
-        rows[f"whole sum {i + 1}, and sum so far"] = torch.stack([*map(_rgb, sums_of)])
-    return image_rows(rows, "Images as sums of capsules, the strongest first")
+        rows[f"sum {i + 1}, partial sums"] = torch.stack([*map(_rgb, sums_of)])
+    return image_rows(
+        rows, "Images as sums of capsules, strongest first (red: more ink, blue: less)"
+    )
 
 
 @torch.no_grad()
 def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figure":
     """Draw ancestral samples of a Helmholtz machine above the results of its own Gibbs chain."""
     with seeded(seed):
-        drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
+        drawn = poutine.trace(entry.model).get_trace(batch_size=COLUMNS).nodes
         scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
-        rows = {"ancestral": scale(drawn["image"]["fn"].mean)}
+        rows = {"ancestral samples": scale(drawn["image"]["fn"].mean)}
         for done in (steps, 2 * steps):
             state = entry.guide.gibbs(state, steps)
             mean = entry.model.mean_image(entry.guide.expectations(state))
-            rows[f"after {done} sweeps"] = scale(mean)
-    return image_rows(rows, "Ancestral draws, and Gibbs chains from them")
+            rows[f"{done} Gibbs sweeps later"] = scale(mean)
+    return image_rows(rows, "Samples, and Gibbs chains that start at them (mean images)")
 
 
 def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> "Figure":
@@ -87,10 +92,10 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
         for axis, label in zip(row, classes, strict=True):
             axis.imshow(features[labels == label][:each], **how)
             axis.set(xticks=[], yticks=[])
-        row[0].set_ylabel(name, fontsize=8)
+        row[0].set_ylabel(name, fontsize=9)
     for axis, label in zip(axes[0], classes, strict=True):
-        axis.set_title(str(label), fontsize=8)
-    figure.suptitle("What is inferred (columns) of test images (strips), by class", fontsize=9)
+        axis.set_title(str(label), fontsize=9)
+    figure.suptitle("Inferred features (columns) of test images (lines), by class", fontsize=10)
     return figure
 
 

@@ -13,6 +13,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PAGE_WIDTH = 7.3  # inches: 700 pixels of a screen
+MAX_PICTURE = 0.9  # inches
+COLUMNS = 8  # pictures of 28 pixels are more than twice as large on a page
+
 
 def panels(
     columns: int = 1,
@@ -21,21 +25,30 @@ def panels(
     margin: tuple[float, float] = (0, 0),
     **shared: Any,
 ) -> "tuple[Figure, np.ndarray]":
-    """Return a figure and its axes (rows, columns), each of a size in inches, in a margin."""
+    """Return a figure and its axes (rows, columns), each of a size in inches, in a margin.
+
+    Axes are narrower where the figure would be wider than a page, so that its text stays legible.
+    """
     from matplotlib import pyplot as plt
 
-    whole = columns * size[0] + margin[0], rows * size[1] + margin[1]
+    whole = min(columns * size[0] + margin[0], PAGE_WIDTH), rows * size[1] + margin[1]
     shared |= dict(figsize=whole, squeeze=False, layout="constrained")
     return plt.subplots(rows, columns, **shared)
 
 
 def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> "Figure":
-    """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1].
+
+    Pictures are as large as the width of a page allows, but at most MAX_PICTURE inches wide.
+    """
     pictures = {name.replace("_", " "): _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
-    margin = 0.35 + 0.07 * max(map(len, pictures)), 0.4
-    wide = max(0.62 * columns, 0.07 * len(title or "") - margin[0])  # of the pictures, or the title
-    figure, ((axis,),) = panels(1, 1, (wide, 0.64 * len(rows)), margin)
+    margin = 0.3 + 0.075 * max(map(len, pictures)), 0.4
+    side = min((PAGE_WIDTH - margin[0]) / columns, MAX_PICTURE)
+    wide = max(
+        side * columns, 0.085 * len(title or "") - margin[0]
+    )  # of the pictures, or the title
+    figure, ((axis,),) = panels(1, 1, (wide, side * len(rows)), margin)
     for row, images in enumerate(pictures.values()):
         for column, image in enumerate(images):  # one pair of axes holds all: many take seconds
             high, wide = 0.48 * np.array(image.shape[:2]) / max(image.shape[:2])
@@ -43,14 +56,14 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
             drawn = image if image.ndim == 2 else np.clip(image, 0, 1)  # colors outside warn
             axis.imshow(drawn, cmap="gray", vmin=0, vmax=1, extent=place)
     axis.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=[], anchor="W")
-    axis.set_yticks(range(len(rows)), list(pictures), fontsize=8)
+    axis.set_yticks(range(len(rows)), list(pictures), fontsize=9)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    figure.suptitle(title or "", fontsize=9)
+    figure.suptitle(title or "", fontsize=10)
     return figure
 
 
-def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
+def in_rows(kind: str, images: Tensor, length: int = COLUMNS) -> dict[str, Tensor]:
     """Return images (N, ...) as rows of at most `length`, named by image numbers from 1."""
     rows, first = {}, 1
     for row in images.split(length):

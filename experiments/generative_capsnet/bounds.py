@@ -96,8 +96,10 @@ def mnist(options: Options, settings: Bounds) -> Result:
     few = data.test.images[:12]
     turned, _, inferred = turn_and_infer(best, few, options.seed)
     back = Rotations().move(turned, -inferred)
-    rows = {"test image": few, "as given": turned, "turned back": back}
-    figures["turned_back"] = image_rows(rows, "Angles inferred from single images")
+    rows = {"test image": few, "rotated": turned, "rotated back": back}
+    figures["turned_back"] = image_rows(
+        rows, "Test images, rotated at random, and rotated back by the inferred angle"
+    )
     return Result({**bounds, **by_quantity(measures)}, figures, table, best)
 
 
@@ -130,5 +132,5 @@ def plot_dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
     numbers, rows = Rotations().numbers(requests), {}
     for i in range(DREAMS):
         one = {name: code[[i] * len(requests)] for name, code in codes.items()}
-        rows[f"draw {i + 1}"] = entry.model.mean_image(one, numbers)
-    return image_rows(rows, "Draws from the prior, each requested at every 36 degrees")
+        rows[f"sample {i + 1}"] = entry.model.mean_image(one, numbers)
+    return image_rows(rows, "Samples from the prior, each rotated in steps of 36 degrees")

@@ -34,6 +34,7 @@ create_network = partial(equal.create_network, classes=len(CATEGORIES))
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
 NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
 COLORS = {"capsules": "C0", "cnn": "C1"}
+LABELS = {"capsules": "matrix capsules", "cnn": "CNN of equal size"}
 TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # of familiar errors
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
@@ -216,14 +217,14 @@ def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
         familiar, novel = zip(*((p["familiar"], p["novel"]) for p in path), strict=True)
         axis.semilogx(familiar, novel, ".-", color=COLORS[network])
     for axis, factor in zip(axes, FAMILIAR, strict=True):
-        axis.set_xlabel("error on familiar viewpoints")
+        axis.set_xlabel("error rate on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
         axis.set_xticks(TICKS)
         plain_numbers(axis.xaxis)
-    axes[0].set_ylabel("error on novel viewpoints")
+    axes[0].set_ylabel("error rate on novel viewpoints")
     for network, color in COLORS.items():
-        axes[0].plot([], [], color=color, label=network)
-    axes[0].legend()
+        axes[0].plot([], [], color=color, label=LABELS[network])
+    axes[0].legend(fontsize=8)
     return figure
 
 
@@ -233,6 +234,6 @@ def plot_attacks(attacks: Mapping[str, Numbers]) -> Figure:
     for name, row in attacks.items():
         attack, size, _ = name.split("_")
         for network, number in row.items():
-            curve = curves.setdefault(f"{network}, {STEPS[attack]}", {})
+            curve = curves.setdefault(f"{LABELS[network]}, {STEPS[attack]}", {})
             curve[f"{int(size) / 1000:g}"] = number
-    return number_curves({"error": curves}, "largest change of a pixel")
+    return number_curves({"error rate": curves}, "largest change of a pixel in [0, 1]")

@@ -209,7 +209,7 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
     for kind, words in kinds.items():
-        names[f"{kind}_turned"] = f"{words}, (kind, code), turn inferred"
+        names[f"{kind}_turned"] = f"{words}, (kind, code), rotation inferred"
     drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
     return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 
@@ -221,7 +221,10 @@ def plot_parts(entry: Entry, data: Dataset) -> Figure:
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
     images = turned(digits, angle)
     painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
-    return image_rows({"image": images, "parts": painted}, "Digits as they turn, and their parts")
+    return image_rows(
+        {"image": images, "parts": painted},
+        "Digits at 0, 45, 90 and 180 degrees, and their inferred parts",
+    )
 
 
 def likeness(templates: Tensor, turns: int = 8, steps: int = 50) -> Tensor:

@@ -180,6 +180,8 @@ def generalize(
     metrics["accuracy on images"] = Table(by_quantity(accuracies), "{variant}_{quantity}")
     names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
     metrics["accuracy at degrees"] = Table(curves, names)
-    drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
+    labels = {"as they are": "images as given", "turned best": "images rotated to the best angle"}
+    lines = {labels[name]: curve for name, curve in curves.items()}
+    drawn = accuracy_curves(lines, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     figures = {"rotations": drawn, **pictures(entry, moved.test.images)}
     return Result(metrics, figures, None, entry)

@@ -26,6 +26,11 @@ from capsule_zoo.registry import Entry
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
 NETWORKS = ("capsules", "plain")
+LABELS = {  # of legends
+    "capsules": "capsules",
+    "plain": "CNN of equal size",
+    "plain_equal_updates": "CNN, equal updates",
+}
 
 
 @dataclass(frozen=True)
@@ -140,14 +145,19 @@ def compare_with_plain_network(
             names_of_tries = "validation_{quantity}_{variant}_" + end
             tables[f"{data}, validation error"] = Table(tries, names_of_tries)
     figures = {
-        "turned": (settings.degrees, "error_{:g}_degrees", 1, "degrees"),
-        "attacked": (settings.epsilons, "error_fgsm_{:.0f}", 1000, "largest change of a pixel"),
+        "turned": (settings.degrees, "error_{:g}_degrees", 1, "largest rotation (degrees)"),
+        "attacked": (
+            settings.epsilons,
+            "error_fgsm_{:.0f}",
+            1000,
+            "largest change of a pixel in [0, 1]",
+        ),
     }
     drawn = {}
     for title, (changes, name, unit, words) in figures.items():
         grids: dict[str, dict[str, Numbers]] = {
-            f"error, {data}": {
-                n: {f"{x:g}": row[name.format(unit * x)] for x in changes}
+            f"error rate, {data}": {
+                LABELS[n]: {f"{x:g}": row[name.format(unit * x)] for x in changes}
                 for n, row in rows[data].items()
             }
             for data in settings.data

@@ -12,6 +12,7 @@ published ones where there are any; other models are trained first.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -247,8 +248,9 @@ def plot_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> F
         axes.tick_params(labelbottom=True)
         axes.axvline(0, color="0.8", zorder=0)
         title = entry_title(entry, bounds[snake_case(entry)])
-        axes.set_title(title, loc="left", fontsize="medium")
+        axes.set_title(fill(title, 40), loc="left", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    columns[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    handles = columns[0].get_legend_handles_labels()
+    figure.legend(*handles, frameon=False, loc="outside upper center", ncols=2)
     figure.supxlabel("nats that a guide loses of log p(image), annealed (± 2 s.e.)", fontsize=10)
     return figure

@@ -130,7 +130,7 @@ def test_pictures_show_what_was_found():
             if line.get_marker() == "None":
                 for corner in line.get_xydata():
                     assert np.abs(seen - corner).sum(1).min() < 0.15
-    assert len(scene_samples(entry.model).axes) == 8
+    assert len(scene_samples(entry.model).axes) == 6
 
 
 def test_the_experiment_says_how_good_the_exact_posterior_can_be():

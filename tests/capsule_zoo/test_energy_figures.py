@@ -45,7 +45,7 @@ def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(
     rows = shown(entry.figures["reconstructions"](entry, images))
     np.testing.assert_allclose(rows, torch.cat([images[:, 0], expected]).clamp(0, 1), atol=1e-6)
     drawn = shown(entry.figures["samples"](entry, images))
-    np.testing.assert_allclose(drawn, mean_images(entry.model, 36)[:, 0].clamp(0, 1), atol=1e-6)
+    np.testing.assert_allclose(drawn, mean_images(entry.model, 32)[:, 0].clamp(0, 1), atol=1e-6)
 
 
 def test_fields_are_one_for_each_capsule():

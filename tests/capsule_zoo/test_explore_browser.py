@@ -170,7 +170,7 @@ def test_a_person_can_explore(page, trained, tmp_path):
     content = base64.b64encode((tmp_path / "chosen.png").read_bytes()).decode()
     page.driver.execute_script(DROP, content)
     dropped = page.changed("image", given)
-    page.wait(lambda: "read dropped.png" in page.find("body").text, "what was read")
+    page.wait(lambda: "loaded dropped.png" in page.find("body").text, "what was inferred")
     page.shoot("after_drop")
 
     page.find('input[type="checkbox"]').click()
@@ -178,7 +178,7 @@ def test_a_person_can_explore(page, trained, tmp_path):
     page.shoot("after_inverting")
     page.driver.execute_script(REVEAL)
     page.find('input[type="file"]').send_keys(os.fspath(tmp_path / "chosen.png"))
-    page.wait(lambda: "read chosen.png" in page.find("body").text, "what was chosen")
+    page.wait(lambda: "loaded chosen.png" in page.find("body").text, "what was chosen")
     page.shoot("after_file")
 
     entries = page.driver.get_log("browser")  # Voila itself asks a server far away for its fonts

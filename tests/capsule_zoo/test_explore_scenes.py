@@ -44,8 +44,8 @@ def test_the_picture_is_that_of_the_model_with_the_sites_of_the_state(view):
 
 def test_an_object_that_is_taken_away_paints_nothing_and_comes_back(view):
     before = view.painted()
-    assert view.act("take away", 1) == 1
-    assert view.handles()[1] == "object 2 (off)" and view.outline(1) is None
+    assert view.act("remove object", 1) == 1
+    assert view.handles()[1] == "object 2 (absent)" and view.outline(1) is None
     assert not torch.equal(view.painted(), before)
     away = view.painted()
     view.change(1, "x", 0.9)
@@ -57,16 +57,16 @@ def test_an_object_that_is_taken_away_paints_nothing_and_comes_back(view):
 
 
 def test_one_is_added_from_the_prior_where_a_slot_is_free(view):
-    with pytest.raises(ValueError, match="action must be one of 'take away'"):
+    with pytest.raises(ValueError, match="action must be one of 'remove object'"):
         view.act("remove", 0)
-    with pytest.raises(ValueError, match="all slots hold an object; take one away"):
-        view.act("add from prior", 0)
-    view.act("take away", 2)
+    with pytest.raises(ValueError, match="all slots hold an object; remove one"):
+        view.act("add object from prior", 0)
+    view.act("remove object", 2)
     others = [view.controls(0), view.controls(1)]
     poses = set()
     for _ in range(20):
-        view.act("take away", 2)
-        assert view.act("add from prior", 0) == 2
+        view.act("remove object", 2)
+        assert view.act("add object from prior", 0) == 2
         poses.add(view.controls(2)["x"].value)
     assert [view.controls(0), view.controls(1)] == others
     assert len(poses) == 20 and 0.3 < torch.tensor(list(poses)).std() < 1.2  # prior: .7
@@ -82,7 +82,7 @@ def test_a_drag_moves_the_object_and_its_window_alone(view):
     assert_close(view.outline(1).amax(0) - view.outline(1).amin(0), 2 * side)
 
 
-def test_refining_never_loses_what_was_read(view):
+def test_refining_never_loses_what_was_inferred(view):
     view.reset()
     first = view.read_state["log_weight"]
     assert "-" not in view.refine(steps=12) and view.state["log_weight"] >= first
@@ -95,12 +95,12 @@ def test_digits_that_were_found_are_grabbed_where_they_are():
     image[..., 8:22, 11:13] = 1  # a one at the left
     image[..., 28:42, 36:38] = 1  # and another
     view.read(image)
-    on = [slot for slot, name in enumerate(view.handles()) if "off" not in name]
+    on = [slot for slot, name in enumerate(view.handles()) if "absent" not in name]
     assert len(on) == 2
     left, right = view.grab((-0.52, -0.4), part=True), view.grab((0.48, 0.4), part=True)
     assert {left, right} == set(on) and view.grab((-0.9, 0.9), part=True) is None
     assert view.colored().shape == (200, 200, 3)
-    view.act("take away", left)
+    view.act("remove object", left)
     assert view.grab((-0.52, -0.4), part=True) is None
 
 
@@ -112,10 +112,10 @@ def test_buttons_of_the_explorer_take_away_and_add():
     explorer.handle = 1
     view.change(1, "presence", 1.0)
     take.click()
-    assert explorer.chosen.options[1][0] == "object 2 (off)"
+    assert explorer.selection.options[1][0] == "object 2 (absent)"
     view.change(0, "presence", 1.0)
     add.click()
-    assert explorer.handle == 1 and "off" not in explorer.chosen.options[1][0]
+    assert explorer.handle == 1 and "absent" not in explorer.selection.options[1][0]
     view.change(2, "presence", 1.0)
     add.click()
     assert "slots hold an object" in explorer.status.value

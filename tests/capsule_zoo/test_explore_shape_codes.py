@@ -1,4 +1,4 @@
-"""The view of shape codes: what was read is painted, codes bend, kinds replace, parts follow."""
+"""The view of shape codes: inferred values are painted, codes bend, kinds replace, parts follow."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def view():
     return view
 
 
-def test_what_was_read_is_painted_as_the_model_renders_it(view):
+def test_what_was_inferred_is_painted_as_the_model_renders_it(view):
     drawn = infer(view.guide, view.image)
     read = view.model.render(Capsules(drawn["part_presence"], drawn["part_pose"]))
     assert_close(view.painted(), read, atol=1e-4, rtol=0)
@@ -62,29 +62,29 @@ def test_an_object_takes_its_parts_along_and_a_part_moves_alone(view):
     assert_close(view.parts().pose[0], held, atol=1e-4, rtol=1e-4)
 
 
-def test_as_expected_parts_are_where_the_object_votes_whatever_its_code_and_kind(view):
+def test_at_the_prior_mean_parts_are_where_the_object_votes_whatever_its_code_and_kind(view):
     def expected():
         pose, logits = votes(view)
         assert_close(view.parts().pose[0], pose, atol=1e-5, rtol=1e-5)
         assert_close(view.parts().presence[0], logits.sigmoid())
 
     read = view.state
-    view.set_mode("as expected")
+    view.set_mode("prior mean")
     expected()
     view.change(OBJECT, "code[0]", -1.5)
     expected()
-    view.set_mode("as read")
+    view.set_mode("posterior")
     assert torch.equal(view.state.away, read.away)
     view.change(OBJECT, "kind", 1 - read.kind)
     expected()
     assert view.handles()[OBJECT] == f"object (kind {1 - read.kind})"
-    view.set_mode("as read")  # what was read belongs to the other kind
+    view.set_mode("posterior")  # what was inferred belongs to the other kind
     expected()
 
 
-def test_as_it_would_have_been_parts_keep_their_noise_while_the_object_changes(view):
+def test_in_a_counterfactual_parts_keep_their_noise_while_the_object_changes(view):
     read, painted = view.state, view.painted()
-    view.set_mode("as it would have been")
+    view.set_mode("counterfactual")
     assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
     view.change(OBJECT, "code[0]", 2.5)
     view.change(OBJECT, "kind", 1 - read.kind)

@@ -106,13 +106,13 @@ def test_refining_says_what_it_gained(any_view):
 
 
 @pytest.mark.parametrize("make", [lambda: part_whole_view(off=[("part", 0)]), request_view])
-def test_reset_goes_back_to_what_was_read_however_often_it_was_refined(make):
+def test_reset_goes_back_to_what_was_inferred_however_often_it_was_refined(make):
     view = make()
     read, painted = view.state, view.painted()
     view.refine(steps=3)
     refined = view.painted()
     assert not torch.equal(refined, painted)
-    for mode in reversed(view.modes):  # "as read" again is what was refined, moved by nobody
+    for mode in reversed(view.modes):  # "posterior" again is what was refined, moved by nobody
         view.set_mode(mode)
     assert_close(view.painted(), refined)
     view.refine(steps=3)
@@ -133,18 +133,18 @@ def test_a_second_refinement_goes_on_from_the_first(make):
 
 def test_views_speak_of_their_own_things():
     mixed, request = part_whole_view(), request_view()
-    assert "object" in mixed.help and "object" in mixed.improves
+    assert "object" in mixed.help and "posterior" in mixed.improves
     for words in (request.help, request.improves, *request.names):
         assert "object" not in words and "parse" not in words
-    assert "turn what is requested" in request.help and "address" in request.help
+    assert "rotate the requested image" in request.help and "address" in request.help
     shifted = request_view(identity=Shifts.identity, address="learned")
-    assert "shift what is requested" in shifted.help and "address" not in shifted.help
+    assert "shift the requested image" in shifted.help and "address" not in shifted.help
 
 
-def test_as_it_would_have_been_capsules_below_keep_their_noise():
+def test_in_a_counterfactual_capsules_below_keep_their_noise():
     view = part_whole_view((2, 4, 6))
     model, painted = view.model, view.painted()
-    view.set_mode("as it would have been")
+    view.set_mode("counterfactual")
     assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
     handle = view.handles().index(next(name for name in view.handles() if name.startswith("obj")))
     view.drag(handle, (0.0, 0.0), (0.4, -0.2))
@@ -162,7 +162,7 @@ def test_as_it_would_have_been_capsules_below_keep_their_noise():
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
-def test_what_was_read_is_painted_as_the_model_renders_it(layers):
+def test_what_was_inferred_is_painted_as_the_model_renders_it(layers):
     view = part_whole_view(layers, off=[("part", 0)])
     drawn = infer(view.guide, view.image)
     assert_close(
@@ -202,11 +202,11 @@ def test_parts_are_as_much_there_as_their_object():
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
-def test_as_expected_every_capsule_is_where_its_likeliest_parent_votes(layers):
+def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(layers):
     view = part_whole_view(layers)
     for selection in view.model.selections:
         torch.nn.init.normal_(selection.log_affinity)
-    view.set_mode("as expected")
+    view.set_mode("prior mean")
     for off in (None, 0):
         if off is not None:
             view.change(off, "presence", 0.0)
@@ -222,7 +222,7 @@ def test_as_expected_every_capsule_is_where_its_likeliest_parent_votes(layers):
             assert_close(placed.pose[below], vote, atol=1e-4, rtol=1e-4)
             there = selection.presence_logits.sigmoid()[child, best]
             assert_close(placed.presence[below], placed.presence[above][best] * there)
-    view.set_mode("as read")
+    view.set_mode("posterior")
     view.change(0, "presence", 1.0)
     assert_close(view.state.placed().pose, view.read_state.placed().pose)
 

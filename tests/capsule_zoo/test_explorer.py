@@ -64,9 +64,9 @@ def test_a_slider_that_is_moved_changes_the_picture_as_the_model_renders_it(show
     assert shown.painted.png == before
 
 
-def test_a_slider_of_what_is_chosen_moves_that(shown):
+def test_a_slider_moves_the_selected_handle(shown):
     last = len(shown.view.handles()) - 1
-    shown.chosen.value = last
+    shown.selection.value = last
     assert list(shown.sliders) == list(shown.view.controls(last))
     name, slider = next(iter(shown.sliders.items()))
     slider.value = 0.5
@@ -86,7 +86,7 @@ def test_a_drag_moves_what_was_grabbed_and_the_sliders_along(shown):
 def test_a_browser_that_rounds_to_steps_changes_nothing(shown):
     before, said = shown.view.state, "nothing happened"
     for handle in range(len(shown.view.handles())):
-        shown.chosen.value = handle
+        shown.selection.value = handle
         shown.status.value = said
         for slider in shown.sliders.values():
             steps = (slider.value - slider.min) / slider.step
@@ -172,13 +172,23 @@ def test_the_way_parts_follow_can_be_chosen():
     view = part_whole_view()
     shown = explorer.Explorer(view, view.image)
     before = shown.painted.png
-    shown.mode.value = "as expected"
-    assert view.mode == "as expected" and shown.painted.png != before
+    shown.mode.value = "prior mean"
+    assert view.mode == "prior mean" and shown.painted.png != before
     shown.reset.click()
-    assert shown.mode.value == "as read" and shown.painted.png == before
+    assert shown.mode.value == "posterior" and shown.painted.png == before
 
 
-def test_what_is_held_is_outlined_on_the_colored_picture():
+def test_labels_say_what_a_person_selects_and_sees(shown):
+    assert shown.selection.description == "selected"
+    words = f"log p(image | model's picture) = {shown.view.log_likelihood():.1f} nats"
+    assert html.unescape(shown.status.value) == words
+    for handle in range(len(shown.view.handles())):
+        shown.selection.value = handle
+        degrees = [s.description for s in shown.sliders.values() if "angle" in s.description]
+        assert degrees in ([], ["angle (degrees)"])
+
+
+def test_the_selected_object_is_outlined_on_the_colored_picture():
     view = part_whole_view()
     shown = explorer.Explorer(view, view.image)
     plain = pixels(as_png(view.colored()))
@@ -201,7 +211,7 @@ def test_the_state_of_all_widgets_can_be_sent(shown):
         assert isinstance(value, bytes), f"{value!r} is neither JSON nor bytes"
         return "sent apart"
 
-    widgets = (shown, shown.painted, *shown.sliders.values(), shown.upload, shown.chosen)
+    widgets = (shown, shown.painted, *shown.sliders.values(), shown.upload, shown.selection)
     for widget in widgets:
         json.dumps(widget.get_state(), default=only_bytes)
     assert "&lt;title&gt;" in shown.children[0].value

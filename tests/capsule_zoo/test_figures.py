@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.text import Text
 from pyro import poutine
 
 from capsule_zoo import figures
@@ -100,6 +101,20 @@ def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
     assert [axis.get_ylabel() for axis in figure.axes] == ["error", "again"]
     bars = figure.axes[0].containers[1][2][0].get_segments()
     assert bars[0][:, 1] == pytest.approx([0.28, 0.32])
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+def test_figures_are_as_wide_as_a_page_at_most(columns):
+    images, numbers = torch.zeros(columns, 1, 28, 28), {"0": (0.5, 0.1, 9), "1": (0.6, 0.1, 9)}
+    panels = {f"error {i}": {"model": numbers} for i in range(columns)}
+    for figure in (
+        grids.image_rows({"a row with a long name": images}),
+        number_curves(panels, "rotation (degrees)"),
+    ):
+        assert figure.get_size_inches()[0] <= grids.PAGE_WIDTH + 1e-6
+        texts = figure.findobj(lambda artist: isinstance(artist, Text) and artist.get_text())
+        assert min(text.get_fontsize() for text in texts) >= 7
+        plt.close(figure)
 
 
 @pytest.mark.parametrize("number", [1, 4, 12])

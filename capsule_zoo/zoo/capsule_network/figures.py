@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
 
@@ -18,8 +18,8 @@ STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
 
 @torch.no_grad()
 def reconstructions(entry: Entry, images: Tensor) -> "Figure":
-    """Draw up to 12 images above what the capsule of the predicted class draws of them."""
-    shown = images[:12]
+    """Draw up to 8 images above the pictures decoded from their longest capsules."""
+    shown = images[:COLUMNS]
     with in_eval_mode(entry.guide):
         drawn = entry.model.draw(squash(entry.guide.poses(shown)))
     rows = {"image": shown, "longest capsule": drawn}
@@ -44,4 +44,6 @@ def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
     spread = (drawn[:, -1] - drawn[:, 0]).square().sum((1, 2, 3))
     chosen = spread.argsort(descending=True)[:rows].sort().values
     pictures = {f"number {d + 1}": drawn[d] for d in chosen.tolist()}
-    return image_rows(pictures, "One number of the capsule changes by -.25 to .25")
+    return image_rows(
+        pictures, "One number of the longest capsule, changed by -0.25 (left) to 0.25 (right)"
+    )

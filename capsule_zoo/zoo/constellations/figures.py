@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 CLUTTER = "#777777"
-SHOWN = 8  # scenes
+SHOWN = 6  # scenes
 
 Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
@@ -33,7 +33,7 @@ def scene_rows(
     title: str,
     others: Mapping[str, SceneLaw] = MappingProxyType({}),
 ) -> "Figure":
-    """Draw up to eight scenes, once for each parse, with templates through their points.
+    """Draw up to six scenes, once for each parse, with templates through their points.
 
     A template is laid through an object's points by least squares. Clutter is a gray cross.
 
@@ -45,14 +45,14 @@ def scene_rows(
     """
     points = points[:SHOWN].double()
     shape = len(points), len(rows)
-    figure, axes = panels(*shape, (1.3, 1.35), (0.8, 0.4), sharex=True, sharey=True)
+    figure, axes = panels(*shape, (1.08, 1.13), (0.8, 0.4), sharex=True, sharey=True)
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (each[scene : scene + 1] for each in parse)
             own = others.get(name, law)
             _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-    figure.suptitle(title, fontsize=9)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -89,7 +89,7 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> "Fi
     columns = max(len(law.templates) for law in laws.values())
     figure, axes = panels(columns, len(laws), (1.3, 1.35), (0.8, 0.4))
     for line, (name, law) in zip(axes, laws.items(), strict=True):
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
         for axis in line:
             axis.set(xticks=[], yticks=[], xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
             axis.spines[:].set_color("#dddddd")
@@ -101,7 +101,7 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> "Fi
                 place = corner.real.item(), corner.imag.item()
                 axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
             axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -113,17 +113,27 @@ def in_turn(corners: Tensor) -> Tensor:
 
 @torch.no_grad()
 def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> "Figure":
-    """Draw up to eight scenes as the guide parses them."""
+    """Draw up to six scenes as the guide parses them."""
     found = guide.parse(points[:SHOWN])
     rows = {"parse": (found.objects, found.corners)}
-    return scene_rows(model.law(), points, rows, "Scenes of points, and the objects in them")
+    return scene_rows(
+        model.law(),
+        points,
+        rows,
+        "Scenes of points and their inferred objects, a color for each template",
+    )
 
 
 @torch.no_grad()
 def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
-    """Draw eight scenes from the prior, with the objects that they were drawn from."""
+    """Draw six scenes from the prior, with the objects that they were drawn from."""
     with seeded(seed):
         nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes
     law = model.law()
     rows = {"sample": from_codes(law, nodes["point_corner"]["value"])}
-    return scene_rows(law, nodes["points"]["value"], rows, "Scenes drawn from the prior")
+    return scene_rows(
+        law,
+        nodes["points"]["value"],
+        rows,
+        "Scenes drawn from the prior, a color for each template",
+    )

@@ -51,22 +51,25 @@ class RequestView(View[Asked]):
 
     Args:
         model, guide: the pair; neither is changed.
-        requests: the requests of the model's training; see `requests_of`.
     """
 
-    improves = "improve the request that was read by climbing its likelihood"
+    improves = "improve the inferred request by 50 steps of gradient ascent on its likelihood"
 
-    def __init__(
-        self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
-    ) -> None:
+    def __init__(self, model: OnRequest, guide: ConditionalEncoder) -> None:
         self.model = model.discretized()
         self.guide = guide.discretized()
         self.image_shape = model.image_shape
         self.parts = getattr(model, "parts", 0)
-        self.requests = requests or requests_of(model, guide)
+        self.requests = requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)
         self.parameter_names = ("angle",) if self.turns else ("x", "y")
-        self.help, self.names = self._words()
+        moved = "rotate" if self.turns else "shift"
+        parts = "Drag a part capsule on the picture of the parts to another address. "
+        self.help = (
+            f"Drag on the model's picture to {moved} the requested image. "
+            f"{parts if self._on_grid else ''}The sliders set the selected request, code or "
+            "part. Drop a picture file on the image."
+        )
 
     def read(self, image: Tensor) -> None:
         """Read an image: find the likeliest request of a grid and the guide's code for it."""
@@ -75,21 +78,10 @@ class RequestView(View[Asked]):
         self._begin(found)
 
     def refine(self, steps: int = 50) -> str:
-        """Improve the request that was read or refined by gradient ascent on its likelihood."""
+        """Improve the request by gradient ascent on its likelihood."""
         found, gain = self._infer(self.parse.parameters, steps)
         self._show(found)
         return f"refined by {steps} steps: log p(image | request) is {gain:.1f} nats higher"
-
-    def _words(self) -> tuple[str, tuple[str, str, str]]:
-        """Return help and picture names in the terms of this model."""
-        moved = "turn" if self.turns else "shift"
-        parts = "Drag a part capsule on the colored picture to another address. "
-        words = (
-            f"Drag on the model's picture to {moved} what is requested. "
-            f"{parts if self._on_grid else ''}The sliders set the request, the code, or the part "
-            "capsule that is held. Drop a picture file on the image."
-        )
-        return words, ("the image", "as the model paints it on request", "its part capsules")
 
     def _infer(self, grid: Tensor, steps: int) -> tuple[Asked, float]:
         """Return the best request found from a grid, with its code and the gain of the ascent."""
@@ -115,7 +107,7 @@ class RequestView(View[Asked]):
         if handle == REQUEST:
             values = self.state.parameters[0].tolist()
             high, step, unit = (
-                (180, 1, "\N{DEGREE SIGN}") if self.turns else (self._reach, 0.5, " px")
+                (180, 1, " (degrees)") if self.turns else (self._reach, 0.5, " (pixels)")
             )
             values = [Control(v, -high, high, step, unit) for v in values]
             return dict(zip(self.parameter_names, values, strict=True))
@@ -171,7 +163,7 @@ class RequestView(View[Asked]):
         return 2 + int(distance.argmin())
 
     def drag(self, handle: int, start: Place, end: Place) -> None:
-        """Move a part's address; with any other handle, turn or shift the request."""
+        """Move a part's address; with any other handle, rotate or shift the request."""
         (x0, y0), (x1, y1) = start, end
         if handle > CODE and self._on_grid:
             address = self._address()[0, handle - 2]

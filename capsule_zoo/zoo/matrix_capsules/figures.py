@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from capsule_zoo.data import Split
@@ -24,18 +24,21 @@ def votes(entry: Entry, images: Tensor) -> "Figure":
     """
     distance, weight, wins = vote_history(entry.model, images[:100])
     iterations, number = distance.shape[:2]
-    figure, axes = panels(2, iterations, (3, 1.4), (0, 0.6), sharex=True, sharey=True)
-    bins = torch.linspace(0, distance.max().item(), 41).numpy()
-    for column, (name, chosen) in enumerate({"the class that wins": wins, "others": ~wins}.items()):
+    figure, axes = panels(2, iterations, (3.4, 1.5), (0, 0.6), sharex=True, sharey=True)
+    farthest = np.quantile(distance.numpy(), 0.99)  # a few votes lie much farther away
+    bins = np.linspace(0, farthest, 41)
+    for column, (name, chosen) in enumerate(
+        {"winning class": wins, "other classes": ~wins}.items()
+    ):
         for row, axis in enumerate(axes[:, column]):
             parts = (part[row][chosen].flatten() for part in (distance, weight / number))
             values, weights = (part.numpy() for part in parts)
             axis.hist(values, bins, weights=weights)
-            axis.set_title(f"{name}, iteration {row + 1}", fontsize=8)
+            axis.set_title(f"{name}, iteration {row + 1}", fontsize=9)
     for axis in axes[:, 0]:
-        axis.set_ylabel("children")
+        axis.set_ylabel("number of children")
     for axis in axes[-1]:
-        axis.set_xlabel("distance of the vote")
+        axis.set_xlabel("distance of vote and class (pose units)")
     return figure
 
 
@@ -43,10 +46,13 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
     """Draw the first misclassified images with their labels and the model's predictions."""
     found = classify(model, ExactLabel(model), split)
     wrong = (found != split.labels).nonzero()[:most, 0].tolist()
-    figure, axes = panels(12, 3, (0.75, 1))
+    figure, axes = panels(9, max(1, -(-len(wrong) // 9)), (0.8, 1), (0, 0.3))
+    figure.suptitle(
+        "Misclassified images: true class \N{RIGHTWARDS ARROW} predicted class", fontsize=10
+    )
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, n in zip(axes.flat, wrong, strict=False):
         axis.imshow(split.images[n].movedim(0, -1).numpy(), cmap="gray", vmin=0, vmax=1)
-        axis.set_title(f"{split.labels[n]}, not {found[n]}", fontsize=7)
+        axis.set_title(f"{split.labels[n]} \N{RIGHTWARDS ARROW} {found[n]}", fontsize=9)
     return figure

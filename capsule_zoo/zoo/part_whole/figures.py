@@ -6,7 +6,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, part_colors
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
@@ -44,23 +44,29 @@ def infer_parts(guide: Guide, images: Tensor) -> Capsules:
 
 @torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> "Figure":
-    """Draw up to 12 images, their reconstructions, and each part in its own color."""
-    model, images = model.discretized(), images[:12]
+    """Draw up to 8 images, their reconstructions, and each part in its own color."""
+    model, images = model.discretized(), images[:COLUMNS]
     parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
-    return image_rows({**rows, "parts": colored_parts(model, parts)}, "Images and their parts")
+    return image_rows(
+        {**rows, "parts": colored_parts(model, parts)},
+        "Images and their inferred parts, a color for each part",
+    )
 
 
 @torch.no_grad()
 def learned_templates(model: PartWholeCapsules) -> "Figure":
     """Draw every part's template on black: color times alpha."""
     color, alpha = model.templates()
-    return image_rows(in_rows("parts", color * alpha), "Learned templates (color x alpha)")
+    return image_rows(
+        in_rows("parts", color * alpha), "Learned templates of the parts (color times opacity)"
+    )
 
 
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
-    """Draw the mean images of 36 samples from the discrete model's prior."""
-    return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")
+    """Draw the mean images of 32 samples from the discrete model's prior."""
+    images = mean_images(model, 4 * COLUMNS, seed=seed)
+    return image_rows(in_rows("samples", images), "Samples from the prior (mean images)")
 
 
 PAINTED: dict[str, Any] = {  # pictures of an entry and images (B, C, H, W)

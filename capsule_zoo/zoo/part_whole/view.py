@@ -2,11 +2,11 @@
 
 A parse is stored as a tree. Every capsule has its likeliest parent, by the model's
 responsibilities, and its pose in the parent's frame. A parent that moves therefore moves its
-children, and the children of an absent parent are absent. In the mode "as read", children have the
-values that the guide inferred from the image. In the mode "as expected", they have the likeliest
-values given the capsules above them: parent, presence and vote. In the mode "as it would have been"
-they keep their noise, and `capsule_zoo.inference.intervene` says where they would have been; a
-presence is then on or off.
+children, and the children of an absent parent are absent. In the mode "posterior", children have
+the values that the guide inferred from the image. In the mode "prior mean", they have the likeliest
+values given the capsules above them: parent, presence and vote. In the mode "counterfactual" they
+keep their noise, and `capsule_zoo.inference.intervene` computes their values; a presence is then 0
+or 1.
 """
 
 from dataclasses import dataclass, replace
@@ -126,8 +126,9 @@ class PartWholeView(PaintedPartsView[Tree]):
     """The view of a parse by part-whole capsules; every capsule is a handle."""
 
     help = (
-        "Drag on the model's picture to move an object with all its parts, on the colored one to "
-        "move a single part; the sliders move what was held last. Drop a picture file on the image."
+        "Drag on the model's picture to move an object with its parts, on the picture of the parts "
+        "to move one part; the sliders set the selected object or part. Drop a picture file on the "
+        "image."
     )
     model: PartWholeCapsules
 
@@ -135,17 +136,18 @@ class PartWholeView(PaintedPartsView[Tree]):
         return parse_tree(self.model, drawn)
 
     def handles(self) -> list[str]:
-        there, held = self.state.placed().presence > 0.5, self._held()
-        names = []
-        for level, place in zip(self.model.levels, self.state.levels, strict=True):
+        present, children = self.state.placed().presence > 0.5, self._children()
+        names, levels = [], self.model.levels
+        for level, place in enumerate(self.state.levels):
             for i, capsule in enumerate(range(place.start, place.stop), start=1):
-                words = f" (holds {held[capsule]})" if held[capsule] else ""
-                names.append(f"{level.name} {i}{words if there[capsule] else ' (off)'}")
+                number = children[capsule]
+                note = f" ({levels[level + 1].name}s: {number})" if number else ""
+                names.append(f"{levels[level].name} {i}{note if present[capsule] else ' (absent)'}")
         return names
 
     def first_handle(self) -> int:
         """Return the capsule that has the most present children."""
-        return int(self._held().argmax())
+        return int(self._children().argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
         presence = Control(self.state.presence[handle].item(), 0, 1)
@@ -163,7 +165,7 @@ class PartWholeView(PaintedPartsView[Tree]):
     def set_mode(self, mode: str) -> None:
         """Show the capsules below the top level in one of the modes; the top level stays."""
         super().set_mode(mode)
-        if mode == "as read":
+        if mode == "posterior":
             self.state = self.state.with_levels_of(self.parse, first=1)
         else:
             self.state = self._followed(self.state, level=0)
@@ -177,7 +179,7 @@ class PartWholeView(PaintedPartsView[Tree]):
 
     def move(self, handle: int, pose: Tensor) -> None:
         moved = self.state.moved(handle, pose)
-        keeps = self.mode == "as expected"  # the likeliest children move with their parents
+        keeps = self.mode == "prior mean"  # the likeliest children move with their parents
         self.state = moved if keeps else self._followed(moved, self._level(handle))
 
     def parts(self) -> Capsules:
@@ -189,17 +191,17 @@ class PartWholeView(PaintedPartsView[Tree]):
 
     def _followed(self, tree: Tree, level: int) -> Tree:
         """Return the tree whose capsules below `level` follow those above as the mode says."""
-        if self.mode == "as expected":
+        if self.mode == "prior mean":
             return expected(self.model, tree, level)
-        if self.mode == "as read":
+        if self.mode == "posterior":
             return tree
         placed, do = tree.placed(), {}
         for above, place in list(zip(self.model.levels, tree.levels, strict=True))[: level + 1]:
             do[f"{above.name}_presence"] = placed.presence[None, place].round()
             do[f"{above.name}_pose"] = placed.pose[None, place]
-        return self.as_it_would_have_been(do)
+        return self.counterfactual(do)
 
-    def _held(self) -> Tensor:
-        """Return the number of present capsules that belong to each capsule, (capsules,)."""
-        there, parent = self.state.placed().presence > 0.5, self.state.parent
-        return torch.bincount(parent[there & (parent >= 0)], minlength=len(there))
+    def _children(self) -> Tensor:
+        """Return the number of present children of each capsule, (capsules,)."""
+        present, parent = self.state.placed().presence > 0.5, self.state.parent
+        return torch.bincount(parent[present & (parent >= 0)], minlength=len(present))

@@ -32,7 +32,9 @@ def strokes(entry: Entry, images: Tensor) -> "Figure":
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
     seen = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
     rows = {f"image {i + 1}": pictures for i, pictures in enumerate(scale(seen))}
-    figure = image_rows(rows, "Images, and the canvas from before the first step to the last")
+    figure = image_rows(
+        rows, "Images, and the canvas before step 1 and after every step (red: window of the step)"
+    )
     shown = np.array(figure.axes[0].images).reshape(len(images), -1)
     for t, drawing in enumerate(drawings[1:], start=2):
         add_frames(shown[:, t], entry.model, drawing)
@@ -73,7 +75,7 @@ def animation(entry: Entry, images: Tensor) -> "FuncAnimation":
             old.remove()
         if step:
             add_frames(shown, entry.model, drawings[step])
-        figure.suptitle(f"after {step} steps", fontsize=9)
+        figure.suptitle(f"after {step} steps", fontsize=10)
 
     moving = FuncAnimation(figure, show, frames=len(drawings), interval=500)
     plt.close(figure)  # otherwise a notebook shows it twice

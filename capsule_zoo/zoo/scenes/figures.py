@@ -9,7 +9,7 @@ from torch import Tensor
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.entry import Entry
 from capsule_zoo.figures.curves import number_curves
-from capsule_zoo.figures.grids import image_rows, panels, part_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, panels, part_colors
 from capsule_zoo.inference.objects import find_objects
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from capsule_zoo.records import Numbers
 
 ZOOM = 4  # pixels of a picture for each pixel of an image
-DRAWN, COUNTED = 12, 60  # images in the figure of objects, and images whose objects are counted
+DRAWN, COUNTED = (
+    COLUMNS,
+    60,
+)  # images in the figure of objects, and images whose objects are counted
 
 
 def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
@@ -44,21 +47,21 @@ def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
     left, top = (max(ZOOM * edge - 2, 0) for edge in box[:2])
     right, bottom = min(ZOOM * box[2] + 1, width - 1), min(ZOOM * box[3] + 1, height - 1)
     if box[2] > box[0]:
-        image[:, top : bottom + 1, [left, right]] = color[:, None, None]
-        image[:, [top, bottom], left : right + 1] = color[:, None, None]
+        image[:, top : bottom + 1, [left, left + 1, right - 1, right]] = color[:, None, None]
+        image[:, [top, top + 1, bottom - 1, bottom], left : right + 1] = color[:, None, None]
 
 
 def found_objects(entry: Entry, images: Tensor) -> "Figure":
-    """Draw up to 12 images above their objects, each in its color and box.
+    """Draw up to 8 images above their objects, each in its color and box.
 
-    More images are read than drawn, so that the warning of too few slots rests on more than twelve.
+    More images are read than drawn, so that the warning of too few slots rests on more than eight.
     """
     found = find_objects(entry.model, entry.guide, images[:COUNTED])
     images = images[:DRAWN]
     large = images.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
     numbers = found.numbers[:DRAWN]
     rows = {"image": large, "objects": colored_objects(images, numbers, entry.model.slots)}
-    return image_rows(rows, "Test images and the objects that were found in them")
+    return image_rows(rows, "Test images and their inferred objects, a color and a box for each")
 
 
 def counts_against_time(
@@ -66,7 +69,7 @@ def counts_against_time(
     published: float,
     names: Sequence[str] = (),
 ) -> "Figure":
-    """Draw the share of right counts against minutes and against updates, a line for each run.
+    """Draw the fraction of correct counts against minutes and against updates, a line for each run.
 
     Args:
         curves: for each run, its seconds, updates and share.
@@ -79,18 +82,20 @@ def counts_against_time(
         seconds, updates, share = zip(*curve, strict=True)
         for axis, places in zip(axes, ([s / 60 for s in seconds], updates), strict=True):
             axis.plot(places, share, lw=1, marker=".", label=name)
-    for axis, words in zip(axes, ("minutes of training", "updates"), strict=True):
-        axis.axhline(published, color="gray", ls="--", lw=1, label="attend, infer, repeat")
+    for axis, words in zip(axes, ("time of training (minutes)", "updates"), strict=True):
+        axis.axhline(
+            published, color="gray", ls="--", lw=1, label="Attend, Infer, Repeat (published)"
+        )
         axis.set(xlabel=words)
-    axes[0].set_ylabel("share of counts that are right")
-    axes[0].legend(fontsize=7)
+    axes[0].set_ylabel("fraction of correct counts")
+    axes[0].legend(fontsize=8)
     return figure
 
 
 def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
-    """Draw the share of wrong counts against the doubt in them, in a panel per kind of scene.
+    """Draw the fraction of wrong counts against their predicted probability.
 
-    A dotted line shows where both are equal.
+    There is a panel for each kind of scene. A dotted line shows where both are equal.
 
     Args:
         bins: by kind of scene and way to read, the share at each mean doubt.
@@ -100,17 +105,17 @@ def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
     for axis, kind in zip(figure.axes, bins, strict=True):
         axis.plot(places, places, color="gray", ls=":", lw=1)
         axis.set(xscale="log", xticks=[10.0**power for power in range(-9, 1, 3)])
-        axis.set(title=kind, ylabel="share of counts that are wrong", ylim=(-0.03, 1.03))
+        axis.set(title=kind, ylabel="fraction of wrong counts", ylim=(-0.03, 1.03))
     return figure
 
 
 def counts_by_number(shares: "Mapping[str, Numbers]", seen: int) -> "Figure":
-    """Draw the share of right counts against the true number of objects, a line for each way.
+    """Draw the fraction of correct counts against the true number of objects, a line for each way.
 
     Args:
         shares: by way to read, the share at each number.
         seen: the largest number that was trained on; a dotted line lies above it.
     """
-    figure = number_curves({"share of counts that are right": shares}, "objects in the scene")
+    figure = number_curves({"fraction of correct counts": shares}, "number of objects in the scene")
     figure.axes[0].axvline(seen + 0.5, color="gray", ls=":", lw=1)
     return figure

@@ -1,4 +1,4 @@
-"""The explorer's view of scenes: the objects that were found, to move, to take away and to add.
+"""The explorer's view of scenes: the inferred objects, to move, to remove and to add.
 
 Reading an image draws the guide's proposals several times, and keeps the draw and the presences of
 the largest weight; see `guides.scenes.proposals`. A handle is a slot. The state holds values
@@ -29,12 +29,13 @@ class ScenesView(View[Sites]):
     """The view of a scene, described at the top of this file."""
 
     help = (
-        "Drag an object in a picture of the model, or slide its numbers. Take the one that is "
-        "held away, or add one from the prior. Drop a picture file on the image."
+        "Drag an object in the model's picture or in the picture of the objects; the sliders set "
+        "the selected object. Remove it, or add one from the prior. Drop a picture file on the "
+        "image."
     )
-    improves = "draw the guide again, and keep what explains the image best"
-    names = ("the image", "as the model paints it", "its objects")
-    actions = ("take away", "add from prior")
+    improves = "draw the guide 50 more times, and select the draw that explains the image best"
+    names = ("image", "model's picture", "objects")
+    actions = ("remove object", "add object from prior")
 
     def __init__(self, model: Scenes, guide: SceneGuide) -> None:
         self.model, self.guide = model.discretized(), guide.discretized()
@@ -76,17 +77,18 @@ class ScenesView(View[Sites]):
 
     def handles(self) -> list[str]:
         on = self.state[PRESENCE].flatten().tolist()
-        return [f"object {i}{'' if there else ' (off)'}" for i, there in enumerate(on, 1)]
+        return [f"object {i}{'' if present else ' (absent)'}" for i, present in enumerate(on, 1)]
 
     def first_handle(self) -> int:
         return int(self.state[PRESENCE].argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
-        found = {"presence": Control(self.state[PRESENCE].flatten()[handle].item(), 0, 1, 1)}
+        controls = {"presence": Control(self.state[PRESENCE].flatten()[handle].item(), 0, 1, 1)}
         for name, (site, index, span) in self.numbers.items():
             value = self.state[f"slot_{handle}/{site}"].flatten()[index].item()
-            found[name] = Control(value, -span, span)
-        return found
+            unit = " (radians)" if name == "angle" else " (logit)" if site == "scene_color" else ""
+            controls[name] = Control(value, -span, span, unit=unit)
+        return controls
 
     def _set(self, handle: int, name: str, value: float) -> None:
         """Turn a slot on or off, or set a number of its pose, its color's logits or its depth."""
@@ -98,21 +100,21 @@ class ScenesView(View[Sites]):
         self.state = {**self.state, site: numbers}
 
     def act(self, action: str, handle: int) -> int:
-        """Take an object away, or put one drawn from the prior into a slot that is off.
+        """Remove an object, or put one drawn from the prior into an absent slot.
 
         Raises:
-            ValueError: no slot is off, or another action.
+            ValueError: no slot is absent, or another action.
         """
         check_one_of("action", action, self.actions)
-        if action == "add from prior":
+        if action == "add object from prior":
             handle = int(self.state[PRESENCE].argmin())
             if self.state[PRESENCE].all():
-                raise ValueError("all slots hold an object; take one away first")
+                raise ValueError("all slots hold an object; remove one first")
             with torch.no_grad():
                 prior = poutine.trace(AsObject(f"slot_{handle}")(self.model.draw_object))
                 drawn = latent_sites(prior.get_trace(self.model.plate(1))).items()
             self.state = {**self.state, **{name: site["value"] for name, site in drawn}}
-        self.change(handle, "presence", float(action == "add from prior"))
+        self.change(handle, "presence", float(action == "add object from prior"))
         return handle
 
     def grab(self, place: Place, part: bool) -> int | None:

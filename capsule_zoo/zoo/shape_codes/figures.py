@@ -42,7 +42,7 @@ def bent_kinds(model: ShapeCodes) -> "Figure":
         pose = model.pose.law(model.kind_logits).mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
         rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
-    return image_rows(rows, "Kinds, bent by number 0 of their codes")
+    return image_rows(rows, "Six kinds of objects, bent by code[0] from -2.5 (left) to 2.5 (right)")
 
 
 @torch.no_grad()
@@ -68,6 +68,6 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
         place = torch.lerp(parts.pose[i], parts.pose[i + 1], share[:, None, None])
         painted = model.render(Capsules(presence, place))
         ends = images[i : i + 2].split(1)
-        name = f"{int(kind[i])} to {int(kind[i + 1])}"
+        name = f"kind {int(kind[i])} to {int(kind[i + 1])}"
         rows[name] = torch.cat([ends[0], painted, ends[1]])
-    return image_rows(rows, "From the object of one image to the object of another")
+    return image_rows(rows, "From the object of one image (left) to the object of another (right)")

@@ -1,11 +1,11 @@
 """The explorer's view of shape codes: the kind, the shape code and the pose of an object.
 
 Reading an image infers the object and its parts. The parts keep their distance from the votes of
-the object while the code bends it and its pose moves it ("as read"). In the mode "as expected"
-parts are exactly where the object votes for them, and present where it says so. In the mode "as it
-would have been" the parts keep their noise: the object is set to what the sliders say, and
-`capsule_zoo.inference.intervene` says where the parts of this image would have been. Another kind
-forgets what was read except for the noise, because its parts have other places.
+the object while the code bends it and its pose moves it ("posterior"). In the mode "prior mean"
+parts are where the object votes for them, with its probabilities of presence. In the mode
+"counterfactual" the parts keep their noise: the sliders set the object, and
+`capsule_zoo.inference.intervene` computes the parts that this image would then have had. Another
+kind drops all inferred values except for the noise, because its parts have other positions.
 """
 
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ class ShapeCodesView(PaintedPartsView[Shaped]):
 
     help = (
         "Slide a number of the code to bend the object, or choose another kind. Drag on the "
-        "model's picture to move the object with its parts, on the colored one to move a single "
-        "part. Drop a picture file on the image."
+        "model's picture to move the object with its parts, on the picture of the parts to move "
+        "one part. Drop a picture file on the image."
     )
     model: ShapeCodes
 
     def handles(self) -> list[str]:
         there = self.state.presence > 0.5
-        parts = (f"part {i}{'' if on else ' (off)'}" for i, on in enumerate(there.tolist(), 1))
+        parts = (f"part {i}{'' if on else ' (absent)'}" for i, on in enumerate(there.tolist(), 1))
         return [f"object (kind {self.state.kind})", *parts]
 
     def controls(self, handle: int) -> dict[str, Control]:
@@ -83,7 +83,7 @@ class ShapeCodesView(PaintedPartsView[Shaped]):
     def set_mode(self, mode: str) -> None:
         """Show the parts in one of the modes; the object stays."""
         super().set_mode(mode)
-        if mode == "as read" and self.state.kind == self.parse.kind:
+        if mode == "posterior" and self.state.kind == self.parse.kind:
             self.state = replace(self.state, presence=self.parse.presence, away=self.parse.away)
         else:
             self.state = self._followed(self.state, forget=True)
@@ -126,15 +126,15 @@ class ShapeCodesView(PaintedPartsView[Shaped]):
         """Return the state whose parts follow its object as the mode says.
 
         Args:
-            forget: predict the parts in the mode "as read", because their object is another one.
+            forget: predict the parts in the mode "posterior", because their object is another one.
         """
-        if self.mode == "as it would have been":
+        if self.mode == "counterfactual":
             kind = torch.tensor([state.kind], device=state.code.device)
             pose, code = state.pose[None, None], state.code[None, None]
-            return self.as_it_would_have_been(
+            return self.counterfactual(
                 {"object_kind": kind, "object_pose": pose, "object_code": code}
             )
-        return self._expected(state) if forget or self.mode == "as expected" else state
+        return self._expected(state) if forget or self.mode == "prior mean" else state
 
     def _expected(self, state: Shaped) -> Shaped:
         """Return the same object with the parts that it predicts."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, part_colors
 from capsule_zoo.inference import infer
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
@@ -25,12 +25,12 @@ def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Ten
 
 @torch.no_grad()
 def reconstructions(entry: Entry, images: Tensor) -> "Figure":
-    """Draw up to 12 images, what parts and objects draw of them, and parts by their objects.
+    """Draw up to 8 images, their reconstructions from parts and objects, and colored parts.
 
     In the row "from objects" each part has the pose that its object votes for. In the last row
     parts of one object have one color, and parts of the dummy are gray.
     """
-    model, images = entry.model.discretized(), images[:12]
+    model, images = entry.model.discretized(), images[:COLUMNS]
     drawn, quantities = infer(entry.guide, images), ("presence", "pose", "feature")
     objects, parts = (
         FeaturedCapsules(*(drawn[f"{level}_{quantity}"] for quantity in quantities))
@@ -44,15 +44,15 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
         "image": images,
         "from parts": model.render(parts),
         "from objects": model.render(model.predicted(objects, parts)),
-        "parts": colored(model, parts, each),
-        "objects": colored(model, parts, palette[owner]),
+        "color by part": colored(model, parts, each),
+        "color by object": colored(model, parts, palette[owner]),
     }
-    return image_rows(rows, "Images and their capsules")
+    return image_rows(rows, "Images and their reconstructions; gray parts belong to no object")
 
 
 @torch.no_grad()
 def learned_templates(entry: Entry, images: Tensor | None = None) -> "Figure":
     """Draw every part's template, above the alpha that claims its pixels."""
     color, alpha = entry.model.templates()
-    rows = {**in_rows("template", color), **in_rows("alpha", alpha)}
-    return image_rows(rows, "Templates and alphas")
+    rows = {**in_rows("templates", color), **in_rows("opacity", alpha)}
+    return image_rows(rows, "Learned templates of the parts, and their opacity")
