@@ -1,7 +1,7 @@
 """The log-likelihood of a trained entry from both sides, and the nats that its guide loses.
 
 `capsule-zoo evaluate --method anneal` gives annealed bounds of a directed model, see
-`inference.posterior.annealing.annealed`; the experiment `zoo/gaps` gives what each guide loses,
+`inference.annealing`; the experiment `zoo/gaps` gives what each guide loses,
 on the same images.
 """
 

@@ -5,7 +5,7 @@
 >>> annealed_bounds(idata)["gap"]                                  # how loose that can be
 
 Annealed importance sampling moves chains from a guide, or from the prior, to the posterior of an
-image (`inference.posterior.annealing.path`). The mean of their weights is p(image), so that the log
+image (`inference.annealing.path`). The mean of their weights is p(image), so that the log
 of the mean over K chains is a lower bound in expectation, which K and the number of temperatures
 tighten. How tight it is cannot be seen from below. On images that the model itself draws the
 latents are known: they are an exact draw of the posterior. Chains that start there and anneal back
@@ -257,7 +257,7 @@ def annealed_bounds(
         decide the mean; `annealed_gaps` returns all. acceptance_rate of the steps, num_chains,
         num_images and num_simulated. images_exceeded: the number of images on which the bound of
         some guide exceeds the lower one by two standard errors or more, see
-        `inference.posterior.annealing.exceedance`. If any guide exceeds it, also on average,
+        `inference.annealing.exceedance`. If any guide exceeds it, also on average,
         `warning` says so in words. Guides are those of the annealing and of `guides`.
 
     Raises:

@@ -146,7 +146,7 @@ class ScenesView(View[Sites]):
 
     @torch.no_grad()
     def _shown(self) -> Shown:
-        """Return what `inference.evaluation.objects.shown` says of the state."""
+        """Return what `inference.objects.shown` says of the state."""
         model, plate, placed = self.model, self.model.plate(1), []
         with poutine.condition(data=self.state):
             with AsObject("ground"):
