@@ -26,7 +26,7 @@ wide = entry.guide.with_poses("normal")
 """
 REFUSED = {
     "model.nonsense(5)": '"PartWholeCapsules" has no attribute "nonsense"',
-    "guide.model.levelz": '"PartWholeCapsules" has no attribute "levelz"; maybe "levels"?',
+    "guide.model.levelz": '"PartWholeCapsules" has no attribute "levelz"',
     "entry.model.levelz": '"PartWholeCapsules" has no attribute "levelz"',
     "entry.guide.with_pose(2)": '"PartWholeGuide" has no attribute "with_pose"',
     "guide.with_turn(2)": '"PartWholeGuide" has no attribute "with_turn"',

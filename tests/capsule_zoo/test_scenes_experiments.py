@@ -44,7 +44,7 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
     right = result.metrics["count_accuracy"]
     assert {"elbo", "iwae_100"} <= result.metrics.keys() and "3_digits" in right
     assert right["5_minutes_worst"][0] <= right["5_minutes"][0]
-    assert result.figures[""].axes[0].get_xlabel() == "minutes of training"
+    assert result.figures[""].axes[0].get_xlabel() == "time of training (minutes)"
 
 
 def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
