@@ -228,7 +228,7 @@ def describe(entry: str | Path | Entry) -> Description:
 def _describe(entry: Entry, source: str) -> Description:
     registration = registry.registered(entry.name)
     asked = nested(entry.settings, registration.arguments, entry.name)
-    values = {**flat(asked), **settings_of(pair_of(entry))}
+    values = {**flat(asked), **settings_of(pair_of(entry.model, entry.guide))}
     values = {name: as_tuple(value) for name, value in values.items()}
     settings = {
         name: replace(argument, default=values.get(name, argument.default))

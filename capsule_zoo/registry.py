@@ -229,15 +229,6 @@ def takes_images(name: str) -> bool:
     return "image_shape" in registered(name).arguments
 
 
-def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError unless `create` knows these settings of a registered entry, and their types.
-
-    Settings of the model are checked here, those of guides and objective when they are made.
-    """
-    made = registered(name).with_preset(settings.get("preset"))
-    values_of(settings, made.arguments, name)
-
-
 def create(name: str, **settings: Any) -> Entry:
     """Create a new, untrained entry.
 
@@ -302,9 +293,8 @@ def _bound(maker: Any, settings: Mapping[str, Any] | None, entry: str, given: in
     return partial(maker, **values_of(settings, known, f"{entry}'s {name_of(maker)}"))
 
 
-def pair_of(entry: Entry) -> dict[str, Any]:
+def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
     """Return the specifications of model and guide, from which `load` builds both again."""
-    model, guide = entry.model, entry.guide
     return {"model": spec(model), "guide": spec(guide, model=model)}
 
 
@@ -327,7 +317,7 @@ def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) ->
             "guide was made from another model, and both could not be rebuilt as a pair; make it "
             "anew from this model, or copy both at once: copy.deepcopy((model, guide))"
         )
-    made: dict[str, Any] = {"pair": {"model": spec(model), "guide": spec(guide, model=model)}}
+    made: dict[str, Any] = {"pair": pair_of(model, guide)}
     if modules := modules_outside(type(model), type(guide)):
         made["modules"] = modules
     _write(model, guide, Path(folder), {**made, **config})
@@ -520,7 +510,7 @@ def made_by(entry: Entry) -> dict:
         "entry": entry.name,
         "settings": spec(entry.settings),
         "guide": entry.default_guide,
-        "pair": pair_of(entry),
+        "pair": pair_of(entry.model, entry.guide),
     }
     makers: list[Any] = [registered(entry.name).model, entry.guides[entry.default_guide]]
     makers.append(SimpleNamespace(__module__=registered(entry.name).module))

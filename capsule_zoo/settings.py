@@ -62,37 +62,37 @@ class Argument:
         return re.sub(r"\b(?:typing|collections\.abc|capsule_zoo(?:\.\w+)*)\.", "", str(self.hint))
 
 
-def arguments_of(kind: Callable, given: int = 0) -> dict[str, Argument]:
+def arguments_of(kind: Callable, leading: int = 0) -> dict[str, Argument]:
     """Return the arguments of a constructor or function that have a default, by name.
 
     Arguments of base classes follow where a constructor passes `**options` on. Fixed arguments of a
     `functools.partial` are the defaults. An `image_shape` without a default gets (1, 28, 28).
 
     Args:
-        given: number of leading arguments that are given by position, such as a guide's model.
+        leading: number of leading arguments that are given by position, such as a guide's model.
     """
     if isinstance(kind, partial):
         fixed = kind.keywords
-        known = _arguments(kind.func, given + len(kind.args), fixed)
-        return {a.name: _with_default(a, fixed[a.name]) if a.name in fixed else a for a in known}
-    return {argument.name: argument for argument in _arguments(kind, given, {})}
+        schema = _arguments(kind.func, leading + len(kind.args), fixed)
+        return {a.name: _with_default(a, fixed[a.name]) if a.name in fixed else a for a in schema}
+    return {argument.name: argument for argument in _arguments(kind, leading, {})}
 
 
-def _arguments(kind: Callable, given: int, fixed: Mapping[str, Any]) -> Iterator[Argument]:
+def _arguments(kind: Callable, leading: int, fixed: Mapping[str, Any]) -> Iterator[Argument]:
     """Yield the arguments with a default, of classes up to the first one without options."""
-    found: set[str] = set()
+    names: set[str] = set()
     for owner, constructor in _constructors(kind):
         hints, described = _hints(constructor), _descriptions(owner)
         parameters = list(inspect.signature(constructor).parameters.values())
-        parameters = parameters[(owner is not constructor) + given :]
-        given = 0  # of the base classes
+        parameters = parameters[(owner is not constructor) + leading :]
+        leading = 0  # of the base classes
         for parameter in parameters:
             name, default = parameter.name, parameter.default
             if name == "image_shape" and default is parameter.empty:
                 default = IMAGE_SHAPE
-            if parameter.kind not in _BY_NAME or name in found:
+            if parameter.kind not in _BY_NAME or name in names:
                 continue
-            found.add(name)
+            names.add(name)
             if default is not parameter.empty or name in fixed:
                 words = _follow(described.get(name, ""), name, owner.__module__)
                 yield Argument(name, default, hints.get(name, Any), words, _inner(default))
@@ -101,7 +101,7 @@ def _arguments(kind: Callable, given: int, fixed: Mapping[str, Any]) -> Iterator
             return
         if reference := _REFERENCE.match(described.get(rest, "")):  # arguments of `Scenes`
             other = vars(sys.modules[owner.__module__])[reference[1]]
-            yield from (each for each in _arguments(other, 0, {}) if each.name not in found)
+            yield from (each for each in _arguments(other, 0, {}) if each.name not in names)
             return
 
 
@@ -144,9 +144,9 @@ def configure(kind: Callable, *arguments: Any, **settings: Any) -> Any:
     """
     parameters = inspect.signature(kind).parameters.values()
     required = {p.name for p in parameters if p.default is p.empty and p.kind in _BY_NAME}
-    given = {name: settings.pop(name) for name in required & settings.keys()}
-    known = arguments_of(kind, len(arguments))
-    return kind(*arguments, **given, **values_of(settings, known, name_of(kind)))
+    required_values = {name: settings.pop(name) for name in required & settings.keys()}
+    schema = arguments_of(kind, len(arguments))
+    return kind(*arguments, **required_values, **values_of(settings, schema, name_of(kind)))
 
 
 def name_of(kind: Callable) -> str:
@@ -155,29 +155,29 @@ def name_of(kind: Callable) -> str:
 
 
 def values_of(
-    settings: Mapping[str, Any], known: Mapping[str, Argument], owner: str
+    settings: Mapping[str, Any], schema: Mapping[str, Argument], owner: str
 ) -> dict[str, Any]:
     """Return the arguments that settings stand for, by name.
 
     Args:
-        known: the arguments that may be set.
+        schema: the arguments that may be set.
         owner: what takes them, for messages.
     """
     return {
-        name: _value(known[name], value, f"{owner}'s {name}", owner)
-        for name, value in nested(settings, known, owner).items()
+        name: _value(schema[name], value, f"{owner}'s {name}", owner)
+        for name, value in nested(settings, schema, owner).items()
     }
 
 
 def nested(
-    settings: Mapping[str, Any], known: Mapping[str, Argument], owner: str
+    settings: Mapping[str, Any], schema: Mapping[str, Argument], owner: str
 ) -> dict[str, Any]:
     """Return settings by their first names: those with dots, and last parts alone, in mappings."""
     held: dict[str, Any] = {}
     for key, value in settings.items():
         name, dot, rest = key.partition(".")
-        if name not in known:
-            name, dot, rest = _owner_of(key, known, owner), ".", key
+        if name not in schema:
+            name, dot, rest = _owner_of(key, schema, owner), ".", key
         value = {rest: value} if dot else value
         if isinstance(value, Mapping) and isinstance(held.get(name), Mapping):
             value = {**held[name], **value}
@@ -185,10 +185,10 @@ def nested(
     return held
 
 
-def _owner_of(key: str, known: Mapping[str, Argument], owner: str) -> str:
+def _owner_of(key: str, schema: Mapping[str, Argument], owner: str) -> str:
     """Return the one argument of the model that holds the setting `key`."""
     last = key.partition(".")[0]
-    every = [name for name, argument in known.items() if _holds(argument, last)]
+    every = [name for name, argument in schema.items() if _holds(argument, last)]
     holders = [name for name in every if name not in PARTS]
     if len(holders) == 1:
         return holders[0]
@@ -202,7 +202,7 @@ def _owner_of(key: str, known: Mapping[str, Argument], owner: str) -> str:
             f"{key!r} is not a setting of {owner} itself but of its {every[0]}; give "
             f"{every[0]}.{key}, in Python {every[0]}={{{key!r}: ...}}"
         )
-    raise ValueError(unknown(f"setting of {owner}", key, list(known)))
+    raise ValueError(unknown(f"setting of {owner}", key, list(schema)))
 
 
 def _holds(argument: Argument, name: str) -> bool:
@@ -225,9 +225,9 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
     elif isinstance(value, Mapping) and argument.inner:
         values_of(value, argument.inner, owner)  # checked here, used when the part is made
     if not fits(value, argument.hint):
-        given = "" if default is None or argument.inner else f"; its default is {default!r}"
+        note = "" if default is None or argument.inner else f"; its default is {default!r}"
         raise ValueError(
-            f"{argument.name} of {outer} must be {in_words(argument.hint)}, not {value!r}{given}"
+            f"{argument.name} of {outer} must be {in_words(argument.hint)}, not {value!r}{note}"
         )
     return value
 
@@ -247,22 +247,22 @@ def as_tuple(value: Any) -> Any:
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested mappings as one, by dotted names."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for name, value in settings.items():
         inner = isinstance(value, Mapping) and value
-        found |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
-    return found
+        merged |= flat(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
+    return merged
 
 
-def flat_arguments(known: Mapping[str, Argument], before: str = "") -> dict[str, Argument]:
+def flat_arguments(schema: Mapping[str, Argument], before: str = "") -> dict[str, Argument]:
     """Return the arguments that hold no others, by dotted names."""
-    found: dict[str, Argument] = {}
-    for name, argument in known.items():
+    merged: dict[str, Argument] = {}
+    for name, argument in schema.items():
         if argument.inner:
-            found |= flat_arguments(argument.inner, f"{before}{name}.")
+            merged |= flat_arguments(argument.inner, f"{before}{name}.")
         else:
-            found[f"{before}{name}"] = argument
-    return found
+            merged[f"{before}{name}"] = argument
+    return merged
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -318,17 +318,17 @@ def _example(inner: tuple[Any, ...]) -> str:
 def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
     """Return the description of each name in a section of a docstring, such as `Args:`."""
     _, _, section = inspect.cleandoc(docstring or "").partition(f"\n{section}:\n")
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
         if line and not line.startswith(" "):
             break  # the next section
         if head := re.match(r" {4}([\w-]+(?:, [\w-]+)*): (.*)", line):
             names = head[1].split(", ")
-            found |= dict.fromkeys(names, head[2])
+            descriptions |= dict.fromkeys(names, head[2])
         elif names and line.strip():
-            found |= dict.fromkeys(names, f"{found[names[0]]} {line.strip()}")
-    return found
+            descriptions |= dict.fromkeys(names, f"{descriptions[names[0]]} {line.strip()}")
+    return descriptions
 
 
 def _descriptions(kind: type | Callable) -> dict[str, str]:

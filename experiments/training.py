@@ -91,15 +91,15 @@ def train(
 def config_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
     """Return what `config.json` says of a run that begins, besides model and guide."""
     rate, name = arguments.get("lr"), seen(data)[0].name.rpartition("/")[0]
-    config = {
+    return {
         "data": name or Recipe.data,
         "seed": arguments["seed"],
         "transform": words_of(arguments["inputs"].transform),
         "batch_size": arguments.get("batch_size", BATCH_SIZE),
         "lr": None if rate == entry.training.get("lr") else rate,
         "limits": limits,
+        "experiment": True,
     }
-    return config | {"experiment": True}
 
 
 def checkpoints(options: Options, name: str, after: str | None = None) -> Checks:

@@ -131,10 +131,9 @@ class Canvas(Settings):
         check_one_of("likelihood", self.likelihood, LIKELIHOODS)
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "small": {},  # the defaults, for two cores
-    "paper": dict(capsules="every", channels=(256, 128), types=32, canvas=Canvas(attention=False)),
-}
+PAPER: dict[str, Any] = dict(  # the defaults are for two cores
+    capsules="every", channels=(256, 128), types=32, canvas=Canvas(attention=False)
+)
 
 
 class RecurrentCapsules(ImagesOfClasses, Model):

@@ -46,7 +46,6 @@ from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
-    check_settings,
     create,
     default_data,
     load,
@@ -83,10 +82,9 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
     settings = {**saved.settings, **given.get("settings", {})}
     asked = replace(saved, **{**given, "settings": settings})
     if "settings" in given and asked.guide == saved.guide:
-        check_settings(name, given["settings"])
         with seeded(0):
-            entry = create(name, **settings)
-            asked = replace(asked, pair=pair_of(entry.use_guide(saved.guide or "")))
+            entry = create(name, **settings).use_guide(saved.guide or "")
+            asked = replace(asked, pair=pair_of(entry.model, entry.guide))
     of_files = saved.data.startswith(("folder:", "constellations:"))
     moved = of_files and not Path(saved.data.partition(":")[2]).exists()
     for option, (own, value) in saved.differences(asked).items():

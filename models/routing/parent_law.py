@@ -127,13 +127,6 @@ class Routing(Settings):
     def __post_init__(self) -> None:
         check_whole(1, iterations=self.iterations)
 
-    @classmethod
-    def kinds(cls) -> "Iterator[type[Routing]]":
-        """Yield every class of routings that has been defined, at any depth."""
-        for kind in cls.__subclasses__():
-            yield kind
-            yield from kind.kinds()
-
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """Return the belief after the last iteration."""
         return self._iterations(votes, law)[-1]

@@ -174,7 +174,7 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
 
         def __init__(self, model: object, tall: bool = False, **options: Any) -> None: ...
 
-    known = arguments_of(partial(Child, deep=7), given=1)
+    known = arguments_of(partial(Child, deep=7), leading=1)
     assert {n: (a.default, a.type, a.description) for n, a in known.items()} == {
         "tall": (False, "bool", "in pixels."),
         "deep": (7, "int", "how large, in all."),

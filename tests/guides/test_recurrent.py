@@ -16,7 +16,7 @@ from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.inference import Checks, Inputs, fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
+from capsule_zoo.models.recurrent_capsules import PAPER, OverlappingCapsules
 from capsule_zoo.models.routing.vector_capsules import margin_loss
 from capsule_zoo.settings import configure
 
@@ -95,7 +95,7 @@ def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself(over
 
 def test_the_paper_preset_has_the_papers_sizes():
     """At 28x28, 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
-    model = configure(RecurrentCapsules, routing=DynamicRouting(3), **PRESETS["paper"])
+    model = configure(RecurrentCapsules, routing=DynamicRouting(3), **PAPER)
     assert model.reader.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
     assert model.writer.classes.transform.shape == (32, 8, 10 * 16)
     widths = [

@@ -15,16 +15,21 @@ from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, Genera
 from capsule_zoo.registry import Entry, register
 
 
+def make_encoder(entry: Entry, deterministic: bool) -> ConditionalEncoder:
+    """Return a new encoder with the other arguments of the entry's guide."""
+    arguments = entry.guide_of(ConditionalEncoder).arguments
+    changes = {"model": entry.model, "deterministic": deterministic}
+    return ConditionalEncoder(**{**arguments, **changes})
+
+
 def deterministic(entry: Entry) -> ConditionalEncoder:
     """The code of an image is a point, as in an autoencoder."""
-    arguments = entry.guide_of(ConditionalEncoder).arguments
-    return ConditionalEncoder(**{**arguments, "model": entry.model, "deterministic": True})
+    return make_encoder(entry, deterministic=True)
 
 
 def variational(entry: Entry) -> ConditionalEncoder:
     """The code of an image is a normal distribution, as in a VAE."""
-    arguments = entry.guide_of(ConditionalEncoder).arguments
-    return ConditionalEncoder(**{**arguments, "model": entry.model, "deterministic": False})
+    return make_encoder(entry, deterministic=False)
 
 
 def add(name: str, model: Any, summary: str, small: dict[str, Any]) -> None:

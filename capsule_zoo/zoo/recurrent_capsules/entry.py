@@ -10,7 +10,7 @@ from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.inference import Pace
 from capsule_zoo.models import RecurrentCapsules
-from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
+from capsule_zoo.models.recurrent_capsules import PAPER, OverlappingCapsules
 from capsule_zoo.registry import register
 from capsule_zoo.zoo.recurrent_capsules.figures import strokes
 
@@ -31,7 +31,7 @@ register(
     "recurrent-capsules",
     model=partial(RecurrentCapsules, routing=ROUTING),
     guides={"recurrent": RecurrentEncoder},
-    presets={"paper": dict(model=partial(RecurrentCapsules, routing=ROUTING, **PRESETS["paper"]))},
+    presets={"paper": dict(model=partial(RecurrentCapsules, routing=ROUTING, **PAPER))},
     summary="A drawing in a few strokes, planned by capsules.",
     small=SMALL_CAPSULES,
     **SHARED,
