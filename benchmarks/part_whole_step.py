@@ -52,10 +52,9 @@ class ByHand:
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return presence logits (B, P) and poses (B, P, 6) of the parts."""
-        network, reader = self.guide.read_parts, self.guide.reader
-        read = network.pool(network.encoder(images - 0.5))
-        bounds = reader.max_scale, reader.anisotropy
-        return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *bounds)
+        reader = self.guide.read_parts
+        read = reader.pool(reader.encoder(images - 0.5))
+        return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *reader.bounds)
 
     def gather(self, parts: Capsules) -> tuple[Tensor, Tensor]:
         """Return presence logits (B, K) and poses (B, K, 6) of the objects."""

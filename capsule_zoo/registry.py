@@ -54,7 +54,7 @@ from capsule_zoo.inference.training.checkpoint import (
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_known, unknown
 from capsule_zoo.models.common.remembering import Settings
-from capsule_zoo.models.specification import build, spec
+from capsule_zoo.models.specification import build, is_submodule, spec
 from capsule_zoo.pages.stories import first_line
 from capsule_zoo.records import write_json
 from capsule_zoo.settings import PARTS, Argument, arguments_of, flat, name_of, nested, values_of
@@ -515,8 +515,10 @@ def made_by(entry: Entry) -> dict:
     makers: list[Any] = [registered(entry.name).model, entry.guides[entry.default_guide]]
     makers.append(SimpleNamespace(__module__=registered(entry.name).module))
     parts = [type(part) for part in (entry.model, entry.guide)]
-    settings = [type(v) for v in flat(entry.settings).values() if isinstance(v, Settings)]
-    modules = modules_outside(*makers, *parts, *settings)
+    values = flat(entry.settings).values()
+    made_from = [v for v in values if is_submodule(v)]
+    settings = [type(v) for v in values if isinstance(v, Settings)]
+    modules = modules_outside(*makers, *parts, *made_from, *settings)
     return {**made, "modules": modules} if modules else made
 
 

@@ -2,8 +2,10 @@
 
 An entry's settings are the arguments of its model's constructor, those of its guide as `guide.NAME`
 and those of its objective as `objective.NAME`. Where an argument is a dataclass of settings, such
-as `PartWholeCapsules(painting=Painting())`, its fields are `painting.NAME`. There is one list of
-them: the signatures. The constructors check that numbers are in range.
+as `PartWholeCapsules(painting=Painting())`, its fields are `painting.NAME`; where it is a class of
+submodules, such as `PartWholeGuide(model, reader=PartReader)`, those of the class are
+`reader.NAME`. There is one list of them: the signatures. The constructors check that numbers are in
+range.
 
 >>> configure(PartWholeCapsules, objects=8, **{"painting.template_size": 7})
 PartWholeCapsules(objects=8, painting=Painting(template_size=7))
@@ -27,7 +29,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.models.checks import unknown
 from capsule_zoo.models.common.remembering import Settings
-from capsule_zoo.models.specification import CLASS, class_of, classes
+from capsule_zoo.models.specification import CLASS, class_of, classes, is_submodule
 
 IMAGE_SHAPE = (1, 28, 28)  # of a model that has no default of its own
 PARTS = ("guide", "guides", "objective")  # of an entry, besides its model
@@ -44,8 +46,8 @@ class Argument:
         default: default value.
         hint: type annotation.
         description: the words of the docstring, or "".
-        inner: the settings that the argument holds, by name, if it is a dataclass of settings or a
-            mapping.
+        inner: the settings that the argument holds, by name, if it is a dataclass of settings, a
+            class of submodules or a mapping.
     """
 
     name: str
@@ -120,7 +122,9 @@ def _with_default(argument: Argument, default: object) -> Argument:
 
 
 def _inner(default: object) -> dict[str, Argument]:
-    """Return the fields of a dataclass of settings, with its values as defaults."""
+    """Return the settings that a default holds, with their values as defaults."""
+    if is_submodule(default):
+        return arguments_of(cast(Any, default))
     if not _is_settings(default):
         return {}
     fields = arguments_of(type(default))
@@ -217,11 +221,15 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
     if isinstance(value, str) and _takes_settings(argument) and value in classes():
         value = {CLASS: value}
     if isinstance(value, Mapping) and CLASS in value:
-        value = configure(
-            class_of(value[CLASS]), **{k: each for k, each in value.items() if k != CLASS}
-        )
-    elif isinstance(value, Mapping) and _is_settings(default):
-        value = replace(cast(Any, default), **values_of(value, argument.inner, owner))
+        kind = class_of(value[CLASS])
+        value = {k: each for k, each in value.items() if k != CLASS}
+        if is_submodule(kind):
+            value = partial(kind, **values_of(value, arguments_of(kind), kind.__name__))
+        else:
+            value = configure(kind, **value)
+    elif isinstance(value, Mapping) and argument.inner and not isinstance(default, Mapping):
+        change = partial if is_submodule(default) else replace
+        value = change(cast(Any, default), **values_of(value, argument.inner, owner))
     elif isinstance(value, Mapping) and argument.inner:
         values_of(value, argument.inner, owner)  # checked here, used when the part is made
     if not fits(value, argument.hint):
@@ -235,7 +243,7 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
 def _takes_settings(argument: Argument) -> bool:
     """Return True for an argument whose default is settings, or whose type names their class."""
     hints = get_args(argument.hint) or (argument.hint,)
-    return _is_settings(argument.default) or any(
+    return bool(argument.inner) or any(
         isinstance(hint, type) and issubclass(hint, Settings) for hint in hints
     )
 
@@ -280,15 +288,23 @@ def fits(value: object, hint: Any) -> bool:
     if hint in (int, float):
         number = Integral if hint is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
+    if made := _submodule_of(hint):
+        return is_submodule(value) and issubclass(without_partials(value), made)
     kind = origin or hint
-    if getattr(kind, "_is_protocol", False):
-        return isinstance(value, Settings)
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _submodule_of(hint: Any) -> type | None:
+    """Return S for the annotation `Callable[..., S]` of an argument that is a submodule's class."""
+    made = get_args(hint)[-1:] if get_origin(hint) is Callable else ()
+    return made[0] if made and is_submodule(made[0]) else None
 
 
 def in_words(hint: Any) -> str:
     """Return a description of the values that an annotation allows."""
     names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+    if made := _submodule_of(hint):
+        return f"a class such as {made.__name__}, or its settings"
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(map(in_words, inner))

@@ -16,15 +16,17 @@ Only classes that are already defined are built. Nothing is imported by name or 
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import without_partials
 from capsule_zoo.data.transforms import Requests
 from capsule_zoo.models.checks import check_known, unknown
-from capsule_zoo.models.common.remembering import Remembering, Settings
+from capsule_zoo.models.common.remembering import Remembering, Settings, Submodule
 
 CLASS, PART, CHANGES = "class", "part_of", "changes"
 
@@ -33,7 +35,8 @@ def spec(value: Any, **owners: nn.Module) -> Any:
     """Return what `build` makes an object from, as JSON holds it.
 
     Args:
-        value: a module of the zoo, a dataclass of settings, a tensor, or a value of JSON.
+        value: a module of the zoo, a dataclass of settings, a class of submodules or a partial of
+            one, a tensor, or a value of JSON.
         owners: modules that are given to `build` too; they and their parts become references.
 
     Raises:
@@ -50,6 +53,10 @@ def spec(value: Any, **owners: nn.Module) -> Any:
         known: Any = fields(value) if is_dataclass(value) else ()
         held = {field.name: getattr(value, field.name) for field in known if field.init}
         return {CLASS: type(value).__name__, **_of_all(held, owners)}
+    if is_submodule(value):
+        parameters = inspect.signature(value).parameters.items()
+        held = {name: p.default for name, p in parameters if p.default is not p.empty}
+        return {CLASS: without_partials(value).__name__, **_of_all(held, owners)}
     if isinstance(value, Tensor):
         return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
@@ -64,6 +71,12 @@ def spec(value: Any, **owners: nn.Module) -> Any:
         f"{type(value).__name__} cannot be written as JSON: {value!r:.60}; make it a subclass of "
         "capsule_zoo.models.Settings, or pass numbers, words and modules of the zoo"
     )
+
+
+def is_submodule(value: object) -> bool:
+    """Return True for a class of submodules, or a partial of one."""
+    kind = without_partials(value)
+    return isinstance(kind, type) and issubclass(kind, Submodule)
 
 
 def _of_module(module: Remembering, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -108,8 +121,11 @@ def build(specification: Any, **owners: nn.Module) -> Any:
     held = {name: build(value, **owners) for name, value in specification.items() if name != CLASS}
     if CLASS not in specification:
         return held
-    kind, changes = class_of(specification[CLASS]), held.pop(CHANGES, {})
+    kind: Any = class_of(specification[CLASS])
+    changes = held.pop(CHANGES, {})
     check_arguments(kind, held)
+    if issubclass(kind, Submodule):
+        return partial(kind, **held)
     made, constant = kind(**held), changes.pop("constant", False)
     made = made.sharing_parameters(**changes) if changes else made
     return made.make_constant() if constant else made
@@ -118,7 +134,9 @@ def build(specification: Any, **owners: nn.Module) -> Any:
 def classes() -> dict[str, type]:
     """Return every class of modules and settings that is defined, by name."""
     return {
-        kind.__name__: kind for base in (Remembering, Settings, Requests) for kind in _below(base)
+        kind.__name__: kind
+        for base in (Remembering, Settings, Submodule, Requests)
+        for kind in _below(base)
     }
 
 

@@ -38,7 +38,6 @@ from capsule_zoo.guides.constellations.exact import (
     shared_out,
 )
 from capsule_zoo.guides.constellations.matching import MatchingGuide
-from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.matching_laws import FunctionMatchings, codes_of, from_codes
@@ -96,7 +95,10 @@ class AmortizedMatching(MatchingGuide):
 
     Args:
         model: the model.
-        sizes: of the transformer.
+        width: numbers of each point between the layers.
+        heads: attention heads.
+        blocks: attention blocks between the points.
+        inducing: inducing points of each attention block.
 
     Attributes:
         proposals: number of shares that `parse` compares by their evidence under the model: the
@@ -110,11 +112,18 @@ class AmortizedMatching(MatchingGuide):
 
     fit_settings = {"lr": 1e-3, "schedule": "cosine", "warmup": 100, "clip": 10.0}
 
-    def __init__(self, model: Constellations, sizes: TransformerSizes | None = None) -> None:
+    def __init__(
+        self,
+        model: Constellations,
+        *,
+        width: int = 96,
+        heads: int = 4,
+        blocks: int = 2,
+        inducing: int = 16,
+    ) -> None:
         super().__init__(model)
-        sizes = sizes or TransformerSizes()
-        own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
-        self.transformer = SetTransformer(3 * model.law().most, len(model.sizes), sizes.width, *own)
+        inputs, sizes = 3 * model.law().most, (width, heads, blocks, inducing)
+        self.transformer = SetTransformer(inputs, len(model.sizes), width, *sizes)
 
     def with_proposals(self, proposals: int) -> "AmortizedMatching":
         """Return a guide with the same network, whose `parse` compares this many shares.

@@ -17,17 +17,17 @@ References:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from capsule_zoo.guides.parts.part_reader import Proposal
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import bayesian_parameters
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import (
@@ -39,31 +39,27 @@ from capsule_zoo.models.parts.parent_selection import (
 )
 
 
-@dataclass(frozen=True)
-class EMObjects(Settings):
+class EMObjects(Submodule, PyroModule):
     """Objects from parts by EM on the model's transformations, described at the top of this file.
 
     It has no parameters of its own.
 
     Args:
+        model: part-whole capsules.
         iterations: number of EM steps for each level.
 
     Raises:
         ValueError: `iterations` below 1.
     """
 
-    iterations: int = 3
-
     features = 7  # from which deviations are computed: a presence and a pose
 
-    def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
+    def __init__(self, model: PartWholeCapsules, *, iterations: int = 3) -> None:
+        super().__init__()
+        check_at_least(1, iterations=iterations)
+        self.iterations = iterations
 
-    def build(self, model: PartWholeCapsules, law: str) -> "EMObjects":
-        """Return the object itself, which serves any model."""
-        return self
-
-    def __call__(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
+    def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
         """Infer level `index` by EM that starts at the prior presences and identity poses.
 
         Raises:

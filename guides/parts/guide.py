@@ -1,17 +1,19 @@
 """The base of guides that read parts off the image, and infer from the parts what stands above.
 
-Such a guide has two halves, and to change one of them is to change one argument:
+Such a guide has two halves, modules that it makes from its model. To change one of them is to
+change one argument, the class of the module or a partial of it:
 
->>> PartWholeGuide(model, reader=PartReader(channels=32), above=SetTransformers(width=48))
->>> PartWholeGuide(model, reader=PartReader(channels=32), above=EMObjects(iterations=3))
->>> guide.with_above(EMObjects(3))                     # the trained reader, other objects
+>>> reader = partial(PartReader, channels=32)
+>>> PartWholeGuide(model, reader=reader, above=partial(SetTransformers, width=48))
+>>> PartWholeGuide(model, reader=reader, above=EMObjects)
+>>> guide.with_above(EMObjects)                        # the trained reader, other objects
 
 Either way what stands above sees the image only through the parts that were drawn.
 """
 
-import inspect
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -23,8 +25,10 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.guides.parts.turns import best_turn
 from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
+from capsule_zoo.models.specification import is_submodule, spec
 
 # A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
 # by 36 degrees. At the full rates the first updates therefore move the objects far from their
@@ -74,48 +78,51 @@ class PoseHead(PyroModule):
         return dist.LowRankMultivariateNormal(loc, factor, scale.square())
 
 
-class Above(Protocol):
-    """The settings of whatever infers what stands above the parts, such as `SetTransformers`."""
-
-    def build(self, model: Any, law: str) -> Any:
-        """Return what proposes capsules of a model, from the model and the capsules below.
-
-        Args:
-            law: of the poses that are proposed; with "delta" only centers are used.
-        """
-
-
 class PartsGuide(Guide[P]):
     """The base of guides to models of parts; subclasses draw what stands above the parts.
 
-    A subclass keeps every argument of its constructor as an attribute of the same name.
+    A subclass makes the module `infer_objects`.
 
     Args:
         model: the model to invert.
         pose: the law of the parts' poses, one of `poses`.
-        reader: the settings of the reader of parts.
-        above: the settings of what infers the sites above the parts.
+        reader: what makes the reader of parts: `PartReader` or a partial of it.
+        above: what makes `infer_objects`: a class of modules that are called with the model and the
+            capsules below, or a partial of one.
 
     Attributes:
+        read_parts: the reader of parts.
         poses: the laws of poses that the guide offers.
         of_parts: how names of tensors begin that belong to the reading of parts.
 
     Raises:
-        ValueError: another kind of model, an unknown `pose`, or images that are to be turned and
-            are not square.
+        ValueError: another kind of model, an unknown `pose`, no class in `reader` or `above`, or
+            images that are to be turned and are not square.
     """
 
     poses: tuple[str, ...] = ("delta", "normal")
     of_parts: tuple[str, ...] = ("read_parts.",)
 
-    def __init__(self, model: P, pose: str, reader: PartReader, above: Above) -> None:
+    read_parts: PartReader
+    infer_objects: Any
+
+    def __init__(
+        self,
+        model: P,
+        pose: str,
+        reader: Callable[..., PartReader],
+        above: Callable[..., Submodule],
+    ) -> None:
         super().__init__(model)
         check_one_of("pose", pose, self.poses)
+        for name, maker in (("reader", reader), ("above", above)):
+            if not is_submodule(maker):
+                raise ValueError(
+                    f"{name} must be a class of modules or a functools.partial of one, such as "
+                    f"partial(PartReader, channels=32), not {maker!r:.60}"
+                )
         self.pose = pose
-        self.reader = reader
-        self.above = above
-        parts = model.levels[-1].size
-        self.read_parts = reader.build(model.painted.shape, parts, self.outputs)
+        self.read_parts = reader(model, self.outputs)
 
     @property
     def outputs(self) -> int:
@@ -134,10 +141,10 @@ class PartsGuide(Guide[P]):
         """
         return self._varied(pose=pose)
 
-    def with_above(self, above: Above) -> Self:
-        """Return a guide with a copy of the reader of parts, and other settings of what is above.
+    def with_above(self, above: Callable[..., Submodule]) -> Self:
+        """Return a guide with a copy of the reader of parts, and another module above it.
 
-        >>> routed = guide.with_above(EMObjects(3))
+        >>> routed = guide.with_above(partial(EMObjects, iterations=5))
 
         Networks of the same settings are copied with their weights; others start untrained.
         """
@@ -149,17 +156,15 @@ class PartsGuide(Guide[P]):
 
     def _varied(self, **changes: Any) -> Self:
         """Return a guide with other arguments, and copies of the weights that fit."""
-        names = list(inspect.signature(type(self)).parameters)[1:]  # not the model
-        settings = {name: getattr(self, name) for name in names}
-        made = type(self)(self.model, **{**settings, **changes})
-        same = changes.get("above", self.above) == self.above
-        return copy_matching(self, made, ("",) if same else self.of_parts)
+        arguments = {**self.arguments, **changes, "model": self.model}
+        same = spec(arguments.get("above")) == spec(self.arguments.get("above"))
+        return copy_matching(self, type(self)(**arguments), ("",) if same else self.of_parts)
 
     def _view(self, images: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what the networks see, at an angle or at the best of the reader's turns."""
-        if angle is None and self.reader.turns > 1:
-            angle = best_turn(self, images, self.reader.turns)
-        return self.reader.view(images, angle)
+        if angle is None and self.read_parts.turns > 1:
+            angle = best_turn(self, images, self.read_parts.turns)
+        return self.read_parts.view(images, angle)
 
     def _draw(
         self, level: Level, head: PoseHead, proposal: Proposal, frame: Tensor | None

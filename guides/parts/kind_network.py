@@ -1,6 +1,5 @@
 """Objects of every kind from parts by a network, for shape codes."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyro.distributions as dist
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.networks.layers import ELU, perceptron
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
@@ -59,14 +58,15 @@ class KindProposals(NamedTuple):
         return dist.Normal(pose, pose_scale).to_event(1), dist.Normal(code, code_scale).to_event(1)
 
 
-@dataclass(frozen=True)
-class KindNetwork(Settings):
-    """The settings of a network that proposes an object of every kind from all parts.
+class KindNetwork(Submodule, PyroModule):
+    """The network that proposes an object of every kind from all parts.
 
     The centers are a linear map of the parts, which the posterior would be if all parts were
     present, plus the output of a perceptron.
 
     Args:
+        model: shape codes.
+        objects: the distribution of pose and code, "delta" (centers alone) or "normal".
         width: units of each hidden layer.
         hidden: number of hidden layers.
 
@@ -74,25 +74,14 @@ class KindNetwork(Settings):
         ValueError: a size below 1.
     """
 
-    width: int = 384
-    hidden: int = 2
-
-    def __post_init__(self) -> None:
-        check_at_least(1, width=self.width, hidden=self.hidden)
-
-    def build(self, model: ShapeCodes, law: str) -> "ReadKinds":
-        """Return a new network; where `law` is "delta" it computes centers alone."""
-        return ReadKinds(self, model, law)
-
-
-class ReadKinds(PyroModule):
-    """The network of `KindNetwork`, from parts to a proposal for every kind."""
-
-    def __init__(self, settings: KindNetwork, model: ShapeCodes, objects: str) -> None:
+    def __init__(
+        self, model: ShapeCodes, objects: str, *, width: int = 384, hidden: int = 2
+    ) -> None:
         super().__init__()
+        check_at_least(1, width=width, hidden=hidden)
         self.objects = objects
         seen = 7 * model.levels[-1].size
-        sizes = [seen, *[settings.width] * settings.hidden]
+        sizes = [seen, *[width] * hidden]
         self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         outputs = model.kinds * (6 + model.codes)
         self.center = PyroModule[nn.Linear](inputs, outputs)

@@ -12,14 +12,17 @@ References:
     Kosiorek et al. 2019 (arXiv 1906.06818), appendix.
 """
 
+from collections.abc import Callable
+
 import pyro
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.parts.guide import FIT_SETTINGS, Above, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, moved
 from capsule_zoo.guides.parts.set_transformers import SetTransformers
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
@@ -33,8 +36,8 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
     Args:
         model: the model to invert.
         pose: "delta", "normal" or "low_rank".
-        reader: the settings of the reader of parts.
-        above: the settings of what infers the other levels, `SetTransformers` or `EMObjects`.
+        reader: what makes the reader of parts: `PartReader` or a partial of it.
+        above: what infers the other levels: `SetTransformers`, `EMObjects` or a partial of one.
         rank: columns of the low-rank factor where `pose="low_rank"`.
 
     Raises:
@@ -50,15 +53,15 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
         model: PartWholeCapsules,
         pose: str = "delta",
         *,
-        reader: PartReader = PartReader(),
-        above: Above = SetTransformers(),
+        reader: Callable[..., PartReader] = PartReader,
+        above: Callable[..., Submodule] = SetTransformers,
         rank: int = 2,
     ) -> None:
         check_at_least(1, rank=rank)
         super().__init__(model, pose, reader, above)
         self.rank = rank
         self.of_parts = ("read_parts.", f"pose_heads.{len(model.levels) - 1}.")
-        self.infer_objects = above.build(model, pose)
+        self.infer_objects = above(model)
         features = [self.infer_objects.features] * (len(model.levels) - 1) + [OUTPUTS]
         self.pose_heads = PyroModule[nn.ModuleList](
             PoseHead(read, level.size, pose, rank)

@@ -21,49 +21,47 @@ References:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from capsule_zoo.guides.parts.kind_network import KindProposals
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 
-@dataclass(frozen=True)
-class RidgeKinds(Settings):
-    """The settings of ridge regressions that fit an object of every kind to the parts.
+class RidgeKinds(Submodule, PyroModule):
+    """Ridge regressions that fit an object of every kind to the parts.
 
     They have no parameters of their own. A prior with several rotations is used as the identity
     alone.
 
     Args:
+        model, objects: as for `KindNetwork`.
         iterations: number of alternations.
 
     Raises:
         ValueError: `iterations` below 1.
     """
 
-    iterations: int = 5
+    def __init__(self, model: ShapeCodes, objects: str, *, iterations: int = 5) -> None:
+        super().__init__()
+        check_at_least(1, iterations=iterations)
+        self.objects = objects
+        self.iterations = iterations
 
-    def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
-
-    def build(self, model: ShapeCodes, law: str) -> "RidgeKinds":
-        """Return the object itself, which serves any model."""
-        return self
-
-    def __call__(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
+    def forward(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
         """Return the proposals for all kinds."""
 
         def share(step: int, pose: Tensor, code: Tensor) -> Tensor | float:
             return 1.0 if step < self.iterations // 2 else _share(model, parts, pose, code)
 
-        return alternate(model, parts, share, self.iterations)
+        proposals = alternate(model, parts, share, self.iterations)
+        return proposals.points() if self.objects == "delta" else proposals
 
 
 def alternate(

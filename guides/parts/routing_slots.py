@@ -16,6 +16,7 @@ References:
     `capsule_zoo.models.shape_codes`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pyro
@@ -59,7 +60,7 @@ class RoutingSlots(ShapeCodesGuide):
         model, pose, objects: as for every `ShapeCodesGuide`.
         rounds: assignments of all parts to all slots, after these were found one by one.
         starts: kinds that are tried for the first slot.
-        reader: the settings of the reader of parts.
+        reader: what makes the reader of parts: `PartReader` or a partial of it.
 
     Raises:
         ValueError: `rounds` or `starts` below 1.
@@ -73,12 +74,12 @@ class RoutingSlots(ShapeCodesGuide):
         pose: str = "delta",
         *,
         objects: str = "normal",
-        reader: PartReader = PartReader(),
+        reader: Callable[..., PartReader] = PartReader,
         rounds: int = 4,
         starts: int = 4,
     ) -> None:
         check_at_least(1, rounds=rounds, starts=starts)
-        super().__init__(model, pose, objects=objects, reader=reader, above=RidgeKinds())
+        super().__init__(model, pose, objects=objects, reader=reader, above=RidgeKinds)
         self.rounds = rounds
         self.starts = min(starts, model.kinds)
 

@@ -11,8 +11,6 @@ References:
     (arXiv 1906.06818), appendix.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -20,74 +18,48 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, Proposal
-from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer, elu
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, Level, as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 
 FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 
 
-@dataclass(frozen=True)
-class TransformerSizes(Settings):
-    """The sizes of set transformers that infer parents from sets of children.
+class SetTransformers(Submodule, PyroModule):
+    """The set transformers that infer each level from the level below, from the top down.
 
     Args:
+        model: part-whole capsules.
         width: numbers of each element between the layers.
         heads: attention heads.
         blocks: attention blocks between the children.
         inducing: inducing points of each attention block.
 
+    Attributes:
+        features: the number of features from which the deviations of each pose are computed.
+
     Raises:
         ValueError: a size out of range.
     """
 
-    width: int = 96
-    heads: int = 4
-    blocks: int = 2
-    inducing: int = 16
-
-    def __post_init__(self) -> None:
-        check_at_least(1, width=self.width, heads=self.heads, inducing=self.inducing)
-        check_at_least(0, blocks=self.blocks)
-
-    def network(self, inputs: int, parents: int, outputs: int) -> SetTransformer:
-        """Return a new transformer, whose outputs 1 to 6 are the raw poses of the parents.
-
-        Parents start upright, in the middle, at full size.
-        """
-        sizes = self.width, self.heads, self.blocks, self.inducing
-        transformer = SetTransformer(inputs, parents, outputs, *sizes)
-        transformer.read_weight.data[..., 1:7] *= 0.1
-        transformer.read_bias.data[:, 1:3] += FULL_SIZE
-        return transformer
-
-
-@dataclass(frozen=True)
-class SetTransformers(TransformerSizes):
-    """The settings of the set transformers that infer each level from the level below."""
-
-    def build(self, model: PartWholeCapsules, law: str) -> "SetTransformerParents":
-        """Return new networks for the levels of a model."""
-        return SetTransformerParents(self, model.levels)
-
-
-class SetTransformerParents(PyroModule):
-    """The networks of `SetTransformers` for the levels of one model, from the top down.
-
-    Attributes:
-        features: the number of features from which the deviations of each pose are computed.
-    """
-
     features = OUTPUTS
 
-    def __init__(self, settings: SetTransformers, levels: Sequence[Level]) -> None:
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        *,
+        width: int = 96,
+        heads: int = 4,
+        blocks: int = 2,
+        inducing: int = 16,
+    ) -> None:
         super().__init__()
+        levels, sizes = model.levels, (width, heads, blocks, inducing)
         self.transformers = PyroModule[nn.ModuleList](
-            settings.network(7 + child.size, parent.size, OUTPUTS)
+            upright(SetTransformer(7 + child.size, parent.size, OUTPUTS, *sizes))
             for parent, child in pairwise(levels)
         )
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(p.size) for p in levels[:-1])
@@ -98,6 +70,14 @@ class SetTransformerParents(PyroModule):
         read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), elu(read))
+
+
+@torch.no_grad()
+def upright(transformer: SetTransformer) -> SetTransformer:
+    """Start the raw poses, outputs 1 to 6, upright, in the middle, at full size; in place."""
+    transformer.read_weight[..., 1:7] *= 0.1
+    transformer.read_bias[:, 1:3] += FULL_SIZE
+    return transformer
 
 
 def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> Tensor:

@@ -15,22 +15,23 @@ a cost that grows with the number of kinds:
 
 What computes the proposals of all kinds is an argument:
 
->>> ShapeCodesGuide(model, above=KindNetwork(width=384))    # one network on the parts
->>> ShapeCodesGuide(model, above=RidgeKinds(5))             # ridge regressions, without a network
+>>> ShapeCodesGuide(model, above=partial(KindNetwork, width=384))  # one network on the parts
+>>> ShapeCodesGuide(model, above=RidgeKinds)                # ridge regressions, without a network
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.parts.guide import FIT_SETTINGS, Above, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.kind_network import KindNetwork, KindProposals
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.models.checks import check_labels, check_one_of
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.parts.part_sets import from_part_sets
@@ -49,8 +50,8 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
             scope alone.
         pose: the law of the parts' poses, "delta" or "normal".
         objects: the law of the object's pose and code, "delta" or "normal".
-        reader: the settings of the reader of parts.
-        above: the settings of what proposes the objects, `KindNetwork` or `RidgeKinds`.
+        reader: what makes the reader of parts: `PartReader` or a partial of it.
+        above: what proposes the objects: `KindNetwork`, `RidgeKinds` or a partial of one.
 
     Raises:
         ValueError: another kind of model, an unknown law, or a size below 1.
@@ -66,8 +67,8 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         pose: str = "delta",
         *,
         objects: str = "normal",
-        reader: PartReader = PartReader(),
-        above: Above = KindNetwork(),
+        reader: Callable[..., PartReader] = PartReader,
+        above: Callable[..., Submodule] = KindNetwork,
     ) -> None:
         check_one_of("objects", objects, self.poses)
         super().__init__(model, pose, reader, above)
@@ -81,7 +82,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         self.objects = objects
         self.kind = "drawn"
         self.pose_head = PoseHead(OUTPUTS, model.levels[-1].size, pose)
-        self.infer_objects: Any = above.build(model, objects)
+        self.infer_objects = above(model, objects)
 
     def with_laws(self, pose: str, objects: str) -> Self:
         """Return a guide to the same model with other laws, and copies of the same weights.
@@ -93,8 +94,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
 
     def propose(self, parts: Capsules) -> KindProposals:
         """Return the laws of the object's pose and code for every kind, given the parts."""
-        found = self.infer_objects(self.model, parts)
-        return found.points() if self.objects == "delta" else found
+        return self.infer_objects(self.model, parts)
 
     def with_enumerated_kinds(self) -> "ShapeCodesGuide":
         """Return a guide with the same parameters whose kinds `TraceEnum_ELBO` sums out."""

@@ -5,9 +5,9 @@
 
 As in the part-whole guides, what infers the objects is an argument:
 
->>> StackedCapsuleGuide(model, above=SetTransformerObjects())   # the paper's encoder
->>> StackedCapsuleGuide(model, above=PerceptronObjects())       # one perceptron; learns sooner
->>> StackedCapsuleGuide(model, above=EMConstellations(3))       # EM steps, no network
+>>> StackedCapsuleGuide(model, above=SetTransformerObjects)     # the paper's encoder
+>>> StackedCapsuleGuide(model, above=PerceptronObjects)         # one perceptron; learns sooner
+>>> StackedCapsuleGuide(model, above=EMConstellations)          # EM steps, no network
 
 Poses and features are points (`pose="delta"`, as in the paper) or normal. A presence is relaxed by
 noise on its logit. With `noise="uniform"` it is the paper's, uniform and of width 4; with
@@ -28,6 +28,7 @@ References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.3 and the appendix.
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import pyro
@@ -35,10 +36,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.parts.guide import Above, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
 from capsule_zoo.guides.parts.stacked_objects import FeaturedProposal, SetTransformerObjects
 from capsule_zoo.models.checks import check_one_of, check_positive
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
@@ -89,8 +91,10 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     Args:
         model: the model to invert.
         pose: the law of poses and features, "delta" or "normal".
-        reader: the settings of the reader of parts. It must see each image as it is.
-        above: the settings of what infers the objects.
+        reader: what makes the reader of parts: `PartReader` or a partial of it. It must see each
+            image as it is.
+        above: what infers the objects: `SetTransformerObjects`, `PerceptronObjects`,
+            `EMConstellations` or a partial of one.
         noise: "uniform", "concrete" or "none".
         noise_width: width of the uniform noise on a logit.
         stop_inputs: whether presences and poses of the parts reach the objects without gradients.
@@ -107,24 +111,25 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         model: StackedCapsuleAutoencoder,
         pose: str = "delta",
         *,
-        reader: PartReader = PartReader(),
-        above: Above = SetTransformerObjects(),
+        reader: Callable[..., PartReader] = PartReader,
+        above: Callable[..., Submodule] = SetTransformerObjects,
         noise: str = "uniform",
         noise_width: float = 4.0,
         stop_inputs: bool = True,
     ) -> None:
         _check_noise(noise, noise_width)
-        if reader.turns > 1 or reader.centered:
-            raise ValueError(
-                f"reader must see each image as it is, not with turns={reader.turns} and "
-                f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
-            )
         super().__init__(model, pose, reader, above)
+        turns, centered = self.read_parts.turns, self.read_parts.centered
+        if turns > 1 or centered:
+            raise ValueError(
+                f"reader must see each image as it is, not with turns={turns} and "
+                f"centered={centered}; give a PartReader with turns=1 and centered=False"
+            )
         self.noise = noise
         self.noise_width = noise_width
         self.stop_inputs = stop_inputs
         objects, parts = model.levels
-        self.infer_objects = above.build(model, pose)
+        self.infer_objects = above(model)
         numbers = self.infer_objects.numbers
         self.part_pose_law = PoseHead(self.outputs, parts.size, pose)
         self.part_feature_law = PoseHead(self.outputs, parts.size, pose, size=model.part_features)

@@ -16,7 +16,6 @@ References:
     EM on votes: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing".
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -25,10 +24,10 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.em import Evidence, route
-from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
+from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, as_set, upright
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.common.remembering import Settings
-from capsule_zoo.models.networks.layers import ELU, BalancedLogits, elu, perceptron
+from capsule_zoo.models.common.remembering import Submodule
+from capsule_zoo.models.networks.layers import ELU, BalancedLogits, SetTransformer, elu, perceptron
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import (
@@ -57,11 +56,11 @@ class FeaturedProposal(NamedTuple):
     numbers: Tensor
 
 
-@dataclass(frozen=True)
-class PerceptronObjects(Settings):
-    """The settings of a perceptron that infers objects from all parts together.
+class PerceptronObjects(Submodule, PyroModule):
+    """The perceptron that infers objects from all parts together.
 
     Args:
+        model: a stacked capsule autoencoder.
         width: units of each hidden layer.
         hidden: number of hidden layers.
         spread: deviation over images of the logit of each presence, around the prior's; None for
@@ -71,30 +70,23 @@ class PerceptronObjects(Settings):
         ValueError: a number below 1, or a spread that is not positive.
     """
 
-    width: int = 256
-    hidden: int = 2
-    spread: float | None = 2.0
-
-    def __post_init__(self) -> None:
-        check_at_least(1, width=self.width, hidden=self.hidden)
-        if self.spread is not None:
-            check_positive(spread=self.spread)
-
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "ReadObjects":
-        """Return a new network for the objects and parts of the model."""
-        return ReadObjects(self, model)
-
-
-class ReadObjects(PyroModule):
-    """The network of `PerceptronObjects`, from parts to a proposal for the objects."""
-
-    def __init__(self, settings: PerceptronObjects, model: StackedCapsuleAutoencoder) -> None:
+    def __init__(
+        self,
+        model: StackedCapsuleAutoencoder,
+        *,
+        width: int = 256,
+        hidden: int = 2,
+        spread: float | None = 2.0,
+    ) -> None:
         super().__init__()
+        check_at_least(1, width=width, hidden=hidden)
+        if spread is not None:
+            check_positive(spread=spread)
         objects, parts = (level.size for level in model.levels)
         self.numbers = 7 + model.object_features
         seen = parts * (7 + model.part_features)
         self.standard = BalancedLogits(seen, spread=1.0)
-        sizes = [seen, *[settings.width] * settings.hidden]
+        sizes = [seen, *[width] * hidden]
         self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         self.read = PyroModule[nn.Linear](inputs, objects * self.numbers)
         weight, bias = (x.data.unflatten(0, (objects, -1)) for x in self.read.parameters())
@@ -102,9 +94,7 @@ class ReadObjects(PyroModule):
         bias[:, 1:7] = 0
         bias[:, 1:3] = FULL_SIZE
         self.objects = objects
-        self.balance: BalancedLogits | None = None
-        if settings.spread is not None:
-            self.balance = BalancedLogits(objects, settings.spread)
+        self.balance = None if spread is None else BalancedLogits(objects, spread)
 
     def forward(
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
@@ -120,26 +110,35 @@ class ReadObjects(PyroModule):
         )
 
 
-@dataclass(frozen=True)
-class SetTransformerObjects(TransformerSizes):
-    """The settings of a set transformer that infers objects from parts, as in the paper."""
+class SetTransformerObjects(Submodule, PyroModule):
+    """The set transformer that infers objects from parts, as in the paper.
 
-    width: int = 64
+    Args:
+        model: a stacked capsule autoencoder.
+        width: numbers of each part between the layers.
+        heads: attention heads.
+        blocks: attention blocks between the parts.
+        inducing: inducing points of each attention block.
 
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "TransformedObjects":
-        """Return a new network for the objects and parts of the model."""
-        return TransformedObjects(self, model)
+    Raises:
+        ValueError: a size out of range.
+    """
 
-
-class TransformedObjects(PyroModule):
-    """The network of `SetTransformerObjects`, from parts to a proposal for the objects."""
-
-    def __init__(self, settings: SetTransformerObjects, model: StackedCapsuleAutoencoder) -> None:
+    def __init__(
+        self,
+        model: StackedCapsuleAutoencoder,
+        *,
+        width: int = 64,
+        heads: int = 4,
+        blocks: int = 2,
+        inducing: int = 16,
+    ) -> None:
         super().__init__()
         objects, parts = (level.size for level in model.levels)
         self.numbers = 7 + model.object_features
         inputs = 7 + model.part_features + parts
-        self.transformer = settings.network(inputs, objects, self.numbers)
+        sizes = width, heads, blocks, inducing
+        self.transformer = upright(SetTransformer(inputs, objects, self.numbers, *sizes))
 
     def forward(
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
@@ -150,36 +149,23 @@ class TransformedObjects(PyroModule):
         return FeaturedProposal(read[..., 0], pose, read[..., 7:], elu(read))
 
 
-@dataclass(frozen=True)
-class EMConstellations(Settings):
-    """The settings of EM steps that infer objects from parts by the model's own votes.
+class EMConstellations(Submodule, PyroModule):
+    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
+
+    No network sees the parts. The feature of an object is one learned vector for all images, so
+    that its constellation is rigid. Parts that are absent have no say.
 
     Args:
-        iterations: number of EM steps.
+        model: a stacked capsule autoencoder.
+        iterations: number of EM steps, by the model's own votes.
 
     Raises:
         ValueError: `iterations` below 1.
     """
 
-    iterations: int = 3
-
-    def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
-
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "RoutedObjects":
-        """Return the EM steps for the objects of the model."""
-        return RoutedObjects(self.iterations, model)
-
-
-class RoutedObjects(PyroModule):
-    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
-
-    No network sees the parts. The feature of an object is one learned vector for all images, so
-    that its constellation is rigid. Parts that are absent have no say.
-    """
-
-    def __init__(self, iterations: int, model: StackedCapsuleAutoencoder) -> None:
+    def __init__(self, model: StackedCapsuleAutoencoder, *, iterations: int = 3) -> None:
         super().__init__()
+        check_at_least(1, iterations=iterations)
         self.iterations = iterations
         self.numbers = 7
         self.feature = nn.Parameter(0.1 * torch.randn(model.levels[0].size, model.object_features))

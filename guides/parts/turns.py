@@ -21,6 +21,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.param_store import StoredValues
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
@@ -78,7 +79,8 @@ def best_turn(
     angles = images.new_tensor(range(turns)) * (2 * math.pi / turns)
     seed = int(torch.randint(2**31, ()))
     scores = []
-    with poutine.block(), torch.random.fork_rng(), in_eval_mode(guide):
+    hidden = poutine.block(), StoredValues()  # the block hides parameters from their own handler
+    with hidden[0], hidden[1], torch.random.fork_rng(), in_eval_mode(guide):
         for angle in angles:
             torch.manual_seed(seed)
             draws = poutine.trace(guide).get_trace(images, angle=angle.expand(len(images)))

@@ -1,7 +1,7 @@
 """Objects that remember the arguments of their constructors, so that they can be rebuilt.
 
-Modules and settings of the zoo derive from `Remembering` or `Settings`. `models.specification`
-writes them as JSON and builds them again.
+Modules and settings of the zoo derive from `Remembering`, `Submodule` or `Settings`.
+`models.specification` writes them as JSON and builds them again.
 """
 
 import inspect
@@ -32,6 +32,17 @@ class Remembering:
 
 class Settings:
     """The base of frozen dataclasses that are arguments of modules: their fields are arguments."""
+
+
+class Submodule:
+    """The base of modules that a guide makes from its model.
+
+    An argument of the guide is the class, or a `functools.partial` of it with settings:
+
+    >>> PartWholeGuide(model, above=partial(SetTransformers, width=48))
+
+    The guide gives the model, and what else has no default. All settings are keywords.
+    """
 
 
 def note_changes(module: Remembering, attributes: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.networks.leading import joined
 
 
@@ -179,6 +180,9 @@ class SetTransformer(PyroModule):
         width, heads, blocks, inducing: sizes of the attention blocks.
 
     Called on (B, n, inputs) it returns (B, capsules, outputs) and does not depend on the order.
+
+    Raises:
+        ValueError: a size out of range.
     """
 
     def __init__(
@@ -192,6 +196,8 @@ class SetTransformer(PyroModule):
         inducing: int = 16,
     ) -> None:
         super().__init__()
+        check_at_least(1, width=width, heads=heads, inducing=inducing)
+        check_at_least(0, blocks=blocks)
         self.embed = PyroModule[nn.Linear](inputs, width)
         self.blocks = PyroModule[nn.ModuleList](
             [InducedSetAttention(width, heads, inducing) for _ in range(blocks)]

@@ -13,6 +13,7 @@ from capsule_zoo.inference import Checks, Pace, fit
 from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models.specification import spec
 from capsule_zoo.registry import create
 from capsule_zoo.settings import configure
 
@@ -52,7 +53,8 @@ def test_constructors_and_registry_give_one_pair():
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     selections = zip(model.selections, again.model.selections, strict=True)
     assert all(a.sigma_min == b.sigma_min for a, b in selections)
-    assert model.pose.sigma_top == again.model.pose.sigma_top and guide.reader == again.guide.reader
-    assert guide.fit_settings == PartWholeGuide(model, above=EMObjects()).fit_settings
+    assert spec(model) == spec(again.model)
+    assert spec(guide, model=model) == spec(again.guide, model=again.model)
+    assert guide.fit_settings == PartWholeGuide(model, above=EMObjects).fit_settings
     assert entry.training == paced(guide.fit_settings)
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()

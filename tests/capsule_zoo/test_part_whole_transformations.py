@@ -59,7 +59,7 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
     assert card["training"]["command"].startswith(made)
     assert card["records"]["part-whole/generalise"]["metrics"] == record["metrics"]
     entry = load("mine")
-    assert entry.model.image_shape == (1, 40, 40) and entry.guide.reader.coordinates
+    assert entry.model.image_shape == (1, 40, 40) and entry.guide.read_parts.coordinates
     options, settings = (
         Options(run="mine", progress=False),
         dict(turns=4, degrees=(0, 90), refining=2),

@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -225,10 +226,11 @@ def test_a_run_of_another_size_is_refused(entry, tmp_path):
 
 def test_any_pair_is_saved_and_loaded(entry, tmp_path):
     """Also one that no entry makes, and one that was loaded."""
-    guide = entry.guide.with_above(EMObjects(2)).with_poses("normal")
+    guide = entry.guide.with_above(partial(EMObjects, iterations=2)).with_poses("normal")
     save(entry.model, guide, tmp_path / "run", data="digits")
     twin = load(tmp_path / "run")
-    assert twin.guide.above == EMObjects(2) and twin.guide.pose == "normal"
+    above = twin.guide.infer_objects
+    assert isinstance(above, EMObjects) and above.iterations == 2 and twin.guide.pose == "normal"
     assert twin.guide.model is twin.model and read_recipe(tmp_path / "run")["data"] == "digits"
     for module, other in ((entry.model, twin.model), (guide, twin.guide)):
         state = other.state_dict()

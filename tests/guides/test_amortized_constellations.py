@@ -10,7 +10,6 @@ from capsule_zoo.data.points import SHAPES, draw_scenes
 from capsule_zoo.guides import AmortizedMatching, ExactMatching
 from capsule_zoo.guides.constellations.amortized import dreams, exchanges, views
 from capsule_zoo.guides.constellations.exact import groups
-from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.inference import SleepPhase, evaluate
 from capsule_zoo.models import Constellations
 from capsule_zoo.models.constellations.similarities import as_complex
@@ -22,7 +21,7 @@ def pair(
     pyro.set_rng_seed(0)
     shapes = [torch.tensor(SHAPES[name]) for name in names]
     model = Constellations(shapes, 0.1, clutter=clutter).double()
-    guide = AmortizedMatching(model, TransformerSizes(width=8, blocks=1), **sizes).double()
+    guide = AmortizedMatching(model, width=8, blocks=1, **sizes).double()
     guide.transformer.read_weight.data *= 3  # claims that differ much
     return model, guide
 

@@ -1,6 +1,6 @@
 """A part-whole guide is made of two objects: each can be exchanged, copied or used alone."""
 
-from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import WEIGHTS, load
 from capsule_zoo.settings import configure
 
-READER, ABOVE = PartReader(channels=4), SetTransformers(width=8, heads=2, blocks=1, inducing=2)
+READER = partial(PartReader, channels=4)
+ABOVE = partial(SetTransformers, width=8, heads=2, blocks=1, inducing=2)
+ROUTED = partial(EMObjects, iterations=2)
 
 
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
@@ -38,7 +40,13 @@ def test_the_usual_guides_are_two_of_its_pairs(model, images):
     sizes = dict(width=8, heads=2, blocks=1, inducing=2)
     pairs = (
         (lambda: configure(PartWholeGuide, model, channels=4, **sizes), ABOVE),
-        (lambda: configure(PartWholeGuide, model, above=EMObjects(2), channels=4), EMObjects(2)),
+        (lambda: configure(PartWholeGuide, model, above=ROUTED, channels=4), ROUTED),
+        (
+            lambda: configure(
+                PartWholeGuide, model, channels=4, above={"class": "EMObjects", "iterations": 2}
+            ),
+            ROUTED,
+        ),
     )
     for usual, above in pairs:
         torch.manual_seed(1)
@@ -52,7 +60,7 @@ def test_the_usual_guides_are_two_of_its_pairs(model, images):
 def test_other_objects_keep_the_trained_reader(model, images):
     guide = PartWholeGuide(model, "normal", reader=READER, above=ABOVE).double()
     torch.nn.init.normal_(guide.pose_heads[-1].weight)  # as after training
-    routed = guide.with_above(EMObjects(2))
+    routed = guide.with_above(ROUTED)
     check_pair(model, routed, images)
     before, after = drawn(guide, images), drawn(routed, images)
     assert torch.equal(before["part_pose"], after["part_pose"])
@@ -65,27 +73,41 @@ def test_other_objects_keep_the_trained_reader(model, images):
 
 
 def test_a_reader_works_alone():
-    """A new family needs no part-whole model, and no guide, to read parts."""
-    reader = PartReader(channels=4, coordinates=True, centered=True)
-    network = reader.build(image_shape=(3, 10, 14), parts=6)
+    """A new family needs no guide to read parts."""
+    model = PartWholeCapsules((3, 10, 14), objects=2, parts=6)
+    reader = PartReader(model, 9, channels=4, coordinates=True, centered=True)
     seen, frame = reader.view(torch.rand(2, 3, 10, 14))
-    proposal = network(seen)
+    proposal = reader(seen)
     shapes = tuple(proposal.logits.shape), tuple(proposal.pose.shape)
     assert shapes == ((2, 6), (2, 6, 6)) and frame.shape == (2, 6)
     proposal.pose.sum().backward()
-    assert all(p.grad is not None for p in network.encoder.parameters())
+    assert all(p.grad is not None for p in reader.encoder.parameters())
 
 
-def test_settings_are_values():
-    assert PartReader(turns=3) == replace(PartReader(), turns=3) != PartReader()
-    with pytest.raises(ValueError, match="channels must be at least 1"):
-        PartReader(channels=0)
-    with pytest.raises(ValueError, match="max_scale must be positive"):
-        PartReader(max_scale=0.0)
-    with pytest.raises(ValueError, match="width must be at least 1"):
-        SetTransformers(width=0)
-    with pytest.raises(ValueError, match="need square images, not 12x16"):
-        PartReader(turns=2).build((1, 12, 16), 3)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(reader=partial(PartReader, channels=0)), "channels must be at least 1"),
+        (dict(reader=partial(PartReader, max_scale=0.0)), "max_scale must be positive"),
+        (dict(reader=partial(PartReader, turns=2)), "need square images, not 12x16"),
+        (dict(above=partial(SetTransformers, width=0)), "width must be at least 1"),
+        (dict(above=partial(SetTransformers, blocks=-1)), "blocks must be at least 0"),
+        (dict(above=torch.nn.Linear), "above must be a class of modules or a .*partial of one"),
+        (dict(reader=64), "reader must be a class of modules or a .*partial of one.*not 64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PartWholeGuide(PartWholeCapsules((1, 12, 16), objects=2, parts=3), **arguments)
+
+
+def test_a_setting_of_another_class_is_refused():
+    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3)
+    for reader in ("EMObjects", EMObjects, {"class": "EMObjects"}, 3):
+        with pytest.raises(ValueError, match=r"reader of .* must be a class such as PartReader"):
+            configure(PartWholeGuide, model, reader=reader)
+    with pytest.raises(ValueError, match=r"PartReader.*chanels.*channels"):
+        configure(PartWholeGuide, model, reader={"class": "PartReader", "chanels": 3})
 
 
 @pytest.mark.parametrize("name", ["part-whole-mnist", "part-whole-affnist"])

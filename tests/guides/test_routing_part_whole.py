@@ -1,5 +1,7 @@
 """Routing is coordinate ascent on the model's log joint: each step against the model itself."""
 
+from functools import partial
+
 import pytest
 import torch
 from machines import shifted
@@ -84,7 +86,7 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
         model.selections[0].presence_logits.fill_(3.0)
     placed = poses.compose(chosen, identity + model.selections[0].transform[:, 1]).detach()
     parts = Capsules(torch.ones(1, 5).double(), placed[None])
-    proposal = EMObjects(20)(model, 0, parts)
+    proposal = EMObjects(model, iterations=20)(model, 0, parts)
     assert proposal.logits.argmax(-1).item() == 1 and proposal.logits[0, 1] > 3
     assert (proposal.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
 
@@ -96,7 +98,7 @@ def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
     torch.nn.init.constant_(model.presence_logits, -2.0)
     model = model.discretized()
     _, parts = draw(model)
-    proposal = EMObjects()(model, 0, parts)
+    proposal = EMObjects(model)(model, 0, parts)
     there, gone = (
         log_children(model, Capsules(torch.full((4, 1), t).double(), proposal.pose), parts)
         for t in (1, 0)
@@ -110,7 +112,7 @@ def test_it_fits_every_model_and_trains(layers, pose):
     model = PartWholeCapsules(
         (1, 12, 12), layers=layers, painting=Painting(template_size=5)
     ).double()
-    guide = configure(PartWholeGuide, model, pose, above=EMObjects(), channels=4).double()
+    guide = configure(PartWholeGuide, model, pose, above=EMObjects, channels=4).double()
     images = torch.rand(3, 1, 12, 12, dtype=torch.float64)
     check_pair(model, guide, images)
     trace = poutine.trace(guide).get_trace(images)
@@ -122,6 +124,7 @@ def test_it_fits_every_model_and_trains(layers, pose):
 
 def test_iterations_are_checked():
     with pytest.raises(ValueError, match="iterations must be at least 1"):
-        PartWholeGuide(PartWholeCapsules((1, 12, 12), objects=3, parts=4), above=EMObjects(0))
-    with pytest.raises(ValueError, match="iterations must be at least 1"):
-        EMObjects(0)
+        PartWholeGuide(
+            PartWholeCapsules((1, 12, 12), objects=3, parts=4),
+            above=partial(EMObjects, iterations=0),
+        )

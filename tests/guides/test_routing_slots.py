@@ -1,5 +1,7 @@
 """Routing of parts to several objects with shape codes."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -70,14 +72,18 @@ def test_more_starts_and_rounds_never_explain_less():
 @pytest.mark.parametrize("objects", ["delta", "normal"])
 def test_it_is_a_guide_to_scenes_of_several_objects(objects):
     model = made().with_scope("objects")
-    guide = RoutingSlots(model, objects=objects, starts=1, reader=PartReader(channels=2)).double()
+    guide = RoutingSlots(
+        model, objects=objects, starts=1, reader=partial(PartReader, channels=2)
+    ).double()
     parts, _, _ = scenes(model, 3)
     sets = as_part_sets(parts)
     check_pair(model, guide, sets)
     assert torch.isfinite(loss_per_image(Trace_ELBO(), model, guide, sets)).all()
     whole = made()
     images = torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
-    guide = RoutingSlots(whole, objects=objects, starts=1, reader=PartReader(channels=2)).double()
+    guide = RoutingSlots(
+        whole, objects=objects, starts=1, reader=partial(PartReader, channels=2)
+    ).double()
     check_pair(whole, guide, images)
 
 

@@ -1,5 +1,7 @@
 """Guides to shape codes: routing is coordinate ascent, kinds weigh as they should."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -67,7 +69,9 @@ def test_routing_finds_the_object_that_drew_the_parts():
         "object_code": torch.randn(4, 1, 2).double(),
     }
     sets = poutine.condition(model, values)(batch_size=4).detach()
-    guide = configure(ShapeCodesGuide, model, above=RidgeKinds(20), channels=2).double()
+    guide = configure(
+        ShapeCodesGuide, model, above=partial(RidgeKinds, iterations=20), channels=2
+    ).double()
     nodes = poutine.trace(guide).get_trace(sets).nodes
     best = nodes["object_kind"]["fn"].logits.argmax(-1)
     assert best.tolist() == values["object_kind"].tolist()
@@ -114,7 +118,7 @@ def test_a_part_that_is_off_is_as_wide_as_in_the_model():
     assert (scale[~off] < 0.1).all()
 
 
-@pytest.mark.parametrize("above", [KindNetwork(), RidgeKinds()])
+@pytest.mark.parametrize("above", [KindNetwork, RidgeKinds])
 def test_a_turned_view_turns_the_object_with_its_parts(above):
     """The same answer in the frame of the view, at whichever angle the image is looked at."""
     model = made(rotations=4).discretized()
@@ -220,4 +224,4 @@ def test_guides_to_other_models_are_refused():
     with pytest.raises(ValueError, match="objects"):
         ShapeCodesGuide(made(), objects="low_rank")
     with pytest.raises(ValueError, match="iterations"):
-        ShapeCodesGuide(made(), above=RidgeKinds(0))
+        ShapeCodesGuide(made(), above=partial(RidgeKinds, iterations=0))

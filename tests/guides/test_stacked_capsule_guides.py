@@ -1,5 +1,7 @@
 """Guides to stacked capsule autoencoders: variants share weights, EM finds constellations."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -16,7 +18,7 @@ from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteSizes
 
-READER = PartReader(channels=4)
+READER = partial(PartReader, channels=4)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_a_normal_guide_starts_close_to_the_points_that_it_replaces(model, image
 
 def test_other_objects_keep_the_trained_reader(model, images):
     guide = StackedCapsuleGuide(model, reader=READER, noise="none")
-    routed = guide.with_above(EMConstellations(2))
+    routed = guide.with_above(partial(EMConstellations, iterations=2))
     before, after = values_of(guide, images), values_of(routed, images)
     for name in ("part_presence", "part_pose", "part_feature"):
         assert torch.equal(before[name], after[name])
@@ -81,7 +83,9 @@ def test_em_finds_the_object_whose_constellation_the_parts_form(model):
     identity = torch.tensor(poses.IDENTITY, dtype=torch.float64)
     pose = identity + 0.1 * torch.tensor([1.0, -1, 2, 1, 0.5, -1], dtype=torch.float64)
     parts = constellation(model, pose)
-    guide = StackedCapsuleGuide(model, reader=READER, above=EMConstellations(20)).double()
+    guide = StackedCapsuleGuide(
+        model, reader=READER, above=partial(EMConstellations, iterations=20)
+    ).double()
     found = guide.infer_objects(model, parts)
     assert found.logits[0].argmax() == 1
     assert found.logits[0, 1] > 10
@@ -120,8 +124,8 @@ def test_laws_of_logits_expand_and_integrate_to_one():
         (dict(pose="low_rank"), "pose must be one of 'delta', 'normal'"),
         (dict(noise="loud"), "noise must be one of"),
         (dict(noise_width=0.0), "noise_width must be positive"),
-        (dict(reader=PartReader(turns=2)), "reader must see each image as it is"),
-        (dict(reader=PartReader(centered=True)), "reader must see each image as it is"),
+        (dict(reader=partial(PartReader, turns=2)), "reader must see each image as it is"),
+        (dict(reader=partial(PartReader, centered=True)), "reader must see each image as it is"),
     ],
 )
 def test_wrong_options_are_refused(model, options, words):
@@ -129,8 +133,8 @@ def test_wrong_options_are_refused(model, options, words):
         StackedCapsuleGuide(model, **options)
 
 
-def test_wrong_sizes_of_objects_are_refused():
+def test_wrong_sizes_of_objects_are_refused(model):
     with pytest.raises(ValueError, match="iterations must be at least 1"):
-        EMConstellations(0)
+        EMConstellations(model, iterations=0)
     with pytest.raises(ValueError, match="width must be at least 1"):
-        SetTransformerObjects(width=0)
+        SetTransformerObjects(model, width=0)

@@ -1,5 +1,7 @@
 """A perceptron that infers objects: what it sees, how its presences spread, and its scopes."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -18,7 +20,7 @@ SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 def guide():
     pyro.set_rng_seed(0)
     model = configure(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=3, **SIZES)
-    reader, objects = PartReader(channels=4), PerceptronObjects(width=16)
+    reader, objects = partial(PartReader, channels=4), partial(PerceptronObjects, width=16)
     return StackedCapsuleGuide(model, reader=reader, above=objects, noise="none").double()
 
 
@@ -46,7 +48,7 @@ def test_presences_spread_over_images_around_the_prior(guide):
 
 
 def test_presences_that_are_not_balanced_hardly_differ_at_first(guide):
-    free = guide.with_above(PerceptronObjects(width=16, spread=None)).double()
+    free = guide.with_above(partial(PerceptronObjects, width=16, spread=None)).double()
     assert free.infer_objects(guide.model, some_parts()).logits.std(0).max() < 0.5
 
 
@@ -83,8 +85,8 @@ def test_objects_from_reads_are_those_from_images(guide, images):
     assert all(torch.equal(below[name], whole[name]) for name in below)
 
 
-def test_wrong_sizes_are_refused():
+def test_wrong_sizes_are_refused(guide):
     with pytest.raises(ValueError, match="width must be at least 1"):
-        PerceptronObjects(width=0)
+        PerceptronObjects(guide.model, width=0)
     with pytest.raises(ValueError, match="spread must be positive"):
-        PerceptronObjects(spread=0.0)
+        PerceptronObjects(guide.model, spread=0.0)

@@ -1,5 +1,7 @@
 """Objects that start as clusters: votes, codes and the encoder reproduce a known mixture."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -32,8 +34,8 @@ def scene():
     pyro.set_rng_seed(0)
     sizes = dict(object_features=4, part_features=3, template_size=4, hidden=8)
     model = configure(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=PARTS, **sizes)
-    objects = PerceptronObjects(width=32)
-    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
+    objects = partial(PerceptronObjects, width=32)
+    guide = StackedCapsuleGuide(model, reader=partial(PartReader, channels=4), above=objects)
     means = some_poses(2, PARTS)
     kinds = torch.arange(NUMBER) % 2
     bend = torch.randn(NUMBER, 1, 1) * 0.1 * torch.tensor([0.0, 0, 1, 0, 0, 0])  # x of all parts
@@ -107,7 +109,7 @@ def test_parameters_give_back_their_poses():
 
 def test_steps_of_em_keep_their_features(scene):
     guide, reads, _, _ = scene
-    routed = guide.with_above(EMConstellations(2))
+    routed = guide.with_above(partial(EMConstellations, iterations=2))
     before = routed.infer_objects.feature.clone()
     start_objects(routed, reads, updates=5)
     assert torch.equal(routed.infer_objects.feature, before)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import pyro
 import pytest
@@ -46,8 +47,8 @@ def pair():
         classes=4,
         votes=VoteSizes(object_features=4, hidden=5),
     )
-    objects = SetTransformerObjects(8, 2, 1, 3)
-    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
+    objects = partial(SetTransformerObjects, width=8, heads=2, blocks=1, inducing=3)
+    guide = StackedCapsuleGuide(model, reader=partial(PartReader, channels=4), above=objects)
     return shifted(model, 0.1).double(), shifted(guide, 0.1).double()
 
 

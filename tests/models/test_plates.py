@@ -216,7 +216,7 @@ def test_routing_refuses_parameters_that_it_would_draw_again():
     model = relaxed_model()
     make_bayesian(model, selections__0__transform=3)
     with pytest.raises(ValueError, match="PyroSample"):
-        configure(PartWholeGuide, model, above=EMObjects(), channels=4).double()(IMAGES)
+        configure(PartWholeGuide, model, above=EMObjects, channels=4).double()(IMAGES)
 
 
 def test_a_gibbs_chain_runs_for_every_outer_index():

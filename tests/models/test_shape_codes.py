@@ -146,7 +146,7 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
         joint = joint - on_parts.pose.law(pose).log_prob(pose)
         exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
         kinds.append(joint.logsumexp(0).softmax(-1))
-    guide = configure(ShapeCodesGuide, on_parts, above=RidgeKinds(), channels=2).double()
+    guide = configure(ShapeCodesGuide, on_parts, above=RidgeKinds, channels=2).double()
     believed = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.exp()
     torch.testing.assert_close(believed[:, 0], torch.stack(kinds), atol=0.05, rtol=0)
     found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
@@ -222,7 +222,7 @@ def test_it_renders():
 def test_known_kinds_are_observed():
     """Labels are the kinds: they have a density in the model, and the guide does not draw them."""
     model = made()
-    guide = configure(ShapeCodesGuide, model, above=RidgeKinds(), channels=2).double()
+    guide = configure(ShapeCodesGuide, model, above=RidgeKinds, channels=2).double()
     kinds = torch.tensor([2, 0])
     nodes = poutine.trace(model).get_trace(images(), kinds).nodes
     assert nodes["object_kind"]["is_observed"]

@@ -1,6 +1,7 @@
 """Specifications: objects that differ by their arguments, copies, parts; and clear refusals."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -36,11 +37,14 @@ def test_defaults_are_written_down():
 
 def test_a_guide_that_was_put_together_by_hand_is_rebuilt():
     model = small()
-    reader = PartReader(channels=6)
-    guide = PartWholeGuide(model, reader=reader).with_above(EMObjects(2)).with_poses("normal")
+    reader, above = partial(PartReader, channels=6), partial(EMObjects, iterations=2)
+    guide = PartWholeGuide(model, reader=reader).with_above(above).with_poses("normal")
+    written = spec(guide, model=model)
+    assert written["above"] == {"class": "EMObjects", "iterations": 2}
+    assert written["reader"]["channels"] == 6 and written["reader"]["max_scale"] == 0.8
     twin = again(guide, model=model)
-    assert (twin.above, twin.pose, twin.reader) == (EMObjects(2), "normal", reader)
-    assert twin.model is model
+    assert (twin.infer_objects.iterations, twin.pose, twin.model) == (2, "normal", model)
+    assert twin.read_parts.encoder[0].out_channels == 6
 
 
 @pytest.mark.parametrize(

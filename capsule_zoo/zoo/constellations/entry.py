@@ -1,6 +1,5 @@
 """Constellations: scenes of points, with an exact guide (Nazabal, Tsagkas and Williams 2021)."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.points import SHAPES
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
-from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.inference import SleepPhase, learn_templates
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models import Constellations
@@ -101,7 +99,7 @@ register(
         "exact": ExactMatching,
         "ransac": RansacMatching,
         "sinkhorn": SinkhornMatching,
-        "amortized": partial(AmortizedMatching, sizes=TransformerSizes()),
+        "amortized": AmortizedMatching,
     },
     training=dict(batch_size=64, epochs=1),
     figures=PICTURES,
@@ -109,7 +107,7 @@ register(
     small=dict(
         objects=("square", "triangle"),
         clutter=4,
-        guides=dict(sinkhorn=dict(starts=1, steps=3), amortized=dict(sizes=dict(width=8))),
+        guides=dict(sinkhorn=dict(starts=1, steps=3), amortized=dict(width=8)),
     ),
     data="constellations",
 )

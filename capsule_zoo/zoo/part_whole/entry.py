@@ -26,7 +26,7 @@ def low_rank(entry: Entry) -> PartWholeGuide:
 
 def routing(entry: Entry) -> PartWholeGuide:
     """A network gives the parts, the agreement of their votes the objects."""
-    return delta(entry).with_above(EMObjects())
+    return delta(entry).with_above(EMObjects)
 
 
 register(

@@ -106,7 +106,7 @@ def on_parts_of(source: Entry, **settings: Any) -> Entry:
         image_shape=model.image_shape,
         parts=model.levels[-1].size,
         temperature=model.temperature,
-        guide=dict(reader=source.guide.reader),
+        guide=dict(reader=source.guide.arguments["reader"]),
         painting=model.painting,
         **settings,
     )
@@ -135,7 +135,7 @@ def points(entry: Entry) -> ShapeCodesGuide:
 
 def routing(entry: Entry) -> ShapeCodesGuide:
     """A network gives the parts, ridge regressions pose and code of every kind."""
-    return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
+    return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds)
 
 
 register(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import StackedCapsuleGuide, from_reads
-from capsule_zoo.guides.parts.stacked_objects import FeaturedProposal, RoutedObjects
+from capsule_zoo.guides.parts.stacked_objects import EMConstellations, FeaturedProposal
 from capsule_zoo.inference.training.starts.factor_analyzers import (
     FactorAnalyzers,
     cluster_parts,
@@ -86,7 +86,7 @@ def _factors(relation: VoteNetwork) -> int:
 
 def _first_scale(guide: StackedCapsuleGuide) -> float:
     """Return the size of objects for the encoder's first poses."""
-    if isinstance(guide.infer_objects, RoutedObjects):
+    if isinstance(guide.infer_objects, EMConstellations):
         return 1.0
     raw = torch.zeros(6)
     raw[:2] = FULL_SIZE
@@ -155,7 +155,7 @@ def _teach(
         feature: features of the objects, (N, objects, features).
     """
     parameters = list(guide.infer_objects.parameters())
-    if isinstance(guide.infer_objects, RoutedObjects):
+    if isinstance(guide.infer_objects, EMConstellations):
         return
     optimizer = torch.optim.Adam(parameters, _RATE)
     with seeded(seed):

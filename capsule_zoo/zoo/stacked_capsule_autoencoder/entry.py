@@ -84,20 +84,20 @@ def normal(entry: Entry) -> StackedCapsuleGuide:
 
 def em(entry: Entry) -> StackedCapsuleGuide:
     """A network gives the parts, expectation maximization the objects."""
-    return entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations())
+    return entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations)
 
 
 def of_the_paper(parts: int) -> dict[str, Any]:
     """Return the preset with the sizes and the joint training of the paper."""
-    reader = PartReader(channels=128, max_scale=1.01, anisotropy=None)
-    above = SetTransformerObjects(width=128, heads=4, blocks=3, inducing=16)
+    reader = partial(PartReader, channels=128, max_scale=1.01, anisotropy=None)
+    above = partial(SetTransformerObjects, width=128, heads=4, blocks=3, inducing=16)
     model = partial(StackedCapsuleAutoencoder, objects=24, parts=parts, sigma_image=1.0)
     guide = partial(StackedCapsuleGuide, reader=reader, above=above)
     return dict(model=model, guide=guide, training=JOINT, stages=None)
 
 
 MODEL = partial(StackedCapsuleAutoencoder, objects=24, votes=VoteSizes(hidden=64))
-GUIDE = partial(StackedCapsuleGuide, above=PerceptronObjects())
+GUIDE = partial(StackedCapsuleGuide, above=PerceptronObjects)
 register(
     "stacked-capsule-autoencoder",
     model=partial(MODEL, parts=16),
