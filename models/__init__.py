@@ -11,7 +11,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.common.remembering import Settings
+from capsule_zoo.models.common.remembering import Settings, Submodule
 from capsule_zoo.models.common.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
@@ -63,6 +63,7 @@ __all__ = [
     "ShapeCodes",
     "Site",
     "StackedCapsuleAutoencoder",
+    "Submodule",
     "SwitchableGaussians",
     "VariationalAutoencoder",
     "VoteSizes",

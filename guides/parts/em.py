@@ -52,6 +52,8 @@ class EMObjects(Submodule, PyroModule):
         ValueError: `iterations` below 1.
     """
 
+    model_class = PartWholeCapsules
+
     features = 7  # from which deviations are computed: a presence and a pose
 
     def __init__(self, model: PartWholeCapsules, *, iterations: int = 3) -> None:

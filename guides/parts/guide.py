@@ -21,6 +21,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.guides.parts.turns import best_turn
@@ -115,12 +116,8 @@ class PartsGuide(Guide[P]):
     ) -> None:
         super().__init__(model)
         check_one_of("pose", pose, self.poses)
-        for name, maker in (("reader", reader), ("above", above)):
-            if not is_submodule(maker):
-                raise ValueError(
-                    f"{name} must be a class of modules or a functools.partial of one, such as "
-                    f"partial(PartReader, channels=32), not {maker!r:.60}"
-                )
+        _check_serves("reader", reader, PartReader, model)
+        _check_serves("above", above, Submodule, model)
         self.pose = pose
         self.read_parts = reader(model, self.outputs)
 
@@ -132,12 +129,7 @@ class PartsGuide(Guide[P]):
     def with_poses(self, pose: str) -> Self:
         """Return a guide to the same model with copies of the weights and another law of poses.
 
-        A new normal law starts at the delta's point with a deviation of .02. The paper of
-        part-whole capsules finds that poses which are sampled from the start give a looser bound
-        than points that are widened later. The record `part-whole/sensitivity` has the opposite:
-        393 nats for sampled poses and 326 for points first, after as many updates in all, but with
-        the model frozen in the last sixth of them, and from one seed. Points first find objects
-        that say more of the class.
+        A new normal law starts at the delta's point with a standard deviation of .02.
         """
         return self._varied(pose=pose)
 
@@ -152,7 +144,7 @@ class PartsGuide(Guide[P]):
 
     def with_scope(self, scope: str) -> Self:
         """Return a guide with the same parameters for the model's `with_scope`."""
-        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+        return self.on_model(self.model.with_scope(scope))
 
     def _varied(self, **changes: Any) -> Self:
         """Return a guide with other arguments, and copies of the weights that fit."""
@@ -183,6 +175,22 @@ class PartsGuide(Guide[P]):
     ) -> dist.TorchDistribution:
         """Return the law of poses, given the values of the presence site."""
         return head(proposal.pose, proposal.features)
+
+
+def _check_serves(name: str, maker: Any, base: type, model: PartsModel) -> None:
+    """Raise ValueError unless an argument makes modules of a class for a model."""
+    kind: Any = without_partials(maker)
+    if not is_submodule(maker) or not issubclass(kind, base):
+        label = kind.__name__ if isinstance(kind, type) else f"{maker!r:.60}"
+        raise ValueError(
+            f"{name} must be {base.__name__}, a subclass of it or a functools.partial of one, such "
+            f"as partial(PartReader, channels=32), not {label}"
+        )
+    if not isinstance(model, kind.model_class):
+        raise ValueError(
+            f"{name} is {kind.__name__}, which serves {kind.model_class.__name__}, not "
+            f"{type(model).__name__}; leave it out for the usual one"
+        )
 
 
 def copy_matching(source: nn.Module, target: _Copy, prefixes: tuple[str, ...] = ("",)) -> _Copy:

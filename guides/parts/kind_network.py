@@ -74,6 +74,8 @@ class KindNetwork(Submodule, PyroModule):
         ValueError: a size below 1.
     """
 
+    model_class = ShapeCodes
+
     def __init__(
         self, model: ShapeCodes, objects: str, *, width: int = 384, hidden: int = 2
     ) -> None:

@@ -75,6 +75,8 @@ class PartReader(Submodule, PyroModule):
             and are not square.
     """
 
+    model_class = PartsModel
+
     def __init__(
         self,
         model: PartsModel,

@@ -48,6 +48,8 @@ class RidgeKinds(Submodule, PyroModule):
         ValueError: `iterations` below 1.
     """
 
+    model_class = ShapeCodes
+
     def __init__(self, model: ShapeCodes, objects: str, *, iterations: int = 5) -> None:
         super().__init__()
         check_at_least(1, iterations=iterations)

@@ -45,6 +45,8 @@ class SetTransformers(Submodule, PyroModule):
         ValueError: a size out of range.
     """
 
+    model_class = PartWholeCapsules
+
     features = OUTPUTS
 
     def __init__(

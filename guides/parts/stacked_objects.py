@@ -70,6 +70,8 @@ class PerceptronObjects(Submodule, PyroModule):
         ValueError: a number below 1, or a spread that is not positive.
     """
 
+    model_class = StackedCapsuleAutoencoder
+
     def __init__(
         self,
         model: StackedCapsuleAutoencoder,
@@ -124,6 +126,8 @@ class SetTransformerObjects(Submodule, PyroModule):
         ValueError: a size out of range.
     """
 
+    model_class = StackedCapsuleAutoencoder
+
     def __init__(
         self,
         model: StackedCapsuleAutoencoder,
@@ -162,6 +166,8 @@ class EMConstellations(Submodule, PyroModule):
     Raises:
         ValueError: `iterations` below 1.
     """
+
+    model_class = StackedCapsuleAutoencoder
 
     def __init__(self, model: StackedCapsuleAutoencoder, *, iterations: int = 3) -> None:
         super().__init__()

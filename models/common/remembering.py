@@ -42,7 +42,10 @@ class Submodule:
     >>> PartWholeGuide(model, above=partial(SetTransformers, width=48))
 
     The guide gives the model, and what else has no default. All settings are keywords.
+    `model_class` is the class of models that it serves.
     """
+
+    model_class: type = object
 
 
 def note_changes(module: Remembering, attributes: Mapping[str, Any]) -> None:

@@ -6,7 +6,14 @@ import pytest
 import torch
 from machines import values_of
 
-from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
+from capsule_zoo.guides import (
+    EMObjects,
+    KindNetwork,
+    PartReader,
+    PartWholeGuide,
+    PerceptronObjects,
+    SetTransformers,
+)
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import PartWholeCapsules
@@ -92,8 +99,11 @@ def test_a_reader_works_alone():
         (dict(reader=partial(PartReader, turns=2)), "need square images, not 12x16"),
         (dict(above=partial(SetTransformers, width=0)), "width must be at least 1"),
         (dict(above=partial(SetTransformers, blocks=-1)), "blocks must be at least 0"),
-        (dict(above=torch.nn.Linear), "above must be a class of modules or a .*partial of one"),
-        (dict(reader=64), "reader must be a class of modules or a .*partial of one.*not 64"),
+        (dict(above=torch.nn.Linear), "above must be Submodule, a subclass .*Linear"),
+        (dict(reader=SetTransformers), "reader must be PartReader, .*SetTransformers"),
+        (dict(above=KindNetwork), "above is KindNetwork, which serves ShapeCodes, not PartWholeC"),
+        (dict(above=PerceptronObjects), "which serves StackedCapsuleAutoencoder, not PartWhole"),
+        (dict(reader=64), "reader must be PartReader, a subclass .*not 64"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
