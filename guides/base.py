@@ -110,5 +110,14 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
 
     def discretized(self) -> Self:
         """Return a guide with the same parameters for the model's `discretized()`."""
-        model = self.model.discretized()
-        return self if model is self.model else self.sharing_parameters(_model=(model,))
+        return self.on_model(self.model.discretized())
+
+    def on_model(self, model: Any, **changes: Any) -> Self:
+        """Return a guide with the same parameters for another form of the model.
+
+        Args:
+            changes: attributes that differ then.
+        """
+        if model is self.model:
+            return self
+        return self.sharing_parameters(_model=(model,), **changes)

@@ -39,28 +39,6 @@ HEAT = 0.5  # deviation that is added to the noise at first, for permutations
 ROUNDS = 2  # roundings of permutations at the end, each with a fit of the poses
 
 
-class Settings(NamedTuple):
-    """The settings of EM.
-
-    Attributes:
-        permutations: True to normalize over points as well, by Sinkhorn's algorithm.
-        starts: number of runs for each set of objects.
-        steps: number of steps of EM.
-        seed: seed of the poses that EM starts from.
-    """
-
-    permutations: bool
-    starts: int
-    steps: int
-    seed: int
-
-    def extra(self, step: int) -> float:
-        """The variance that is added to the noise in a step; it falls to 0 in 3/4 of the steps."""
-        if not self.permutations:
-            return 0.0
-        return (HEAT * max(0.0, 1 - 4 * step / (3 * self.steps)) ** 2) ** 2
-
-
 class Poses(NamedTuple):
     """Normal posteriors of similarities, for runs and objects.
 
@@ -127,7 +105,14 @@ def patterns(law: SceneLaw, number: int) -> list[tuple[tuple[int, ...], int]]:
 
 @torch.no_grad()
 def explain_by_em(
-    law: SceneLaw, points: Tensor, settings: Settings, rounded: bool = False
+    law: SceneLaw,
+    points: Tensor,
+    *,
+    permutations: bool,
+    starts: int,
+    steps: int,
+    seed: int,
+    rounded: bool = False,
 ) -> Matchings:
     """Return the best result of EM for every scene, and a lower bound on its log evidence.
 
@@ -136,16 +121,20 @@ def explain_by_em(
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
+        permutations: True to normalize over points as well, by Sinkhorn's algorithm.
+        starts: number of runs for each set of objects.
+        steps: number of steps of EM.
+        seed: seed of the poses that EM starts from.
         rounded: round free assignments to the nearest permutation at the end.
     """
     found = Matchings.empty(points)
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(seed)
     for rows, slots, places in by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
         for objects, clutter in patterns(law, places.shape[1]):
             corners = Corners.of(law, objects, clutter, places)
-            whole = settings.permutations or rounded
-            score, weights = _best_run(law, corners, places, settings, generator, whole)
+            runs, whole = (permutations, starts, steps), permutations or rounded
+            score, weights = _best_run(law, corners, places, runs, generator, whole)
             chosen = round_off(weights) if whole else weights.argmax(-1)
             better = score > best
             best = torch.where(better, score, best)
@@ -169,7 +158,7 @@ def _best_run(
     law: SceneLaw,
     corners: Corners,
     places: Tensor,
-    settings: Settings,
+    runs: tuple[bool, int, int],
     generator: torch.Generator,
     whole: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -178,26 +167,28 @@ def _best_run(
     The log weights (b, points, corners and clutter) say how well each corner explains a point.
     """
     batch, number = places.shape
-    runs = places.repeat_interleave(settings.starts, 0)
-    start = torch.randn(2, len(runs), len(corners.objects), 2, generator=generator)
+    permutations, starts, steps = runs
+    copies = places.repeat_interleave(starts, 0)
+    start = torch.randn(2, len(copies), len(corners.objects), 2, generator=generator)
     start = torch.view_as_complex(law.tau * start).to(places)
     zero = start[0].real.new_zeros(start[0].shape)
     poses = Poses(start[0], start[1], zero, zero, start[0] * 0)
-    for step in range(settings.steps):
-        extra = settings.extra(step)
-        log_density = expected_log_density(runs, corners, poses, extra)
-        responsibility = _normalized(log_density, corners, settings).exp()
-        poses = fit_poses(runs, corners, responsibility, poses, law.tau, extra)
-    weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
+    for step in range(steps):  # the heat falls to 0 in 3/4 of them
+        heat = HEAT * max(0.0, 1 - 4 * step / (3 * steps)) ** 2
+        extra = heat**2 if permutations else 0.0
+        log_density = expected_log_density(copies, corners, poses, extra)
+        responsibility = _normalized(log_density, corners, permutations).exp()
+        poses = fit_poses(copies, corners, responsibility, poses, law.tau, extra)
+    weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
     if whole:  # round off to permutations
         for _ in range(ROUNDS):
             chosen = one_hot(round_off(weights), number)
-            poses = fit_poses(runs, corners, chosen, poses, law.tau)
-            weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
+            poses = fit_poses(copies, corners, chosen, poses, law.tau)
+            weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
         score = (weights * chosen).sum((-1, -2))
-    score = (score + _log_prior(poses, law.tau)).reshape(batch, settings.starts)
-    best = torch.arange(batch) * settings.starts + score.argmax(1)
+    score = (score + _log_prior(poses, law.tau)).reshape(batch, starts)
+    best = torch.arange(batch) * starts + score.argmax(1)
     return score.amax(1), weights[best]
 
 
@@ -262,10 +253,10 @@ def _with_clutter(log_density: Tensor, corners: Corners) -> Tensor:
     return torch.cat([log_density, clutter], -1)
 
 
-def _normalized(log_density: Tensor, corners: Corners, settings: Settings) -> Tensor:
+def _normalized(log_density: Tensor, corners: Corners, permutations: bool) -> Tensor:
     """Return log responsibilities, normalized over corners and, for permutations, over points."""
     weights = _with_clutter(log_density, corners)
-    if settings.permutations:
+    if permutations:
         for _ in range(SINKHORN):
             weights = weights.log_softmax(-2).log_softmax(-1)
     return weights.log_softmax(-1)

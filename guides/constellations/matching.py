@@ -9,6 +9,8 @@ whatever is drawn, but for the quadrature of poses. `parse` names the object and
 point.
 """
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from capsule_zoo.data.points import masked
 from capsule_zoo.data.progress import announce
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.constellations.em import Settings, explain_by_em
+from capsule_zoo.guides.constellations.em import explain_by_em
 from capsule_zoo.guides.constellations.exact import (
     Matchings,
     corners_of,
@@ -187,10 +189,10 @@ class SinkhornMatching(MatchingGuide):
         super().__init__(model)
         check_at_least(1, starts=starts, steps=steps)
         check_at_least(0, seed=seed)
-        self.settings = Settings(self.permutations, starts, steps, seed)
+        self.runs: dict[str, Any] = {"starts": starts, "steps": steps, "seed": seed}
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_by_em(law, points, self.settings)
+        return explain_by_em(law, points, permutations=self.permutations, **self.runs)
 
 
 class MixtureMatching(SinkhornMatching):
@@ -206,8 +208,8 @@ class MixtureMatching(SinkhornMatching):
     permutations = False
 
     def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
-        found = explain_by_em(law, points, self.settings, rounded=True)
-        return _listed(law, points, found, dtype)
+        matchings = explain_by_em(law, points, permutations=False, rounded=True, **self.runs)
+        return _listed(law, points, matchings, dtype)
 
 
 def _listed(

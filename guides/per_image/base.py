@@ -1,6 +1,6 @@
 """The base of guides that have parameters of their own for every image, in place of a network."""
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from pyro import poutine
@@ -13,6 +13,21 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode
 
 _KINDS = ("logits", "locs", "log_scales", "factors")
+
+
+class Refinement(NamedTuple):
+    """How the fit of a guide to given images went.
+
+    Attributes:
+        path: mean over images of the objective before each step and after the last, each under
+            noise of its own, (steps + 1,), in nats per image.
+        start, end: each image's objective before and after, (B,), under the same noise, to which
+            nothing was fitted; `end >= start`.
+    """
+
+    path: Tensor
+    start: Tensor
+    end: Tensor
 
 
 class PerImageGuide(Guide[Model]):
@@ -28,9 +43,11 @@ class PerImageGuide(Guide[Model]):
         logits, locs, log_scales, factors: parameters by site, (B, ...).
         families: the family that serves each latent site of the model, by name.
         discrete_families: the same for the sites of the discrete model.
+        refinement: how it was fitted, if `inference.fit_guide` did it by gradient steps.
     """
 
     per_image = True
+    refinement: Refinement | None = None
     discrete_families: dict[str, ByLogits | Continuous]
 
     def __init__(self, model: Model, images: Tensor) -> None:
@@ -50,14 +67,11 @@ class PerImageGuide(Guide[Model]):
 
     def discretized(self) -> Self:
         """Return the guide with the same parameters for the model's `discretized()`."""
-        model = self.model.discretized()
-        if model is self.model:
-            return self
-        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
+        return self.on_model(self.model.discretized(), families=self.discrete_families)
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
-        chosen = self.sharing_parameters(num_images=len(index))
+        chosen = self.sharing_parameters(num_images=len(index), refinement=None)
         chosen._modules = dict(self._modules)
         for kind in _KINDS:
             tensors = getattr(self, kind).items()

@@ -20,7 +20,7 @@ References:
 """
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pyro import poutine
@@ -85,7 +85,7 @@ class AttendInferRepeat(WindowReader):
             PyroModule[nn.Linear](pixels + hidden, hidden), ELU(), PyroModule[nn.Linear](hidden, 1)
         )
 
-    def on_model(self, model: Scenes) -> Self:
+    def on_model(self, model: Any, **changes: Any) -> Self:
         """Return the guide with the same parameters for another form of the model.
 
         Raises:
@@ -96,7 +96,7 @@ class AttendInferRepeat(WindowReader):
                 f"model has images of {model.image_shape}, not of {self.model.image_shape} as this "
                 "guide's LSTM; train this guide on that canvas, or use Peeling"
             )
-        return super().on_model(model)
+        return super().on_model(model, **changes)
 
     @pyro_method
     def found(self, images: Tensor) -> Found:

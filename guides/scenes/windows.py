@@ -93,18 +93,11 @@ class WindowReader(SceneGuide):
         model = self.model
         return model.pose_size, model.image_shape[0] if model.tinted else 0, int(model.colored)
 
-    def on_model(self, model: Scenes) -> Self:
-        """Return the guide with the same parameters for `model.on_canvas(...)` or another form."""
-        return self.sharing_parameters(_model=(model,))
-
     def discretized(self) -> Self:
         """Return a guide with the same parameters for the model's `discretized()`."""
-        model = self.model.discretized()
-        if model is self.model:
-            return self
         ground = self.ground_reader and self.ground_reader.discretized()
         readers = dict(reader=self.reader.discretized(), ground_reader=ground)
-        return self.sharing_parameters(_model=(model,), **readers)
+        return self.on_model(self.model.discretized(), **readers)
 
     def unexplained(self, images: Tensor, canvas: Tensor) -> Tensor:
         """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""

@@ -1,23 +1,15 @@
 """Conversion of all data that `fit` accepts to batches and a held-out split."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Batches, Dataset, Split
-from capsule_zoo.data.batches import BatchSource, Transform
+from capsule_zoo.data.batches import Batch, BatchSource, Transform
 from capsule_zoo.data.readable import Data, as_source
 from capsule_zoo.data.seeds import RandomStream
-from capsule_zoo.data.streams import (
-    ItemBatches,
-    LoaderBatches,
-    images_and_labels,
-    items_in,
-    read_items,
-)
+from capsule_zoo.data.streams import ItemBatches, LoaderBatches, items_in, read_items, read_loader
 from capsule_zoo.models.common.spaces import space_of
 
 HELD_OUT_IMAGES = 1000
@@ -77,7 +69,7 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
     source = as_source(validation, "validation", check, labels)
     with RandomStream(0).active():
         if isinstance(source, DataLoader):
-            return _first_images(source, partial(images_and_labels, check=check, labels=labels))
+            return _first_images(read_loader(source, check, labels))
         shuffle = torch.randperm(items_in(source), generator=torch.Generator().manual_seed(0))
         chosen = shuffle[:HELD_OUT_IMAGES]
         if isinstance(source, Split):
@@ -85,17 +77,14 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
         return Split(*read_items(source, chosen, check, labels))
 
 
-def _first_images(loader: DataLoader, parts: Callable) -> Split:
-    images: list[Tensor] = []
-    numbers: list[Tensor] = []
-    for batch in loader:
-        some_images, some_labels = parts(batch)
-        images.append(some_images)
-        if some_labels is not None:
-            numbers.append(some_labels)
-        if sum(map(len, images)) >= HELD_OUT_IMAGES:
+def _first_images(batches: Iterable[Batch]) -> Split:
+    parts: list[Batch] = []
+    for batch in batches:
+        parts.append(batch)
+        if sum(len(images) for images, _ in parts) >= HELD_OUT_IMAGES:
             break
-    if not images:
+    if not parts:
         raise ValueError("validation is a DataLoader without a batch; give at least one image")
-    labels = torch.cat(numbers) if numbers else None
-    return Split(torch.cat(images), labels)[:HELD_OUT_IMAGES]
+    images, labels = zip(*parts, strict=True)
+    whole = Split(torch.cat(images), None if labels[0] is None else torch.cat(labels))
+    return whole[:HELD_OUT_IMAGES]
