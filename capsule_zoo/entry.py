@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pyro.infer import ELBO
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.posterior.fitted import Fitter, fit_guide, general_guides
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known
@@ -113,26 +112,6 @@ class Entry(Generic[M, G]):
             return self
         guide = cast(Any, self.guide).with_enumerated_presences()
         return replace(self, model=guide.model, guide=guide)
-
-    @property
-    def fitters(self) -> dict[str, Fitter]:
-        """The general guides that serve the model of `summed`, which are fitted to given images."""
-        begun = self.summed
-        found = general_guides(begun.model, begun.guide)
-        return {name: fitter for name, fitter in found.items() if name not in self.guides}
-
-    def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:
-        """Return one of `fitters` fitted to images (B, C, H, W), starting at the entry's guide.
-
-        It is a guide to the model of `summed`.
-
-        Raises:
-            ValueError: no general guide of that name serves the model; the message names those
-                that do.
-        """
-        check_known("general guide", name, self.fitters)
-        start = self.summed
-        return fit_guide(name, start.model, start.guide, images, steps=steps, seed=seed)
 
     def use_guide(self, name: str) -> "Entry":
         """Make the named guide this entry's own guide, unless it is, and return the entry."""

@@ -2,7 +2,7 @@
 
 >>> run = fit(model, guide, dataset, epochs=10, seed=0)                  # -> Run
 >>> idata = evaluate(model, guide, dataset.test, num_particles=50)       # -> arviz InferenceData
->>> wide = widen(model, guide, dataset.train[:1000])                     # points become a bound
+>>> wide = fit_guide("widened", model, guide, dataset.train[:1000])      # points become a bound
 >>> compare({"points": (model, guide), "wide": (model, wide)}, dataset.test[:1000]).draw()
 
 An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `Objective`.
@@ -40,11 +40,8 @@ from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObje
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import fill_in
-from capsule_zoo.inference.posterior.fitted import fit_guide
-from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide
 from capsule_zoo.inference.posterior.intervene import intervene
-from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
-from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
@@ -86,7 +83,6 @@ __all__ = [
     "fill_in",
     "fit",
     "fit_guide",
-    "gauss_newton",
     "infer",
     "intervene",
     "is_bound",
@@ -97,10 +93,8 @@ __all__ = [
     "mean_images",
     "posterior_predictive",
     "reconstruct",
-    "refine",
     "sample",
     "summarize",
-    "widen",
 ]
 
 

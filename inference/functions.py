@@ -138,20 +138,31 @@ def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
             model = arguments["model"]
         except TypeError as error:
             raise TypeError(f"{error}; call {form}") from None
-        if isinstance(model, Guide) or not callable(model):
-            kind = "a guide" if isinstance(model, Guide) else "no capsule_zoo.models.Model"
-            raise ValueError(f"model is a {name_of(model)}, which is {kind}; call {form}")
-        if not isinstance(model, Model):
-            raise ValueError(
-                f"model is a {name_of(model)}, a plain Pyro program, and {verb.__name__} needs one "
-                "that declares its sites: subclass capsule_zoo.models.Model, "
-                f"{_declaration(arguments)}; fit, evaluate and compare take the program as it is"
-            )
+        check_declared(form, arguments)
         take_over(model)
         with shorten_errors(model):
             return verb(*args, **kwargs)
 
     return checked
+
+
+def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `model` is a `Model` of the zoo, which declares its sites.
+
+    Args:
+        form: how the function is called.
+        arguments: those of the call by name, `model` and perhaps `images`.
+    """
+    model = arguments["model"]
+    if isinstance(model, Guide) or not callable(model):
+        kind = "a guide" if isinstance(model, Guide) else "no capsule_zoo.models.Model"
+        raise ValueError(f"model is a {name_of(model)}, which is {kind}; call {form}")
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model is a {name_of(model)}, a plain Pyro program, and {form.partition('(')[0]} "
+            "needs one that declares its sites: subclass capsule_zoo.models.Model, "
+            f"{_declaration(arguments)}; fit, evaluate and compare take the program as it is"
+        )
 
 
 def _declaration(arguments: Mapping[str, Any]) -> str:

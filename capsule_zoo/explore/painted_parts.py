@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capsule_zoo.explore.view import SQUARE, Control, Place, S, View
 from capsule_zoo.guides import Guide, KnownLatents
-from capsule_zoo.inference import intervene, refine
+from capsule_zoo.inference import fit_guide, intervene
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
 from capsule_zoo.models import Capsules, poses
 from capsule_zoo.models.parts.painted_parts import PaintedParts
@@ -59,13 +59,15 @@ class PaintedPartsView(View[S]):
         self._begin(self.state_of(self.read_drawn))
 
     def refine(self, steps: int = 50) -> str:
-        """Improve the parse by free-form steps; see `inference.posterior.refine`."""
-        found = refine(self.relaxed, self.parsed_by, self.image, steps=steps)
-        self.parsed_by = found.guide
+        """Improve the parse by free-form steps; see `inference.fit_guide`."""
+        guide = fit_guide(
+            "free_form", self.relaxed, self.parsed_by, self.image, steps=steps, law="delta"
+        )
+        self.parsed_by = guide
         with torch.no_grad():
-            self.drawn = infer(found.guide, self.image)
+            self.drawn = infer(guide, self.image)
             self._show(self.state_of(self.drawn))
-        gain = (found.end - found.start).item()
+        gain = (guide.refinement.end - guide.refinement.start).item()
         return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
 
     def reset(self) -> None:

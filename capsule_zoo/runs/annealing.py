@@ -26,9 +26,14 @@ from capsule_zoo.inference.evaluation.summary import (
     standard_error,
     summarize,
 )
+from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
-from capsule_zoo.inference.posterior.refine import SemiAmortized
-from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
+from capsule_zoo.runs.measurements import (
+    as_scored,
+    general_guides_of,
+    refuse_without_bound,
+    widened,
+)
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -102,7 +107,7 @@ def guide_losses(
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`; see `losses`.
         steps: updates of every general guide, and those that widen a guide of points.
-        refinement, modes, climbing: `steps`, `modes` and `climbing` of the `gauss_newton` from
+        refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton laws from
             which chains start. Codes of more than 512 numbers have one point, and no `mixture`.
         progress: show progress bars.
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
@@ -127,11 +132,13 @@ def guide_losses(
     annealed = annealed_log_likelihood(entry.model, starts, test, **settings)
     lower = log_mean(pooled_log_weight(annealed))
     found, evaluations = {}, {}
-    for name in ("encoder", *(name for name in names if name in entry.fitters)):
+    general = general_guides_of(entry)
+    for name in ("encoder", *(name for name in names if name in general)):
         began = time.perf_counter()
         fitted = guide
         if name != "encoder":
-            fitted = entry.fit_guide(name, test.images, steps=steps, seed=seed)
+            pair = entry.summed
+            fitted = fit_guide(name, pair.model, pair.guide, test.images, steps=steps, seed=seed)
         if isinstance(fitted, SemiAmortized):
             fitted.fitted(test.images)
         seconds = time.perf_counter() - began
@@ -165,10 +172,9 @@ def starts_of(
     newton = "gauss_newton" if modes == 1 else "mixture"
     settings = {name: dict(steps=steps) for name in STARTS if name in names}
     settings = {newton: dict(steps=refinement, modes=modes, climbing=climbing), **settings}
-    fitters: dict[str, Any] = entry.fitters
-    dense = {}
-    for name in [name for name in settings if name in entry.fitters]:
-        start = SemiAmortized(entry.guide, fit=fitters[name], seed=seed, **settings[name])
+    general, dense = general_guides_of(entry), {}
+    for name in [name for name in settings if name in general]:
+        start = SemiAmortized(entry.guide, kind=name, seed=seed, **settings[name])
         points = evaluate(entry.model, start, images[:2], num_particles=1, draws=0)
         if not points.attrs["point_sites"]:
             dense[name] = start

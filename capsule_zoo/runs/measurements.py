@@ -29,12 +29,12 @@ from capsule_zoo.inference import (
     fit,
     log_partition,
     summarize,
-    widen,
 )
 from capsule_zoo.inference.energy.enumeration import is_countable
 from capsule_zoo.inference.energy.log_partition import LogPartition
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.evaluation.summary import remark, standard_error
+from capsule_zoo.inference.posterior.fitted import fit_guide, kinds_for
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_known
@@ -173,10 +173,10 @@ def compare_run(
     """Compare guides to one trained model.
 
     The entry's own guide is used unchanged. Every other guide is created from the entry and, if it
-    has parameters, tuned on training images with the model frozen. The general guides (`fitters` of
-    the entry) are fitted to the test images themselves. A guide of points gets two rows: its MAP
-    objective, which is not a bound, and `<name>, widened`, which is a bound. The column fit_seconds
-    is the time that tuning, fitting and widening took.
+    has parameters, tuned on training images with the model frozen. Those of `general_guides_of` are
+    fitted to the test images themselves. A guide of points gets two rows: its MAP objective, which
+    is not a bound, and `<name>, widened`, which is a bound. The column fit_seconds is the time that
+    tuning, fitting and widening took.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -210,7 +210,13 @@ def compare_run(
 
 def guides_of(entry: Entry) -> list[str]:
     """Return the names of all guides that fit an entry: its own, and the general ones."""
-    return [*entry.guides, *entry.fitters]
+    return [*entry.guides, *general_guides_of(entry)]
+
+
+def general_guides_of(entry: Entry) -> list[str]:
+    """Return the kinds of `inference.fit_guide` that serve the model of `entry.summed`."""
+    pair = entry.summed
+    return [kind for kind in kinds_for(pair.model, pair.guide) if kind not in entry.guides]
 
 
 def _tuned(
@@ -220,7 +226,8 @@ def _tuned(
     if name == entry.default_guide:
         return entry.guide
     if name not in entry.guides:
-        return entry.fit_guide(name, images, steps=settings["steps"], seed=settings["seed"])
+        pair, options = entry.summed, {key: settings[key] for key in ("steps", "seed")}
+        return fit_guide(name, pair.model, pair.guide, images, **options)
     guide = entry.make_guide(name)
     if [*guide.parameters()]:
         fit(entry.model, guide, data.train, objective=entry.objective, freeze="model", **settings)
@@ -235,7 +242,8 @@ def widened(
     if not glance.attrs["point_sites"]:
         return None
     images = data.train[:WIDEN_IMAGES]
-    return widen(entry.model, guide, images, steps=steps, seed=seed, progress=progress)
+    options = dict(steps=steps, seed=seed, progress=progress)
+    return fit_guide("widened", entry.model, guide, images, **options)
 
 
 def as_scored(entry: Entry, data: Dataset) -> Dataset:

@@ -14,7 +14,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import measures_of_rows, pictures
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import SemiAmortized, compare, infer, widen
+from capsule_zoo.inference import SemiAmortized, compare, fit_guide, infer
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.inference.probes import Accuracy, latents, linear_probe
 from capsule_zoo.models import Model
@@ -129,7 +129,7 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
     routing = replace(entry, guide=entry.make_guide("routing"))
     free = fit_free_form(normal, held_out, options, updates["free_form"])
     low_rank = tighten(entry, data, options, "low_rank", **limit)
-    wide = widen(model, entry.guide, data.train[:2000], steps=updates["widen"])
+    wide = fit_guide("widened", model, entry.guide, data.train[:2000], steps=updates["widen"])
     routed = tighten(routing, data, options, name="tightened-routing", **limit)
     discrete: dict[str, nn.Module] = {
         "normal": normal.guide,
@@ -137,7 +137,7 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
         "delta": entry.guide,
         "delta, widened": wide,
         "routing": routed.guide,
-        "semi-amortized": SemiAmortized(normal.guide, updates["refine"], law="normal"),
+        "semi-amortized": SemiAmortized(normal.guide, updates["refine"]),
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {"free-form normal": free}

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.findings import by_quantity, single
 from capsule_zoo.figures.curves import curves_on_log_scale
-from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference import fit_guide
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 
@@ -119,8 +119,10 @@ def race(
     """Refine the poses of images, and score them with noise that they were not fitted to."""
     model, seed = entry.model, options.seed
     began = time.perf_counter()
-    refined = refine(model, entry.guide, images, steps=steps, lr=rate, method=method, seed=seed)
+    settings: dict[str, Any] = dict(law="delta", lr=rate, method=method)
+    guide = fit_guide("free_form", model, entry.guide, images, steps=steps, seed=seed, **settings)
     seconds = time.perf_counter() - began
-    fresh = refine(model, refined.guide, images, steps=0, seed=seed + 1).start.mean().item()
+    again = fit_guide("free_form", model, guide, images, steps=0, seed=seed + 1, law="delta")
+    fresh, refined = again.refinement.start.mean().item(), guide.refinement
     options.say(f"{method}, {steps} steps at {rate}: {fresh:.1f} nats in {seconds:.0f} seconds")
     return Race(refined.path.detach(), refined.start.mean().item(), fresh, seconds, rate)

@@ -18,7 +18,7 @@ from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_PO
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned
-from capsule_zoo.inference import Inputs, infer, refine
+from capsule_zoo.inference import Inputs, fit_guide, infer
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents
 from capsule_zoo.models import Capsules
 from capsule_zoo.records import Number, Numbers, Table
@@ -76,7 +76,7 @@ def refine_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.nd
     """Return presences and poses of objects that are refined for each image, (N, features)."""
     rows = []
     for few in images.split(AT_ONCE):
-        free = refine(guide.model, guide, few, steps=steps, seed=seed).guide
+        free = fit_guide("free_form", guide.model, guide, few, steps=steps, seed=seed, law="delta")
         rows.append(latents(free, few, WITH_POSES))
     return np.concatenate(rows)
 

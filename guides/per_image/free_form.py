@@ -15,7 +15,7 @@ It is Pyro's `AutoLowRankMultivariateNormal` with a law for each image, so that 
 If it starts at another guide's result, it measures the cost of amortization and corrects the errors
 of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
 Train it with `inference.fit(..., freeze="model")` on the images it was made for, in their order, or
-with `inference.refine`.
+let `inference.fit_guide("free_form", ...)` make and train it.
 
 References:
     Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), for part-whole capsules.
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
-from capsule_zoo.guides.per_image.site_laws import ByLogits
+from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -62,7 +62,8 @@ class FreeForm(PerImageGuide):
             (B, ..., rank).
 
     Raises:
-        UnservedSite: no free-form law fits a site of the model; the message names it.
+        UnservedSite: no free-form law fits a site of the model; the message names it. Or no site
+            is continuous where `law="low_rank"`.
         ValueError: unknown `law`, a rank below 1, or a guide to start from that lacks a site.
     """
 
@@ -105,6 +106,11 @@ class FreeForm(PerImageGuide):
             scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
             self.log_scales[name] = nn.Parameter(scale.log())
         if law == "low_rank":
+            if not self.locs:
+                raise UnservedSite(
+                    f"{type(model).__name__} has no continuous site that could be correlated; give "
+                    "law='normal', the kind free_form"
+                )
             rank = min(rank, sum(loc[0].numel() for loc in self.locs.values()))
             for name, scale in self.log_scales.items():
                 rows = torch.randn(*scale.shape, rank).to(scale.detach())

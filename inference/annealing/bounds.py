@@ -23,7 +23,7 @@ Chains that start at a poor guide may miss a mode of an image, and neither bound
 all guides at hand: chains start at the best one, and the result says in words where the
 importance-weighted bound of any guide exceeds the annealed one (see `exceedance`).
 
->>> guides = {"encoder": encoder, "mixture": SemiAmortized(encoder, fit=gauss_newton, modes=4)}
+>>> guides = {"encoder": encoder, "mixture": SemiAmortized(encoder, kind="mixture")}
 >>> idata = annealed_log_likelihood(model, guides, test[:100])
 
 References:
@@ -73,7 +73,7 @@ from capsule_zoo.inference.evaluation.summary import (
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
-from capsule_zoo.inference.posterior.refine import SemiAmortized
+from capsule_zoo.inference.posterior.fitted import SemiAmortized
 from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of, tiled
@@ -446,7 +446,8 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
     if points := point_sites(model_trace, guide_trace):
         raise ValueError(
             f"{name_of(guide)} places points at {', '.join(sorted(points))}, where it has no "
-            "density; widen it first (inference.widen), or start at the prior (guide=None)"
+            "density; widen it first, by fit_guide('widened', ...), or start at the prior "
+            "(guide=None)"
         )
     if simulated and is_per_image(guide):
         raise ValueError(

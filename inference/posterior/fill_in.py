@@ -90,9 +90,9 @@ def fill_in(
             posterior. If the effective number of draws is near 1, one draw dominates the mixture,
             and equal weights predict better.
         steps: steps of test-time inference on the observed pixels. Every image has its own
-            parameters, which start at the guide's answer (`refine` with normal laws of continuous
-            sites). With 0 steps the guide's answer to the filled image is used unchanged, although
-            the guide may never have been trained on such images.
+            parameters, which start at the guide's answer (`fit_guide("free_form", ...)`). With 0
+            steps the guide's answer to the filled image is used unchanged, although the guide may
+            never have been trained on such images.
         fill: the value that the guide sees at hidden pixels, a number or (C, H, W).
         seed: seed of all draws; torch's random state is left as it was.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
@@ -123,7 +123,7 @@ def fill_in(
             answer = guide
             if steps:
                 noise = int(torch.randint(2**31, ()))
-                answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise).guide
+                answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise)
             most = max(1, batch_size // len(batch))  # particles in one pass
             passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
             parts.append(_predicted(model, answer, batch, mask, passes, weighted))

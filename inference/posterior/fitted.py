@@ -1,59 +1,257 @@
-"""General guides, which are fitted to the very images whose posterior is wanted.
+"""Guides that are fitted to the very images whose posterior is wanted, from another guide's answer.
 
-    free_form        parameters of their own for every image, optimized from another guide's answer;
-                     for a model of bits alone this is mean field
-    corrected        the other guide's own laws, with corrections for every image; sites that it
-                     draws given others, as along the strokes of a drawing, remain so
-    low_rank         as free_form, with one normal law of low rank for all continuous sites
-    gauss_newton     a normal law with all correlations, by the model's curvature at a refined point
+    free_form        `FreeForm`: parameters of their own for every image; for a model of bits alone
+                     this is mean field. law="delta" gives points
+    corrected        `Corrected`: the other guide's own laws, with corrections for every image;
+                     sites that it draws given others, as the strokes of a drawing, remain so
+    low_rank         `FreeForm` with one normal law of low rank for all continuous sites
+    gauss_newton     `GaussNewton`: a normal law with all correlations, by the model's curvature
+                     at a refined point
     mixture          several such laws, at the modes that several refined points reach
-    semi_amortized   a few such steps from another guide's answer, whenever the guide is called
+    semi_amortized   `SemiAmortized`: a few steps of free_form, whenever the guide is called
     auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
+    widened          `Widened`: normal laws around the points of the other guide, with scales that
+                     all images share; the images are training images, never the held-out ones
 
-Each serves every directed model with a density whose sites it can draw, and none is trained before:
-`general_guides(model, start)` returns those that serve a model.
+`fit_guide` fits any of them; each serves the models with a density whose sites it can draw.
 
 >>> guide = fit_guide("free_form", model, encoder, images, steps=100)
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import is_progress_shown
 from capsule_zoo.guides import Corrected, FreeForm, Guide
-from capsule_zoo.guides.per_image.base import families_of
+from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.functions import check_declared
+from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
-from capsule_zoo.inference.posterior.refine import SemiAmortized, refined_guide
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_known
+from capsule_zoo.models.checks import check_known, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 _MODES = 4  # points of a mixture
-Fitter = Callable[..., nn.Module]  # of model, start, images, steps=, seed=; see `general_guides`
+_MISSING = -1e6  # replaces NaN where images are compared
+F = TypeVar("F", bound=Callable)
+_PER_IMAGE: dict[str, Callable[..., PerImageGuide]] = {
+    "free_form": partial(refine, law="normal"),
+    "corrected": partial(refine, law="corrected"),
+    "low_rank": partial(refine, law="low_rank"),  # of rank 10
+    "gauss_newton": gauss_newton,
+    "mixture": partial(gauss_newton, modes=_MODES),
+}
+
+
+def fit_guide(
+    kind: str,
+    model: nn.Module,
+    start: nn.Module | None,
+    images: Images,
+    *,
+    steps: int = 100,
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """Return a guide of a kind, fitted to images from another guide's answer.
+
+    Model and `start` are not changed. How the steps of free_form, corrected and low_rank went is in
+    the guide's `refinement`.
+
+    Args:
+        kind: one of the names at the top of this module.
+        model: the model; of scenes that of `entry.summed`.
+        start: the guide whose answers are the first guess. With None, free_form, low_rank,
+            gauss_newton, mixture and auto_normal start at draws from the prior.
+        images: (B, C, H, W), a split, or whatever `evaluate` reads.
+        steps: steps of the optimizer; of semi_amortized at most 20 are made.
+        seed: seed of the noise.
+        settings: further arguments, by kind:
+            free_form, corrected, low_rank: `lr`; `method`, "scheduled" or "adam" (at a constant
+            rate); of free_form also `law`, "normal" or "delta" (points), and `starts`, rotations of
+            the image that are tried first (part-whole capsules alone).
+            gauss_newton, mixture: `climb`, steps by the Gauss-Newton matrix; `modes`; `climbing`,
+            draws of the prior that climb; `blocks`, whether sites are independent.
+            widened: `lr`, `scale` at first, `batch_size`, `objective`, `progress`.
+
+    Raises:
+        ValueError: an unknown kind, a number out of range, or a model that the kind does not serve.
+        UnservedSite: a site that the kind does not serve; the message names it.
+        NonFiniteGuide: the guide, or the objective under it, is not finite for some image.
+    """
+    fitter = _fitter_of(kind, _FITTERS, settings)
+    if kind != "widened":  # which serves plain programs too
+        form = f'fit_guide("{kind}", model, start, images)'
+        check_declared(form, {"model": model, "images": images})
+    return fitter(model, start, images, steps=steps, seed=seed, **settings)
+
+
+def _fitter_of(kind: str, fitters: Mapping[str, F], settings: Mapping[str, Any]) -> F:
+    """Return what fits a kind of guide.
+
+    Raises:
+        ValueError: an unknown kind, or a setting that it does not have.
+    """
+    check_known("kind of guide", kind, fitters)
+    parameters = inspect.signature(fitters[kind]).parameters.values()
+    if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        for name in settings:
+            check_known(f"setting of a {kind} guide", name, names)
+    return fitters[kind]
+
+
+def kinds_for(model: Model, start: Guide) -> list[str]:
+    """Return the kinds that are fitted to the images themselves, and give a bound for a model."""
+    if model.supervised or not model.normalized:
+        return []
+    try:
+        both = families_of(model), families_of(model.discretized())
+    except UnservedSite:
+        return []
+    own, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
+    exact = any(own) and not any(site.enumerated for site in model.sites)
+    serves = {
+        "corrected": _corrects(start),
+        "low_rank": any(own),
+        "gauss_newton": exact,
+        "mixture": exact,
+        "auto_normal": exact and all(discrete),
+        "widened": False,
+    }
+    return [kind for kind in _FITTERS if serves.get(kind, True)]
+
+
+def _corrects(guide: Guide) -> bool:
+    """Return True if the laws of a guide can be corrected, for an image that the model draws."""
+    with torch.no_grad(), pyro.validation_enabled(False), seeded(0), in_eval_mode(guide.model):
+        image = guide.model(batch_size=1)
+        try:
+            Corrected(guide, image)
+        except UnservedSite:
+            return False
+    return True
+
+
+class SemiAmortized(Guide):
+    """The guide that is fitted, from another guide's answer, to whatever images it is called on.
+
+    It draws as `fit_guide(kind, ...)` does, and has no parameters of its own. An image that occurs
+    several times in a batch is fitted once. A batch that is passed again, as evaluation does for
+    each particle, is not fitted again.
+
+    Args:
+        guide: the guide from which each fit starts.
+        steps: optimizer steps of each fit.
+        kind: "free_form", "corrected", "low_rank", "gauss_newton" or "mixture".
+        settings: further arguments of `fit_guide`, such as `seed`.
+
+    Raises:
+        ValueError: the guide is not a `Guide`, an unknown kind, or a negative number of steps.
+    """
+
+    def __init__(
+        self, guide: Guide, steps: int = 20, kind: str = "free_form", **settings: Any
+    ) -> None:
+        check_whole(0, steps=steps)
+        _fitter_of(kind, _PER_IMAGE, settings)
+        if not isinstance(guide, Guide):
+            raise ValueError(
+                f"guide must be a Guide, which knows its model, not {type(guide).__name__}; make a "
+                "subclass of Guide whose forward is your guide"
+            )
+        super().__init__(guide.model)
+        self.kind = kind
+        self._start = (guide,)  # in a tuple, so that it is not trained with this guide
+        self.settings = {"steps": steps, **settings}
+        self.discrete = False
+        self._last: list[tuple[Tensor, list[int], PerImageGuide]] = []  # a list: twins share it
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return self._start[0].covers
+
+    def discretized(self) -> "SemiAmortized":
+        if self.model.discretized() is self.model:
+            return self
+        return self.sharing_parameters(discrete=True)
+
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "SemiAmortized":
+        """Return a guide for missing pixels.
+
+        Only the guide that starts sees `fill`; refinement uses the observed pixels alone.
+        """
+        start = self._start[0].with_missing_pixels(fill)
+        return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Refine, draw every site and return the values by name."""
+        return self.refined_to(images)(images)
+
+    def refined_to(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images in their order, equal ones refined once."""
+        rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
+        rows = rows.masked_fill(rows == _MISSING, math.nan)
+        try:
+            guide = self.fitted(rows.view(-1, *images.shape[1:]))
+        except NonFiniteGuide as error:  # which counts other rows than the caller does
+            bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
+            raise NonFiniteGuide.of(error.what, bad, len(images), error.site) from None
+        return guide.select(places)
+
+    def fitted(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images alone, in the form that this guide has."""
+        free = self._refined(images)
+        return free.discretized() if self.discrete else free
+
+    def _refined(self, images: Tensor) -> PerImageGuide:
+        start = self._start[0]
+        # torch counts the writes to a tensor: an answer is stale once anything was trained
+        writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
+        for seen, then, free in self._last:
+            if then == writes and torch.equal(_comparable(seen), _comparable(images)):
+                return free
+        with poutine.block(), torch.inference_mode(False):
+            fit = _PER_IMAGE[self.kind]
+            guide = fit(self.model, start, images, check=False, **self.settings)
+        self._last[:] = [(images.clone(), writes, guide)]  # the caller may write to his own
+        return guide
+
+
+def _comparable(images: Tensor) -> Tensor:
+    """Return images with NaN pixels replaced by an impossible value, because NaN != NaN."""
+    return images.nan_to_num(nan=_MISSING)
 
 
 def semi_amortized(
-    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+    model: Model, start: Guide, images: Images, *, steps: int, seed: int, **settings: Any
 ) -> SemiAmortized:
     """Return a `SemiAmortized` guide of at most 20 steps; nothing is fitted before it is called."""
-    return SemiAmortized(start, min(steps, _FEW), law="normal", seed=seed)
+    return SemiAmortized(start, min(steps, _FEW), seed=seed, **settings)
 
 
 @torch.inference_mode(False)
-def auto_normal(model: Model, start: Guide, images: Images, *, steps: int, seed: int) -> AutoNormal:
+def auto_normal(
+    model: Model, start: Guide | None, images: Images, *, steps: int, seed: int
+) -> AutoNormal:
     """Return Pyro's `AutoNormal`, fitted to the images from another guide's answer.
 
     Raises:
@@ -68,17 +266,11 @@ def auto_normal(model: Model, start: Guide, images: Images, *, steps: int, seed:
         )
     images = as_wanted(model, images, start)
     with seeded(seed):
-        begun = FreeForm(model, images, start.discretized())
-        values = {name: begun.continuous(name).transform(loc) for name, loc in begun.locs.items()}
+        points = FreeForm(model, images, start and start.discretized())
+        values = {name: points.continuous(name).transform(loc) for name, loc in points.locs.items()}
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
-        fit_to_images(
-            guide,
-            model,
-            images,
-            steps=steps,
-            seed=seed,
-            checks=Checks(progress=is_progress_shown()),
-        )
+        checks = Checks(progress=is_progress_shown())
+        fit_to_images(guide, model, images, steps=steps, seed=seed, checks=checks)
     return guide
 
 
@@ -100,78 +292,10 @@ def fit_to_images(
     fit(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
 
 
-_FITTERS: dict[str, Fitter] = {
-    "free_form": partial(refined_guide, law="normal"),
+_FITTERS: dict[str, Callable[..., nn.Module]] = {
+    "free_form": _PER_IMAGE["free_form"],
     "semi_amortized": semi_amortized,
-    "corrected": partial(refined_guide, law="corrected"),
-    "low_rank": partial(refined_guide, law="low_rank"),  # of rank 10
-    "gauss_newton": gauss_newton,
-    "mixture": partial(gauss_newton, modes=_MODES),
+    **_PER_IMAGE,
     "auto_normal": auto_normal,
+    "widened": widen,
 }
-
-
-def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
-    """Return the general guides that serve a model, by name; none where it has no density.
-
-    Each is a function of the model, a guide whose answer is the first guess, images (B, C, H, W),
-    and the keywords `steps` of the optimizer and `seed` of the noise.
-
-    Args:
-        start: the guide whose answers they begin at; `corrected` depends on its laws.
-    """
-    if model.supervised or not model.normalized:
-        return {}
-    try:
-        both = families_of(model), families_of(model.discretized())
-    except UnservedSite:
-        return {}
-    own, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
-    exact = any(own) and not any(site.enumerated for site in model.sites)
-    serves = {
-        "corrected": _corrects(start),
-        "low_rank": any(own),
-        "gauss_newton": exact,
-        "mixture": exact,
-        "auto_normal": exact and all(discrete),
-    }
-    return {name: fitter for name, fitter in _FITTERS.items() if serves.get(name, True)}
-
-
-def fit_guide(
-    kind: str,
-    model: Model,
-    start: Guide,
-    images: Images,
-    *,
-    steps: int = 100,
-    seed: int = 0,
-    **settings: Any,
-) -> nn.Module:
-    """Return a general guide of a kind, fitted to images from another guide's answer.
-
-    Args:
-        kind: one of the names at the top of this module.
-        start: the guide whose answers are the first guess.
-        images: (B, C, H, W), a split, or whatever `evaluate` reads.
-        steps: steps of the optimizer.
-        seed: seed of the noise.
-        settings: further arguments of what fits the kind, such as `modes` of a mixture.
-
-    Raises:
-        ValueError: no general guide of that kind serves the model; the message names those that do.
-    """
-    fitters = general_guides(model, start)
-    check_known("general guide", kind, fitters)
-    return fitters[kind](model, start, images, steps=steps, seed=seed, **settings)
-
-
-def _corrects(guide: Guide) -> bool:
-    """Return True if the laws of a guide can be corrected, for an image that the model draws."""
-    with torch.no_grad(), pyro.validation_enabled(False), seeded(0), in_eval_mode(guide.model):
-        image = guide.model(batch_size=1)
-        try:
-            Corrected(guide, image)
-        except UnservedSite:
-            return False
-    return True

@@ -21,9 +21,9 @@ J has a forward derivative for each number of u, of all images at once (`torch.f
 operation of the model has none, they are central differences. u* is a refined point that climbs a
 few steps further by the same matrix (Levenberg-Marquardt).
 
->>> guide = gauss_newton(model, encoder, images)              # -> GaussNewton
->>> guide = gauss_newton(model, encoder, images, modes=4)     # a mixture of the modes that it finds
->>> SemiAmortized(encoder, 100, fit=gauss_newton)             # the same for whatever images come
+>>> guide = fit_guide("gauss_newton", model, encoder, images)  # -> GaussNewton
+>>> guide = fit_guide("mixture", model, encoder, images)      # a mixture of the modes that it finds
+>>> SemiAmortized(encoder, 100, kind="gauss_newton")          # the same for whatever images come
 
 References:
     MacKay 1992, "A Practical Bayesian Framework for Backpropagation Networks" (Laplace's method).
@@ -107,7 +107,7 @@ def gauss_newton(
         model: the model; it is not changed.
         start: the guide whose answers are refined; None starts at draws from the prior.
         images: (B, C, H, W).
-        steps: steps of `refine`, from `start` to the points.
+        steps: steps of free-form inference, from `start` to the points.
         climb: steps by the Gauss-Newton matrix that follow. One is exact where means are linear.
         modes: points that are refined for each image: the answer of `start`, and in turn points
             that climb from the prior and draws of `start`. They become a mixture, weighted by
@@ -146,7 +146,7 @@ def gauss_newton(
         if modes > 1:
             start = _several(model, start, images, modes, climbing)
             images = tiled(images, modes)
-        points = refined(model, start, images, steps, seed=seed).guide
+        points = refined(model, start, images, steps, seed=seed)
         assert isinstance(points, FreeForm)
         path, state = path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)

@@ -1,8 +1,8 @@
 """Test-time inference that improves a guide's answer for each image, with the model frozen.
 
->>> better = refine(model, guide, images, steps=100)      # -> Refinement
->>> evaluate(model, better.guide, images)                 # a guide to these images
->>> better.path                                           # mean objective at each step, nats
+>>> better = fit_guide("free_form", model, guide, images, steps=100)  # to these images
+>>> evaluate(model, better, images)
+>>> better.refinement.path                                # mean objective at each step, nats
 
 It serves every model with a density; the guide that it returns reads the sites that the model
 declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
@@ -24,7 +24,6 @@ Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from capsule_zoo.data import transforms
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides import Corrected, FreeForm, Guide
-from capsule_zoo.guides.per_image.base import PerImageGuide
+from capsule_zoo.guides.per_image.base import PerImageGuide, Refinement
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import of_a_model
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -60,28 +59,9 @@ from capsule_zoo.models.parts import poses
 _BETAS, _WARMUP = (0.8, 0.8), 5
 _LOGITS = 3.0  # the rate of logits, in units of the rate of poses and other continuous values
 _NOISY_LOGITS = 0.3  # the same for corrections, where draws of a discrete site have no gradient
-_MISSING = -1e6  # replaces NaN where images are compared
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
 _DRAWS_CORRECTED = 16  # the same for corrections: a guide to correct is often good by luck in four
 _SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
-
-
-@dataclass
-class Refinement:
-    """The result of `refine`.
-
-    Attributes:
-        guide: the guide that holds the best answer seen for each image.
-        path: mean over images of the objective before each step and after the last, each under
-            noise of its own, (steps + 1,), in nats per image.
-        start, end: each image's objective before and after, (B,), under the same noise, to which
-            nothing was fitted; `end >= start`.
-    """
-
-    guide: PerImageGuide
-    path: Tensor
-    start: Tensor
-    end: Tensor
 
 
 @of_a_model
@@ -98,8 +78,8 @@ def refine(
     law: str = "delta",
     seed: int = 0,
     check: bool = True,
-) -> Refinement:
-    """Optimize free-form variational parameters of every image, all images at once.
+) -> PerImageGuide:
+    """Return a guide with the best free-form parameters of every image, found for all at once.
 
     Halfway and at the end the objective of every image is computed under noise that no step has
     used. Parameters that lowered it are discarded, so no image ends below its start.
@@ -147,7 +127,7 @@ def refine(
     if lr is not None:
         check_positive(lr=lr)
     try:
-        found = refined(model, guide, images, steps, method, lr, starts, law, seed)
+        free = refined(model, guide, images, steps, method, lr, starts, law, seed)
     except NAMING_NO_IMAGE:
         with isolated_parameters(model), in_eval_mode(model), seeded(seed):
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
@@ -156,8 +136,9 @@ def refine(
         what = f"{type(guide).__name__} of {type(model).__name__}"
         raise NonFiniteGuide.of(what, bad, len(images), site) from None
     with isolated_parameters(model), in_eval_mode(model), seeded(seed), torch.no_grad():
-        refuse_non_finite(found.guide, images, found.end)
-    return found
+        assert free.refinement is not None
+        refuse_non_finite(free, images, free.refinement.end)
+    return free
 
 
 def refined(
@@ -170,7 +151,7 @@ def refined(
     starts: int = 1,
     law: str = "delta",
     seed: int = 0,
-) -> Refinement:
+) -> PerImageGuide:
     """Return what `refine` does, from arguments that were checked, also where it is not finite."""
     scheduled = method == "scheduled"
     usual = (0.03 if scheduled else 0.003) * (1 if isinstance(model, PartWholeCapsules) else 3)
@@ -197,7 +178,8 @@ def refined(
             best.restore()
             with torch.no_grad():
                 path.append(log_weights(model, free, images)[0].mean())
-            return Refinement(free, torch.stack(path), best.start, best.values)
+        free.refinement = Refinement(torch.stack(path), best.start, best.values)
+        return free
 
 
 def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,103 +222,6 @@ def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Ada
     optimizer = Adam(groups, rate, _BETAS)
     shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
     return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
-
-
-def refined_guide(*arguments: Any, **options: Any) -> PerImageGuide:
-    """Return the guide of a refinement; see `refine`."""
-    return refine(*arguments, **options).guide
-
-
-class SemiAmortized(Guide):
-    """The guide that adds free-form steps to another guide's answer, for use at test time.
-
-    It draws as `refine(...).guide` does, for the images it is called on, and has no parameters of
-    its own. An image that occurs several times in a batch is refined once. A batch that is passed
-    again, as evaluation does for each particle, is not refined again.
-
-    Args:
-        guide: the guide from which each refinement starts.
-        steps: optimizer steps of each refinement.
-        fit: what refines, called as `refine` is: `gauss_newton`, or by default `refine` itself.
-        options: further arguments of `fit`.
-
-    Raises:
-        ValueError: the guide is not a `Guide`, or a negative number of steps.
-    """
-
-    def __init__(
-        self,
-        guide: Guide,
-        steps: int = 20,
-        fit: Callable[..., PerImageGuide] | None = None,
-        **options: Any,
-    ) -> None:
-        check_whole(0, steps=steps)
-        if not isinstance(guide, Guide):
-            raise ValueError(
-                f"guide must be a Guide, which knows its model, not {type(guide).__name__}; make a "
-                "subclass of Guide whose forward is your guide"
-            )
-        super().__init__(guide.model)
-        self.fit = fit or refined_guide
-        self._start = (guide,)  # in a tuple, so that it is not trained with this guide
-        self.options = {"steps": steps, **options}
-        self.discrete = False
-        self._last: list[tuple[Tensor, list[int], PerImageGuide]] = []  # a list: twins share it
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return self._start[0].covers
-
-    def discretized(self) -> "SemiAmortized":
-        if self.model.discretized() is self.model:
-            return self
-        return self.sharing_parameters(discrete=True)
-
-    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "SemiAmortized":
-        """Return a guide for missing pixels.
-
-        Only the guide that starts sees `fill`; refinement uses the observed pixels alone.
-        """
-        start = self._start[0].with_missing_pixels(fill)
-        return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
-
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Refine, draw every site and return the values by name."""
-        return self.refined_to(images)(images)
-
-    def refined_to(self, images: Tensor) -> PerImageGuide:
-        """Return the guide to these images in their order, equal ones refined once."""
-        rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
-        rows = rows.masked_fill(rows == _MISSING, math.nan)
-        try:
-            guide = self.fitted(rows.view(-1, *images.shape[1:]))
-        except NonFiniteGuide as error:  # which counts other rows than the caller does
-            bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
-            raise NonFiniteGuide.of(error.what, bad, len(images), error.site) from None
-        return guide.select(places)
-
-    def fitted(self, images: Tensor) -> PerImageGuide:
-        """Return the guide to these images alone, in the form that this guide has."""
-        free = self._refined(images)
-        return free.discretized() if self.discrete else free
-
-    def _refined(self, images: Tensor) -> PerImageGuide:
-        start = self._start[0]
-        # torch counts the writes to a tensor: an answer is stale once anything was trained
-        writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
-        for seen, then, free in self._last:
-            if then == writes and torch.equal(_comparable(seen), _comparable(images)):
-                return free
-        with poutine.block(), torch.inference_mode(False):
-            found = self.fit(self.model, start, images, check=False, **self.options)
-        self._last[:] = [(images.clone(), writes, found)]  # the caller may write to his own
-        return found
-
-
-def _comparable(images: Tensor) -> Tensor:
-    """Return images with NaN pixels replaced by an impossible value, because NaN != NaN."""
-    return images.nan_to_num(nan=_MISSING)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Widening: turn a guide of points into a guide with a density, so that its loss is a bound.
 
+>>> wide = fit_guide("widened", model, guide, dataset.train[:1000])
+
 A Delta over a continuous site has no density, so its log weight can exceed log p(image). Here every
 such Delta becomes a Normal around the same value. Each coordinate of the site has one scale, shared
 by all images; the scales are fitted with everything else frozen. The negated loss is then a bound

@@ -11,9 +11,10 @@ from terminal import Terminal
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.experiments import Options, training
 from capsule_zoo.experiments.zoo import guide_swaps
-from capsule_zoo.inference import evaluate, gauss_newton, summarize
+from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.posterior import fitted
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save_entry, small_settings
 from capsule_zoo.runs import annealing, measurements
@@ -118,7 +119,7 @@ def test_chains_may_start_at_every_guide_with_a_density(small):
     names, few = ("low_rank", "free_form", "corrected"), small.test.images[:3]
     found = annealing.starts_of(vae, vae.guide, few, names, **how)
     assert [*found] == ["encoder", "gauss_newton", "free_form", "corrected"]
-    assert found["encoder"] is vae.guide and found["gauss_newton"].options["modes"] == 1
+    assert found["encoder"] is vae.guide and found["gauss_newton"].settings["modes"] == 1
     settings = dict(chains=2, temperatures=6, leapfrogs=1, simulated=2, prior_share=0.2)
     for name in ("free_form", "corrected"):  # each alone serves, also for simulated images
         idata = annealed_log_likelihood(vae.model, {name: found[name]}, few, **settings)
@@ -138,7 +139,7 @@ def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monke
     settings = dict(images=3, particles=4, steps=1, refinement=5, modes=1, temperatures=6, chains=4)
     found, _ = annealing.guide_losses(entry, small, (), **settings)
     assert found["start"] == "gauss_newton"
-    monkeypatch.setattr(fitted, "_FITTERS", {"gauss_newton": far_laws})
+    monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", far_laws)
     found, _ = annealing.guide_losses(entry, small, (), **settings)
     assert found["start"] == "encoder"
 

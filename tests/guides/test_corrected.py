@@ -12,6 +12,7 @@ from capsule_zoo.guides import Corrected, Guide, PartWholeGuide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.posterior.fitted import kinds_for
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -96,7 +97,7 @@ def test_what_free_form_loses_by_independence_a_corrected_guide_keeps():
     guide, images = Walker(model), model(batch_size=20)
     evidence = model.log_evidence(images).mean().item()
     lost = {
-        law: evidence - elbo(model, refine(model, guide, images, steps=300, law=law).guide, images)
+        law: evidence - elbo(model, refine(model, guide, images, steps=300, law=law), images)
         for law in ("corrected", "normal")
     }
     assert evidence - elbo(model, guide, images) > 1
@@ -109,8 +110,8 @@ def test_bits_keep_their_order_too():
     model = Bits()
     guide, images = Reader(model), model(batch_size=30)
     evidence = model.log_joint(images).logsumexp((1, 2)).mean().item()
-    corrected = refine(model, guide, images, steps=200, law="corrected", lr=0.1).guide
-    free = refine(model, guide, images, steps=200, law="normal", lr=0.04).guide
+    corrected = refine(model, guide, images, steps=200, law="corrected", lr=0.1)
+    free = refine(model, guide, images, steps=200, law="normal", lr=0.04)
     start, after = (elbo(model, each, images, 1000) for each in (guide, corrected))
     assert start < after < evidence + 0.02
     assert after > elbo(model, free, images, 1000) + 0.1
@@ -129,7 +130,7 @@ def test_it_begins_as_the_guide_that_it_corrects(name):
     entry.guide.eval()
     images = torch.rand(3, *entry.model.image_shape)
     corrected = Corrected(entry.guide, images)
-    assert "corrected" in entry.fitters
+    assert "corrected" in kinds_for(entry.model, entry.guide)
     check_pair(entry.model, corrected, images)
     found = []
     for guide in (entry.guide, corrected):
@@ -157,7 +158,7 @@ def test_the_guide_that_is_corrected_is_left_as_it_was():
     entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     kept = [p.detach().clone() for p in entry.guide.parameters()]
-    refined = refine(entry.model, entry.guide, images, steps=3, law="corrected").guide
+    refined = refine(entry.model, entry.guide, images, steps=3, law="corrected")
     own = {id(p) for p in entry.guide.parameters()}
     assert not own & {id(p) for p in refined.parameters()}
     for before, now in zip(kept, entry.guide.parameters(), strict=True):
@@ -169,7 +170,7 @@ def test_what_cannot_be_corrected_is_named():
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(UnservedSite, match=r"draws 'object_presence': its law NoisyLogit .*FreeF"):
         Corrected(entry.guide, images)
-    assert "corrected" not in entry.fitters
+    assert "corrected" not in kinds_for(entry.model, entry.guide)
     with pytest.raises(ValueError, match="guide must be a Guide, not Conv"):
         Corrected(torch.nn.Conv2d(1, 1, 1), images)
     part_whole = create("part-whole", **small_settings("part-whole"))

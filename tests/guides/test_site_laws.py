@@ -10,7 +10,8 @@ from torch import Tensor
 
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite, family_of
-from capsule_zoo.inference import check_pair, evaluate, refine
+from capsule_zoo.inference import check_pair, evaluate
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
@@ -75,13 +76,14 @@ def images():
 @pytest.mark.parametrize("law", ["delta", "normal"])
 def test_every_kind_of_site_is_served(images, law):
     model = AllKinds()
-    found = refine(model, None, images, steps=6, law=law)
-    assert (found.end >= found.start).all() and found.end.isfinite().all()
-    check_pair(model, found.guide, images)
-    nodes = poutine.trace(found.guide).get_trace(images).nodes
+    guide = refine(model, None, images, steps=6, law=law)
+    assert (guide.refinement.end >= guide.refinement.start).all()
+    assert guide.refinement.end.isfinite().all()
+    check_pair(model, guide, images)
+    nodes = poutine.trace(guide).get_trace(images).nodes
     for name, prior in LAWS.items():
         assert prior.support.check(nodes[name]["value"]).all(), name
-    idata = evaluate(model, found.guide, images, num_particles=3, discrete=False)
+    idata = evaluate(model, guide, images, num_particles=3, discrete=False)
     assert bool(torch.as_tensor(idata.sample_stats.log_weight.values).isfinite().all())
     assert idata.attrs["is_bound"] == (law == "normal")
 

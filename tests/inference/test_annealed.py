@@ -27,12 +27,13 @@ from toys import (
 from capsule_zoo.data import progress as bars
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
-from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
+from capsule_zoo.inference import SemiAmortized, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, scored
 from capsule_zoo.inference.annealing.transitions import Moves, changed, transition, turn
 from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -303,7 +304,7 @@ def test_chains_start_at_a_guide_that_is_refined_for_every_image():
     torch.manual_seed(0)
     entry = create("conditional-autoencoder", **small_settings("conditional-autoencoder"))
     images = torch.rand(3, *entry.model.image_shape)
-    refined = SemiAmortized(entry.guide, 100, law="normal")
+    refined = SemiAmortized(entry.guide, 100)
     how = dict(chains=2, temperatures=4, leapfrogs=1, simulated=3)
     found = annealed_log_likelihood(entry.model, refined, images, **how)
     pixels = found.observed_data["simulated_pixels"].values

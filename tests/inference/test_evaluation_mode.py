@@ -15,10 +15,10 @@ from capsule_zoo.inference import (
     mean_images,
     posterior_predictive,
     reconstruct,
-    refine,
     sample,
 )
 from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.registry import create, small_settings
 

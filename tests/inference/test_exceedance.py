@@ -11,10 +11,11 @@ from torch import Tensor
 from toys import Conjugate, ExactGuide, conjugate_images, pair
 
 from capsule_zoo.guides import Guide
-from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
+from capsule_zoo.inference import SemiAmortized, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_gaps, annealed_log_likelihood
 from capsule_zoo.inference.annealing.exceedance import bound_of_guide, exceedances, in_words
 from capsule_zoo.inference.evaluation.summary import log_mean, log_mean_error
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 
@@ -52,7 +53,7 @@ def folded():
     torch.manual_seed(0)
     model = Folded(noise=0.1).double()
     poor = UpperMode(model)
-    both = SemiAmortized(poor, 20, fit=gauss_newton, modes=4)
+    both = SemiAmortized(poor, 20, kind="mixture")
     return model, poor, both, 1.5 + 0.1 * torch.randn(3, 1, 2, 2).double()
 
 

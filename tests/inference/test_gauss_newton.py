@@ -16,6 +16,7 @@ from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
 from capsule_zoo.inference.annealing.transitions import Moves, spaced
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.posterior import fitted
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, measured, precision
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Site
@@ -152,7 +153,7 @@ def test_it_is_positive_definite_wherever_it_is(name):
 
 
 @pytest.mark.parametrize(("factor", "calibrated"), [(1.0, True), (1.5, False)])
-def test_ranks_are_uniform_where_the_decoder_is_nearly_linear(factor, calibrated):
+def test_ranks_are_uniform_where_the_decoder_is_nearly_linear(factor, calibrated, monkeypatch):
     """A guide that is half as wide again is found out."""
 
     def fit(*arguments, **options):
@@ -162,15 +163,18 @@ def test_ranks_are_uniform_where_the_decoder_is_nearly_linear(factor, calibrated
                 rows.mul_(factor)
         return guide
 
+    monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", fit)
     model = VariationalAutoencoder((1, 5, 6), latent=2, channels=4, sigma_image=0.5).double()
-    found = check_calibration(model, SemiAmortized(Prior(model), 0, fit=fit), number=500)
+    found = check_calibration(
+        model, SemiAmortized(Prior(model), 0, kind="gauss_newton"), number=500
+    )
     assert (found.p > 0.01) == calibrated, found
 
 
 def test_chains_start_at_it_and_move_by_its_covariance(analyzers):
     """From the exact posterior every chain weighs the evidence, in both directions."""
     model, _ = analyzers
-    start = SemiAmortized(Prior(model), 0, fit=gauss_newton)
+    start = SemiAmortized(Prior(model), 0, kind="gauss_newton")
     settings = dict(chains=2, temperatures=3, simulated=4)
     images = model(batch_size=3).detach()
     found = annealed_bounds(annealed_log_likelihood(model, start, images, **settings))

@@ -22,10 +22,10 @@ from capsule_zoo.inference import (
     infer,
     posterior_predictive,
     reconstruct,
-    refine,
     summarize,
 )
 from capsule_zoo.inference.evaluation import inference_data
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.registry import create, list_models, small_settings
 
@@ -131,7 +131,7 @@ def test_every_kind_of_data_gives_the_same(kind):
     assert torch.equal(code, encode(*both, data, batch_size=3)["image_code"])
     assert torch.equal(code.flatten(1), torch.from_numpy(latents(both[1], data, ["image_code"])))
     assert torch.equal(infer(vae.guide, images)["image_code"], infer(vae.guide, data)["image_code"])
-    refined = [refine(*both, x, steps=2).end for x in (images, data)]
+    refined = [refine(*both, x, steps=2).refinement.end for x in (images, data)]
     assert torch.equal(*refined)
     assert torch.equal(*(classify(entry.model, entry.guide, x) for x in (images, data)))
     pairs = {"one": both, "two": both}

@@ -10,21 +10,15 @@ from torch import Tensor
 from toys import Conjugate, LinearGuide, conjugate_images
 
 from capsule_zoo.guides import Guide
-from capsule_zoo.inference import (
-    IncompatibleGuide,
-    SemiAmortized,
-    check_pair,
-    compare,
-    evaluate,
-    gauss_newton,
-    refine,
-    widen,
-)
+from capsule_zoo.inference import IncompatibleGuide, SemiAmortized, check_pair, compare, evaluate
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -73,17 +67,18 @@ def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, law, vali
     with pyro.validation_enabled(validated), pytest.raises(NonFiniteGuide, match=REFUSED):
         refine(model, guide, images, steps=4, law=law)
     shown = images[[0, 1, 2, 4]]
-    assert refine(model, guide, shown, steps=4, law=law).end.isfinite().all()
+    fitted = refine(model, guide, shown, steps=4, law=law)
+    assert fitted.refinement.end.isfinite().all()
 
 
-@pytest.mark.parametrize("fit", [None, gauss_newton])
-def test_semi_amortized_guides_name_the_image_of_the_caller(dark, fit):
+@pytest.mark.parametrize("kind", ["free_form", "gauss_newton"])
+def test_semi_amortized_guides_name_the_image_of_the_caller(dark, kind):
     """They sort the images, so that the dark one is the first inside."""
     _, guide, images = dark
     with pytest.raises(NonFiniteGuide, match=REFUSED):
-        SemiAmortized(guide, 4, fit=fit)(images)
+        SemiAmortized(guide, 4, kind=kind)(images)
     with pytest.raises(NonFiniteGuide, match=REFUSED):
-        evaluate(guide.model, SemiAmortized(guide, 4, fit=fit), images, batch_size=3)
+        evaluate(guide.model, SemiAmortized(guide, 4, kind=kind), images, batch_size=3)
 
 
 def test_a_gauss_newton_distribution_is_refused_and_a_mixture_leaves_the_mode_out(dark):
@@ -175,7 +170,7 @@ def test_chains_that_are_not_finite_are_refused(dark):
 def test_a_guide_that_is_not_finite_for_simulated_images_says_so(dark):
     """All given images are bright; some of those that the model draws are dark."""
     model, guide, images = dark
-    start = SemiAmortized(guide, 2, fit=gauss_newton)
+    start = SemiAmortized(guide, 2, kind="gauss_newton")
     how = dict(chains=2, temperatures=2, leapfrogs=1, batch_size=2)
     match = r"Bright, to simulated images, is not finite at site 'code' for image \d of 5"
     with pytest.raises(NonFiniteGuide, match=match) as caught:

@@ -22,12 +22,12 @@ from capsule_zoo.inference import (
     encode,
     evaluate,
     fit,
-    refine,
     summarize,
 )
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.other_model import foreign_parameters
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.registry import Entry, create, list_models, small_settings
 

@@ -9,20 +9,14 @@ from toys import Conjugate, conjugate_images, fit, pair
 from capsule_zoo.data import Split, load_dataset, progress
 from capsule_zoo.data.progress import show_progress
 from capsule_zoo.guides import ExactLabel
-from capsule_zoo.inference import (
-    compare,
-    error_rate,
-    evaluate,
-    fill_in,
-    gauss_newton,
-    log_partition,
-    refine,
-)
+from capsule_zoo.inference import compare, error_rate, evaluate, fill_in, log_partition
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.verbs import encode
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.posterior.fitted import auto_normal
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.registry import create
 

@@ -8,7 +8,8 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, summarize
+from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, summarize
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
@@ -45,7 +46,8 @@ def images(pair):
 def test_no_image_ends_below_its_start(pair, images, method):
     model, guide = pair
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    found = refine(model, guide, images, steps=30, method=method, lr=0.5)  # far too long steps
+    fitted = refine(model, guide, images, steps=30, method=method, lr=0.5)  # far too long steps
+    found = fitted.refinement
     assert (found.end >= found.start).all() and (found.end > found.start).any()
     assert len(found.path) == 31 and found.path[-1].isfinite()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -55,9 +57,10 @@ def test_no_image_ends_below_its_start(pair, images, method):
 def test_the_guide_holds_what_its_judge_has_seen(pair, images):
     """Starting again from the refined guide under the same noise begins where it ended."""
     model, guide = pair
-    found = refine(model, guide, images, steps=40, seed=3)
+    refined = refine(model, guide, images, steps=40, seed=3)
+    found = refined.refinement
     assert found.end.mean() > found.start.mean() + 10
-    again = refine(model, found.guide, images, steps=0, seed=3)
+    again = refine(model, refined, images, steps=0, seed=3).refinement
     torch.testing.assert_close(again.start, found.end)
 
 
@@ -67,7 +70,7 @@ def test_every_image_is_refined_as_if_it_were_alone(pair, images):
     guide.eval()
     both = torch.cat([images[:2], torch.rand_like(images[:1])])
     other = torch.cat([images[:2], torch.zeros_like(images[:1])])
-    one, two = (refine(model, guide, x, steps=15) for x in (both, other))
+    one, two = (refine(model, guide, x, steps=15).refinement for x in (both, other))
     torch.testing.assert_close(one.end[:2], two.end[:2])
 
 
@@ -82,10 +85,11 @@ def test_a_turned_start_is_turned_back(images):
     upright = refine(model, guide.double(), images, steps=0, starts=4)
     quarter = images.rot90(1, (2, 3))  # counter-clockwise
     turned = refine(model, guide, quarter, steps=0, starts=4)
-    assert (turned.start >= refine(model, guide, quarter, steps=0).start).all()
+    single = refine(model, guide, quarter, steps=0)
+    assert (turned.refinement.start >= single.refinement.start).all()
     angle = torch.tensor(-math.pi / 2, dtype=torch.float64)
-    moved = poses.compose(poses.rotation(angle), upright.guide.locs["part_pose"])
-    torch.testing.assert_close(turned.guide.locs["part_pose"], moved)
+    moved = poses.compose(poses.rotation(angle), upright.locs["part_pose"])
+    torch.testing.assert_close(turned.locs["part_pose"], moved)
 
 
 def test_refusals(pair, images):
@@ -100,6 +104,10 @@ def test_refusals(pair, images):
         refine(model, guide, images[..., :8])
     with pytest.raises(ValueError, match=r"guide must be a Guide, .* not function"):
         SemiAmortized(lambda images: None)
+    with pytest.raises(ValueError, match="unknown kind of guide 'widened'"):
+        SemiAmortized(guide, kind="widened")
+    with pytest.raises(ValueError, match="'stars'; did you mean 'starts'"):
+        SemiAmortized(guide, stars=2)
 
 
 def test_scenes_are_refined_in_their_summed_form():
@@ -108,16 +116,17 @@ def test_scenes_are_refined_in_their_summed_form():
     with pytest.raises(ValueError, match=r"of scenes, model and guide of `entry.summed`"):
         refine(entry.model, entry.guide, pictures)
     summed = entry.summed
-    assert len(refine(summed.model, summed.guide, pictures, steps=1).end) == 2
+    refined = refine(summed.model, summed.guide, pictures, steps=1)
+    assert len(refined.refinement.end) == 2
 
 
 def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images):
     model, guide = pair
     guide.eval()
-    semi = SemiAmortized(guide, steps=15, seed=2)
+    semi = SemiAmortized(guide, steps=15, seed=2, law="delta")
     check_pair(model, semi, images)
     rows, places = torch.unique(images.flatten(1), dim=0, return_inverse=True)
-    refined = refine(model, guide, rows.view_as(images), steps=15, seed=2).guide.select(places)
+    refined = refine(model, guide, rows.view_as(images), steps=15, seed=2).select(places)
     order = torch.tensor([4, 0, 0, 2, 1, 3, 4])
     nodes = poutine.trace(semi).get_trace(images[order]).nodes
     torch.testing.assert_close(nodes["part_pose"]["value"], refined.locs["part_pose"][order])
@@ -145,7 +154,7 @@ def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):
     normal = guide.with_poses("normal")
     scores = [
         summarize(evaluate(model, candidate, images, num_particles=10))["elbo"]
-        for candidate in (normal, SemiAmortized(normal, steps=60, law="normal"))
+        for candidate in (normal, SemiAmortized(normal, steps=60))
     ]
     assert scores[1] > scores[0] + 10
 

@@ -10,8 +10,10 @@ from pyro import poutine
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, widen
+from capsule_zoo.inference import SemiAmortized, check_pair, evaluate
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_settings
@@ -43,11 +45,12 @@ def test_no_image_ends_below_its_start(name, law):
     entry, images = make(name)
     before = {k: v.clone() for k, v in entry.model.state_dict().items()}
     for start in (entry.guide, None):
-        found = refine(entry.model, start, images, steps=4, law=law, lr=0.5)  # far too long steps
+        guide = refine(entry.model, start, images, steps=4, law=law, lr=0.5)  # far too long steps
+        found = guide.refinement
         assert (found.end >= found.start).all() and found.end.isfinite().all()
-        check_pair(entry.model, found.guide, images)
-    check_pair(entry.model.discretized(), found.guide.discretized(), images)
-    idata = evaluate(entry.model, found.guide, images, num_particles=2)
+        check_pair(entry.model, guide, images)
+    check_pair(entry.model.discretized(), guide.discretized(), images)
+    idata = evaluate(entry.model, guide, images, num_particles=2)
     assert all_finite(idata)
     assert idata.attrs["is_bound"] == (law == "normal")
     assert all(torch.equal(v, before[k]) for k, v in entry.model.state_dict().items())
@@ -70,7 +73,7 @@ def test_images_of_a_batch_do_not_mix(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_semi_amortized_and_widened_guides_fit_and_bound(name):
     entry, images = make(name)
-    semi = SemiAmortized(entry.guide, steps=2, law="normal")
+    semi = SemiAmortized(entry.guide, steps=2)
     points = FreeForm(entry.model, images, entry.guide)
     for guide in (semi, widen(entry.model, points, images, steps=2)):
         check_pair(entry.model, guide, images)
@@ -139,7 +142,7 @@ def test_refinement_comes_close_to_a_posterior_that_is_known():
     images = model(batch_size=BATCH).detach()
     gaps = []
     for steps in (0, 150):
-        free = refine(model, None, images, steps=steps, law="normal").guide
+        free = refine(model, None, images, steps=steps, law="normal")
         law = dist.Normal(free.locs["z"], free.log_scales["z"].exp())
         gaps.append(kl_divergence(law, model.posterior(images)).sum(1).detach())
     assert (gaps[1] < 1).all() and (gaps[1] < gaps[0] / 10).all()
@@ -168,9 +171,9 @@ def test_refinement_finds_the_posterior_odds_of_switches():
     """Draws of switches have no gradient; without the score function logits do a random walk."""
     model = Switches()
     images = model(batch_size=BATCH).detach()
-    found = refine(model, None, images, steps=150, lr=0.05)
+    guide = refine(model, None, images, steps=150, lr=0.05)
     exact = dist.Bernoulli(logits=model.posterior_logits(images))
-    law = dist.Bernoulli(logits=found.guide.logits["z"])
+    law = dist.Bernoulli(logits=guide.logits["z"])
     start = dist.Bernoulli(logits=torch.zeros(BATCH, 4).double())
     gap, first = (kl_divergence(q, exact).sum() for q in (law, start))
     assert gap < 0.2 * first

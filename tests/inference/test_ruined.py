@@ -22,10 +22,10 @@ from capsule_zoo.inference import (
     infer,
     posterior_predictive,
     reconstruct,
-    refine,
     sample,
-    widen,
 )
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.registry import create, small_settings
 
 QUIET = dict(checks=Checks(progress=False))

@@ -13,14 +13,7 @@ from pyro import poutine
 from torch.distributions import Normal
 
 from capsule_zoo.guides import FreeForm, PartReader, SetTransformerObjects, StackedCapsuleGuide
-from capsule_zoo.inference import (
-    Checks,
-    SemiAmortized,
-    StackedCapsuleObjective,
-    compare,
-    fit,
-    refine,
-)
+from capsule_zoo.inference import Checks, SemiAmortized, StackedCapsuleObjective, compare, fit
 from capsule_zoo.inference.objectives.stacked_capsules import (
     TERMS,
     TermHistory,
@@ -28,6 +21,7 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     entropy_sparsity,
     squared_sparsity,
 )
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
 from capsule_zoo.models.parts.object_votes import VoteSizes, log_parents
 from capsule_zoo.models.parts.parent_selection import as_presence
@@ -251,9 +245,9 @@ def test_a_free_form_and_a_semi_amortized_guide_serve_the_model(pair, images):
     free = FreeForm(model, few, normal, "normal")
     before = StackedCapsuleObjective().terms(model, free, few)
     assert all(term.isfinite() for term in before.values())
-    refined = refine(model, normal, few, steps=10, law="normal")
+    refined = refine(model, normal, few, steps=10, law="normal").refinement
     assert (refined.end >= refined.start).all() and refined.end.mean() > refined.start.mean()
-    semi = SemiAmortized(normal, 3, law="normal")
+    semi = SemiAmortized(normal, 3)
     table = compare({"normal": (model, normal), "semi": (model, semi)}, few, num_particles=3)
     assert table["is_bound"].all() and table["elbo"].notna().all()
 

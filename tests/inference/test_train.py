@@ -33,7 +33,8 @@ from toys import (
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import NonFiniteLoss, evaluate, widen
+from capsule_zoo.inference import NonFiniteLoss, evaluate
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.inference.training import progress, schedule
 from capsule_zoo.models.common.spaces import ImageSpace

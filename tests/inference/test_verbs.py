@@ -24,19 +24,19 @@ from capsule_zoo.inference import (
     error_rate,
     fgsm,
     fill_in,
-    gauss_newton,
     intervene,
     posterior_predictive,
     reconstruct,
-    refine,
     sample,
-    widen,
 )
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objects import boxes, count, segment
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
@@ -387,7 +387,7 @@ def test_every_function_of_images_takes_them_in_every_form(kind):
     equal(lambda x: encode(*pair, x)[site], images)
     equal(lambda x: infer(vae.guide, x)[site], images)
     equal(lambda x: latents(vae.guide, x, [site]), images)
-    equal(lambda x: refine(*pair, x, steps=1).end, images)
+    equal(lambda x: refine(*pair, x, steps=1).refinement.end, images)
     equal(lambda x: fill_in(*pair, x, num_particles=2).images, images)
     points = make("part-whole", "delta")
     wide = [

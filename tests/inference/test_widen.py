@@ -11,8 +11,8 @@ from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
 
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import as_module, check_pair, evaluate, summarize, widen
-from capsule_zoo.inference.posterior.widen import Widened
+from capsule_zoo.inference import as_module, check_pair, evaluate, summarize
+from capsule_zoo.inference.posterior.widen import Widened, widen
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot

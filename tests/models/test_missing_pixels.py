@@ -204,7 +204,7 @@ def test_a_refined_guide_scores_observed_pixels_alone():
     model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, painting=Painting(template_size=5))
     guide = configure(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     images, observed = random_images(model)
-    semi = SemiAmortized(guide, steps=3)
+    semi = SemiAmortized(guide, steps=3, law="delta")
     outcomes = []
     for value in (0.1, 0.9):  # of the hidden pixels
         changed = torch.where(observed, images, value)
