@@ -310,7 +310,7 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
         data = data.in_channels(shape[0])
     _warn_of_color(recipe.entry, data)
     pyro.set_rng_seed(recipe.seed)
-    known = registered(recipe.entry).with_preset(recipe.settings.get("preset")).arguments
+    known = registered(recipe.entry).with_preset(recipe.settings).arguments
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
