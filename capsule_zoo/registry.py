@@ -266,10 +266,11 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def registered(name: str) -> Registered:
     """Return what an entry was registered with; raise ValueError for an unknown name."""
-    known = list_models()
-    if name in _PRESETS and name not in known:
-        raise ValueError(_preset_in_words(name))
-    check_known("entry", name, known)
+    import_entries()
+    if name not in _registered:
+        if name in _PRESETS:
+            raise ValueError(_preset_in_words(name))
+        check_known("entry", name, list_models())
     return _registered[name]
 
 

@@ -46,8 +46,8 @@ from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
+    Registered,
     create,
-    default_data,
     load,
     made_by,
     pair_of,
@@ -56,7 +56,6 @@ from capsule_zoo.registry import (
     recipe_path,
     registered,
     save_entry,
-    takes_images,
 )
 from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
 
@@ -133,19 +132,18 @@ def train(
         given = {**given, "data": full_name(given["data"])}
     given = {**given, "settings": {k: _full(v) for k, v in given.get("settings", {}).items()}}
     make_writer = None if log is None else _tensorboard(log)
+    made = registered(name)
     if resume:
         recipe = resumed(folder, name, given)
     else:
-        recipe = Recipe(name, **{"data": default_data(name), **given})
-    _refuse(recipe)
+        recipe = Recipe(name, **{"data": made.data, **given})
     refuse_among_pictures(folder, recipe.data)
     check_seed(recipe.seed)
-    entry, data = _begin(recipe, data_root)
+    entry, data = _begin(recipe, made, data_root)
     arguments = recipe.for_fit(entry.training, device)
     if not recipe.limits:
         arguments = with_needed_steps(arguments, entry, data)
-    made = {**made_by(entry), "batch_size": arguments["batch_size"]}
-    recipe = replace(recipe, **made)
+    recipe = replace(recipe, **made_by(entry), batch_size=arguments["batch_size"])
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
@@ -296,8 +294,24 @@ class RunFolder:
         run.save(self.folder)
 
 
-def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
-    """Create an untrained entry, and load data of the size that it takes."""
+def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[Entry, Dataset]:
+    """Create an untrained entry, and load data of the size that it takes.
+
+    Raises:
+        ValueError: no recipe says how the run was trained, or a setting does not fit the entry.
+    """
+    known = made.with_preset(recipe.settings).arguments
+    if recipe.experiment:
+        raise ValueError(
+            f"an experiment trained this run of {made.name}, in its own way; go on with it by that "
+            "experiment: capsule-zoo reproduce"
+        )
+    for option, value in (("size", recipe.size), ("transform", recipe.transform)):
+        if value is not None and "image_shape" not in known:
+            raise ValueError(
+                f"{made.name} observes points, which have no pixels: {option}={value} says "
+                f"nothing to it; leave --{option} out"
+            )
     shape = recipe.settings.get("image_shape")
     shape = tuple(shape) if isinstance(shape, list) else shape
     if shape is not None and not (
@@ -308,37 +322,31 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
     data = load_dataset(recipe.data, data_root, size=size)
     if shape is not None:
         data = data.in_channels(shape[0])
-    _warn_of_color(recipe.entry, data)
+    if made.name in GRAY_ONLY and data.image_shape[0] > 1:
+        warnings.warn(
+            f"the images of {data.name!r} are in color, of which {made.name} draws blurs: make the "
+            "pictures gray, or train scenes, which reads objects of one color each",
+            stacklevel=2,
+        )
     pyro.set_rng_seed(recipe.seed)
-    known = registered(recipe.entry).with_preset(recipe.settings).arguments
-    shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in known else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
         if recipe.pair:
             entry = rebuild(recipe.config())
         else:
-            entry = create(recipe.entry, **{**shapes, **recipe.settings})
+            entry = made.create({**shapes, **recipe.settings})
             entry = entry.use_guide(recipe.guide or entry.default_guide)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(
-            f"{recipe.entry} cannot be made with {_words(recipe.settings)}: {error}"
+            f"{made.name} cannot be made with {_words(recipe.settings)}: {error}"
         ) from error
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
     if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
     return entry, data
-
-
-def _warn_of_color(name: str, data: Dataset) -> None:
-    """Warn where an entry that draws single objects in gray only is trained on images in color."""
-    if name in GRAY_ONLY and data.image_shape[0] > 1:
-        warnings.warn(
-            f"the images of {data.name!r} are in color, of which {name} draws blurs: make the "
-            "pictures gray, or train scenes, which reads objects of one color each",
-            stacklevel=3,
-        )
 
 
 def check_classes(data: Dataset) -> None:
@@ -349,23 +357,6 @@ def check_classes(data: Dataset) -> None:
             f"the pictures of {data.name!r} are all of one class, and a classifier tells two or "
             "more apart; add a folder for each class, PATH/CLASS/PICTURE"
         )
-
-
-def _refuse(recipe: Recipe) -> None:
-    """Raise ValueError for what no recipe says, and for settings of images of a model of points."""
-    if recipe.experiment:
-        raise ValueError(
-            f"an experiment trained this run of {recipe.entry}, in its own way; go on with it by "
-            "that experiment: capsule-zoo reproduce"
-        )
-    if takes_images(recipe.entry):
-        return
-    for option, value in (("size", recipe.size), ("transform", recipe.transform)):
-        if value is not None:
-            raise ValueError(
-                f"{recipe.entry} observes points, which have no pixels: {option}={value} says "
-                f"nothing to it; leave --{option} out"
-            )
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
