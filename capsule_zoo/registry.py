@@ -294,11 +294,6 @@ def small_settings(name: str, preset: str | None = None) -> dict:
     return {**registered(name).with_preset(settings).small, **settings}
 
 
-def default_data(name: str) -> str:
-    """Return the name of the data set that an entry is trained on if no other is named."""
-    return registered(name).data
-
-
 def takes_images(name: str) -> bool:
     """Return False for an entry of points, whose model takes no `image_shape`."""
     return "image_shape" in registered(name).arguments

@@ -66,11 +66,11 @@ def open_source(
             if data is not None:
                 raise
             channels, *size = entry.model.image_shape
-            digits = load_tests(registry.default_data(entry.name), size=(size[0], size[1]))
+            digits = load_tests(registry.registered(entry.name).data, size=(size[0], size[1]))
             dataset = digits.transformed(lambda images: images.expand(-1, channels, -1, -1))
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_tests(data or registry.default_data(source), root)
+        dataset = load_tests(data or registry.registered(source).data, root)
         with seeded(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)

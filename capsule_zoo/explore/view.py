@@ -141,10 +141,10 @@ class View:
         numbers.view(-1)[control.index] = round(value) if is_count else value
         self.state = {**self.state, control.site: numbers}
 
-    def control(self, site: str, index: int, *limits: float, unit: str = "") -> Control:
-        """Return a number of the state as a control; `limits` are low, high and perhaps a step."""
+    def control(self, site: str, index: int, low: float, high: float, **options: Any) -> Control:
+        """Return a number of the state as a control; `options` are its step and its unit."""
         value = self.state[site].reshape(-1)[index].item()
-        return Control(value, *limits, unit=unit, site=site, index=index)
+        return Control(value, low, high, site=site, index=index, **options)
 
     def pixel_at(self, position: Position) -> tuple[int, int] | None:
         """Return the row and the column of the pixel at a position; None outside the image."""

@@ -58,6 +58,7 @@ from capsule_zoo.registry import (
     save_entry,
 )
 from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
+from capsule_zoo.settings import as_tuple, fits
 
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
@@ -312,11 +313,8 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
                 f"{made.name} observes points, which have no pixels: {option}={value} says "
                 f"nothing to it; leave --{option} out"
             )
-    shape = recipe.settings.get("image_shape")
-    shape = tuple(shape) if isinstance(shape, list) else shape
-    if shape is not None and not (
-        isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
-    ):
+    shape = as_tuple(recipe.settings.get("image_shape"))
+    if shape is not None and not fits(shape, tuple[int, int, int]):
         raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
     size = recipe.size or (None if shape is None else shape[1:])
     data = load_dataset(recipe.data, data_root, size=size)
@@ -468,7 +466,9 @@ def _opened(
     source: str, data: str | None, resize: bool
 ) -> tuple[Entry, Path, str, tuple[int, int] | None]:
     """Return a trained entry, the folder for results, the name of its data, and their size."""
-    entry, folder = load(source), output_folder(source)
+    entry, folder = load(source), Path(source)
+    if not (folder / "config.json").is_file():  # trained weights
+        folder = Path("runs") / folder.name
     read_metrics(folder)
     name = read_recipe(source).get("data", Recipe.data) if data is None else data
     images = entry.observes_images
@@ -479,12 +479,6 @@ def _opened(
         )
     size = entry.model.image_shape[1:] if resize and images else None
     return entry, folder, name, size
-
-
-def output_folder(source: str) -> Path:
-    """Return the folder for results on a trained entry: its run folder, or `runs/<name>`."""
-    folder = Path(source)
-    return folder if (folder / "config.json").is_file() else Path("runs") / folder.name
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:

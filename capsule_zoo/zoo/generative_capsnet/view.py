@@ -87,11 +87,11 @@ class RequestView(View):
 
     def controls(self, handle: int) -> dict[str, Control]:
         if handle == REQUEST and self.turns:
-            return {"angle": self.control(ASKED, 0, -180, 180, 1, unit=" (degrees)")}
+            return {"angle": self.control(ASKED, 0, -180, 180, step=1, unit=" (degrees)")}
         if handle == REQUEST:
-            limits = -self.requests.reach, self.requests.reach, 0.5
+            reach, options = self.requests.reach, {"step": 0.5, "unit": " (pixels)"}
             axes = enumerate("xy")
-            return {name: self.control(ASKED, i, *limits, unit=" (pixels)") for i, name in axes}
+            return {n: self.control(ASKED, i, -reach, reach, **options) for i, n in axes}
         if handle == CODE:
             controls = {}
             for site, value in self.state.items():

@@ -80,7 +80,7 @@ class ScenesView(View):
         return int(self.state[PRESENCE].argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
-        controls = {"presence": self.control(PRESENCE, handle, 0, 1, 1)}
+        controls = {"presence": self.control(PRESENCE, handle, 0, 1, step=1)}
         for name, (site, index, span, unit) in self.numbers.items():
             controls[name] = self.control(f"slot_{handle}/{site}", index, -span, span, unit=unit)
         return controls

@@ -40,7 +40,7 @@ class ShapeCodesView(PaintedPartsView):
         del controls["presence"]  # the object is there
         codes = range(len(self.state["code"]))
         return {
-            "kind": self.control("kind", 0, 0, self.model.kinds - 1, 1),
+            "kind": self.control("kind", 0, 0, self.model.kinds - 1, step=1),
             **{f"code[{i}]": self.control("code", i, -3, 3) for i in codes},
             **controls,
         }
