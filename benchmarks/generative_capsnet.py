@@ -27,9 +27,9 @@ from capsule_zoo.registry import create
 BATCH, CANVAS, DIGIT, GRID = 128, 68, 28, (17, 17)
 CAPSULES, MAPS = 128, 32
 ENTRIES: dict[str, tuple[str, dict]] = {
-    "continuous": ("generative-capsnet-continuous", {}),
-    "digit_capsules": ("generative-capsnet", {}),
-    "autoencoder": ("conditional-autoencoder", {"hidden": 256}),
+    "continuous": ("generative-capsnet", {"preset": "continuous-shifts"}),
+    "digit_capsules": ("generative-capsnet", {"preset": "shifts"}),
+    "autoencoder": ("conditional-autoencoder", {"preset": "shifts", "hidden": 256}),
 }
 
 
@@ -46,7 +46,7 @@ def step(name: str) -> Contestant:
     pyro.set_rng_seed(0)
     kind, sizes = ENTRIES[name]
     shape, window = (1, CANVAS, CANVAS), (DIGIT, DIGIT)
-    entry = create(kind, image_shape=shape, preset="shifts", guide={"window": window}, **sizes)
+    entry = create(kind, image_shape=shape, guide={"window": window}, **sizes)
     entry.use_guide("deterministic")
     model = Requested(entry.model, Shifts(20), [(-20, 20)])
     border = (CANVAS - DIGIT) // 2

@@ -24,7 +24,7 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.pages.markdown import duration, with_error
 from capsule_zoo.pages.stories import first_line, read_story, remainder
 from capsule_zoo.records import in_words, plain
-from capsule_zoo.registry import Entry, create, list_models, pair_of, read_recipe, summary
+from capsule_zoo.registry import Entry, create, list_models, pair_of, read_recipe
 from capsule_zoo.runs.recipe import settings_of
 from capsule_zoo.settings import Argument, as_tuple, flat, flat_arguments, nested
 
@@ -40,6 +40,7 @@ class Weights:
         guide: the guide that it was trained with.
         headline: the number that identifies the weights: `on`, `metric`, `value`, `se` and `n`.
         bytes: size of the file.
+        preset: the preset of the entry; None for its own defaults.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Weights:
     guide: str
     headline: dict[str, Any]
     bytes: int
+    preset: str | None = None
 
     @property
     def card(self) -> dict[str, Any]:
@@ -56,8 +58,9 @@ class Weights:
 
     def __str__(self) -> str:
         found: Any = self.headline
+        preset = f" ({self.preset})" if self.preset else ""
         return (
-            f"{self.entry}, {self.guide} guide, trained on {self.data}: "
+            f"{self.entry}{preset}, {self.guide} guide, trained on {self.data}: "
             f"{in_words(found['metric'])} {with_error(found)} on {found['on']}; "
             f"{self.bytes / 1e6:.1f} MB"
         )
@@ -86,6 +89,7 @@ class Description:
         text: what else the docstring of its model says.
         data: the data set that it is trained on, if no other is named.
         settings: the arguments of `create`, by dotted name, with their values.
+        presets: the presets of the entry, by name, with their summaries.
         guides: the guides that fit.
         sites: the latent sites of the model at these settings.
         relaxed: the discrete sites that are continuous in training.
@@ -105,6 +109,7 @@ class Description:
     text: str
     data: str
     settings: dict[str, Argument]
+    presets: dict[str, str]
     guides: tuple[GuideWords, ...]
     sites: tuple[Site, ...]
     relaxed: tuple[str, ...]
@@ -156,6 +161,10 @@ class Description:
         kind, _, never = self.objective.partition(" ")
         settings = ", ".join(f"{name}={value}" for name, value in self.training.items())
         lists: dict[str, Iterable[str]] = {
+            "Presets": (
+                f"- `preset={name!r}`{words and f': {words}'}"
+                for name, words in self.presets.items()
+            ),
             "Guides": (
                 f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.what}" for g in self.guides
             ),
@@ -191,6 +200,7 @@ def list_weights(pattern: str = "*") -> dict[str, Weights]:
         if fnmatch(name, pattern) and file.is_file():
             card = {"data": "unknown data", **read_recipe(name)}
             known = {field: card[field] for field in ("entry", "data", "guide", "headline")}
+            known["preset"] = card.get("settings", {}).get("preset")
             found[name] = Weights(name, bytes=file.stat().st_size, **known)
     return found
 
@@ -226,7 +236,7 @@ def describe(entry: str | Path | Entry) -> Description:
 
 
 def _describe(entry: Entry, source: str) -> Description:
-    registration = registry.registered(entry.name)
+    registration = registry.registered(entry.name).with_preset(entry.settings)
     asked = nested(entry.settings, registration.arguments, entry.name)
     values = {**flat(asked), **settings_of(pair_of(entry.model, entry.guide))}
     values = {name: as_tuple(value) for name, value in values.items()}
@@ -239,10 +249,11 @@ def _describe(entry: Entry, source: str) -> Description:
     return Description(
         name=entry.name,
         source=source,
-        summary=summary(entry.name),
+        summary=registration.summary,
         text=remainder(type(entry.model).__doc__),
         data=registration.data,
         settings=settings,
+        presets={n: p.get("summary", "") for n, p in registration.presets.items()},
         guides=tuple(guide_words(entry)),
         sites=entry.model.sites,
         relaxed=relaxed_sites(entry.model),

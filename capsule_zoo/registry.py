@@ -29,9 +29,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pyro.infer import ELBO, Trace_ELBO
@@ -72,6 +71,7 @@ class Registered:
     `guides` holds those of `register_guide` too.
     """
 
+    name: str
     model: Callable[..., Model]
     guides: Mapping[str, GuideMaker]
     guide: GuideMaker
@@ -85,7 +85,7 @@ class Registered:
     summary: str = ""
     module: str = ""
 
-    @property
+    @cached_property
     def arguments(self) -> dict[str, Argument]:
         """The settings of the model by name, and those of the guides and the objective."""
         others = {name: arguments_of(maker, 1) for name, maker in list(self.guides.items())[1:]}
@@ -113,21 +113,83 @@ class Registered:
             if inner
         }
 
-    def with_preset(self, name: str | None) -> "Registered":
-        """Return this registration with the fields that a preset replaces.
+    def with_preset(self, settings: Mapping[str, Any]) -> "Registered":
+        """Return this registration with the fields that `settings["preset"]`, if any, replaces.
 
         Raises:
             ValueError: there is no such preset.
         """
+        name = settings.get("preset")
         if name is None:
             return self
         if not isinstance(name, str):
             raise ValueError(f"preset of an entry must be a word or None, not {name!r}")
         check_known("preset", name, self.presets)
-        return replace(self, **self.presets[name])
+        fields = dict(self.presets[name])
+        if "guides" in fields:
+            fields.setdefault("guide", next(iter(fields["guides"].values())))
+        return replace(self, **fields)
+
+    def create(self, settings: Mapping[str, Any]) -> Entry:
+        """Return a new, untrained entry; see `capsule_zoo.registry.create`."""
+        made = self.with_preset(settings)
+        asked = nested(settings, made.arguments, self.name)
+        values = values_of(asked, made.arguments, self.name)
+        check_at_least(1, image_shape=values.get("image_shape", 1))
+        for part in ("preset", *PARTS):
+            values.pop(part, None)
+        try:
+            model = made.model(**values)
+        except TypeError as error:
+            reason = str(error).partition("\n")[0]  # torch goes on with its own stack
+            raise ValueError(f"{self.name} does not take these settings: {reason}") from error
+        return made.entry_of(model, asked)
+
+    def entry_of(self, model: Model, asked: Mapping[str, Any], guide: Guide | None = None) -> Entry:
+        """Return the entry of a model, with a new default guide unless `guide` is given.
+
+        Args:
+            asked: the settings that the user gave, by their first names; see `nested`.
+        """
+        settings = {part: dict(asked.get(part, {})) for part in PARTS}
+        first, by_name = next(iter(self.guides)), {}
+        if settings["guides"]:
+            inner = self.arguments["guides"].inner
+            by_name = nested(settings["guides"], inner, f"{self.name}'s guides")
+        if self.guides[first] is self.guide:
+            by_name[first] = settings["guide"]
+        guides = {n: self._bound(maker, by_name.get(n)) for n, maker in self.guides.items()}
+        if guide is None and not inspect.isfunction(without_partials(self.guide)):
+            guide = self._bound(self.guide, settings["guide"])(model)
+        of_model = inspect.isfunction(without_partials(self.objective))
+        objective = self._bound(self.objective, settings["objective"], leading=of_model)
+        return Entry(
+            model,
+            guides,
+            objective(model) if of_model else objective(),
+            dict(self.training),
+            self.figures,
+            self.stages,
+            name=self.name,
+            settings=dict(asked),
+            guide=guide,
+        )
+
+    def _bound(self, maker: Any, settings: Mapping[str, Any] | None, leading: int = 1) -> Any:
+        """Return what makes a guide or an objective, with its settings."""
+        if not settings:
+            return maker
+        known = arguments_of(maker, leading)
+        return partial(maker, **values_of(settings, known, f"{self.name}'s {name_of(maker)}"))
 
 
 _registered: dict[str, Registered] = {}
+_PRESETS: dict[str, tuple[str, str]] = {  # by what their names were as entries, before 0.3
+    "broadcast-autoencoder": ("conditional-autoencoder", "broadcast"),
+    "generative-capsnet-continuous": ("generative-capsnet", "continuous"),
+    "overlapping-capsule-network": ("capsule-network", "overlapping"),
+    "overlapping-capsules": ("recurrent-capsules", "overlapping"),
+}
 
 
 def register(
@@ -149,9 +211,10 @@ def register(
         guide: the class of the default guide, if `guides` makes it by a function.
         objective: the class of the training objective, a partial of it, or a function.
         parts: `training`, settings for `fit`; `figures` and `stages`, see `Entry`; `presets`, by
-            name other values of these fields, or `settings` of the entry; `small`, settings at
-            which it is created and runs quickly, as tests need; `data`, the data set that it is
-            trained on if no other is named; `summary`, by default the first line of the model.
+            name other values of all these arguments, for `create(..., preset=NAME)`; `small`,
+            settings at which it is created and runs quickly, as tests need; `data`, the data set
+            that it is trained on if no other is named; `summary`, by default the first line of the
+            model.
 
     Raises:
         ValueError: the name is taken outside of a notebook, or not of that form; or no guide.
@@ -160,16 +223,14 @@ def register(
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
     if not isinstance(guides, Mapping) or not guides:
         raise ValueError('register an entry with guides={"name": GuideClass}')
-    caller = SimpleNamespace(__module__=sys._getframe(1).f_globals.get("__name__", ""))
+    caller = sys._getframe(1).f_globals.get("__name__", "")
     if modules_outside(caller):
         import_entries()  # the zoo's own entries keep their names
     holder = _registered.get(name)
-    refuse_taken("an entry", name, holder and SimpleNamespace(__module__=holder.module), caller)
+    refuse_taken("an entry", name, holder and holder.module, caller)
     first = guide or next(iter(guides.values()))
     parts.setdefault("summary", first_line(without_partials(model).__doc__))
-    _registered[name] = Registered(
-        model, guides, first, objective, **parts, module=caller.__module__
-    )
+    _registered[name] = Registered(name, model, guides, first, objective, **parts, module=caller)
 
 
 def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
@@ -205,8 +266,21 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def registered(name: str) -> Registered:
     """Return what an entry was registered with; raise ValueError for an unknown name."""
-    check_known("entry", name, list_models())
+    import_entries()
+    if name not in _registered:
+        if name in _PRESETS:
+            raise ValueError(_preset_in_words(name))
+        check_known("entry", name, list_models())
     return _registered[name]
+
+
+def _preset_in_words(name: str) -> str:
+    """Return a message for the name of an entry that is a preset now."""
+    entry, preset = _PRESETS[name]
+    return (
+        f"{name!r} is a preset of {entry} since 0.3: give the entry {entry} and "
+        f'preset="{preset}", on the command line --set preset={preset}'
+    )
 
 
 def summary(name: str) -> str:
@@ -214,14 +288,10 @@ def summary(name: str) -> str:
     return registered(name).summary
 
 
-def small_settings(name: str) -> dict:
+def small_settings(name: str, preset: str | None = None) -> dict:
     """Return settings for `create` at which a registered entry is small and runs quickly."""
-    return dict(registered(name).small)
-
-
-def default_data(name: str) -> str:
-    """Return the name of the data set that an entry is trained on if no other is named."""
-    return registered(name).data
+    settings = {} if preset is None else {"preset": preset}
+    return {**registered(name).with_preset(settings).small, **settings}
 
 
 def takes_images(name: str) -> bool:
@@ -241,56 +311,7 @@ def create(name: str, **settings: Any) -> Entry:
         ValueError: unknown name or setting (with the nearest ones), a value of another type, or one
             that a constructor refuses.
     """
-    made = registered(name).with_preset(settings.get("preset"))
-    known = made.arguments
-    asked = nested(settings, known, name)
-    values = values_of(asked, known, name)
-    check_at_least(1, image_shape=values.get("image_shape", 1))
-    for part in ("preset", *PARTS):
-        values.pop(part, None)
-    try:
-        model = made.model(**values)
-    except TypeError as error:
-        reason = str(error).partition("\n")[0]  # torch goes on with its own stack
-        raise ValueError(f"{name} does not take these settings: {reason}") from error
-    return _entry_of(made, name, asked, model)
-
-
-def _entry_of(
-    made: Registered, name: str, asked: Mapping[str, Any], model: Model, guide: Guide | None = None
-) -> Entry:
-    """Return the entry of a model, with a new default guide unless `guide` is given."""
-    settings = {part: dict(asked.get(part, {})) for part in PARTS}
-    first = next(iter(made.guides))
-    by_name = {}
-    if settings["guides"]:
-        by_name = nested(settings["guides"], made.arguments["guides"].inner, f"{name}'s guides")
-    if made.guides[first] is made.guide:
-        by_name[first] = settings["guide"]
-    guides = {n: _bound(maker, by_name.get(n), name) for n, maker in made.guides.items()}
-    if guide is None and not inspect.isfunction(without_partials(made.guide)):
-        guide = _bound(made.guide, settings["guide"], name)(model)
-    of_model = inspect.isfunction(without_partials(made.objective))
-    objective = _bound(made.objective, settings["objective"], name, given=of_model)
-    return Entry(
-        model,
-        guides,
-        objective(model) if of_model else objective(),
-        dict(made.training),
-        made.figures,
-        made.stages,
-        name=name,
-        settings=dict(asked),
-        guide=guide,
-    )
-
-
-def _bound(maker: Any, settings: Mapping[str, Any] | None, entry: str, given: int = 1) -> Any:
-    """Return what makes a guide or an objective, with its settings."""
-    if not settings:
-        return maker
-    known = arguments_of(maker, given)
-    return partial(maker, **values_of(settings, known, f"{entry}'s {name_of(maker)}"))
+    return registered(name).create(settings)
 
 
 def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
@@ -384,10 +405,10 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
             names the modules to import.
         ValueError: the entry or its guide is unknown; the message names the modules to import.
     """
-    import_entries()  # which define the zoo's classes
+    known = list_models()  # imports the zoo's entries, which define its classes
     modules = config.get("modules", ())
-    if name := config.get("entry", ""):
-        _check_imported(modules, "entry", name, list_models())
+    if (name := config.get("entry", "")) and name not in _PRESETS:
+        _check_imported(modules, "entry", name, known)
     try:
         model = build(config["pair"]["model"])
         guide = build(config["pair"]["guide"], model=model)
@@ -398,8 +419,8 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
         makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
         return Entry(model, makers, Trace_ELBO(), guide=guide)
     settings = config.get("settings", {})
-    made = registered(name).with_preset(settings.get("preset"))
-    entry = _entry_of(made, name, nested(settings, made.arguments, name), model, guide)
+    made = registered(name).with_preset(settings)
+    entry = made.entry_of(model, nested(settings, made.arguments, name), guide)
     entry.default_guide = config.get("guide", entry.default_guide)
     _check_imported(modules, "guide", entry.default_guide, list(entry.guides))
     return entry
@@ -471,6 +492,8 @@ def unknown_source(kind: str, source: str | Path, known: Collection[str]) -> str
     A path is taken for a folder, and the nearest runs beside it or inside it are named.
     """
     folder = Path(source)
+    if str(source) in _PRESETS:
+        return _preset_in_words(str(source))
     if len(folder.parts) < 2 and not folder.is_dir():
         return f"{unknown(kind, str(source), known)}; or give the folder of a run"
     missing = "no such run folder"
@@ -512,8 +535,8 @@ def made_by(entry: Entry) -> dict:
         "guide": entry.default_guide,
         "pair": pair_of(entry.model, entry.guide),
     }
-    makers: list[Any] = [registered(entry.name).model, entry.guides[entry.default_guide]]
-    makers.append(SimpleNamespace(__module__=registered(entry.name).module))
+    registration = registered(entry.name).with_preset(entry.settings)
+    makers = registration.model, registration.module, entry.guides[entry.default_guide]
     parts = [type(part) for part in (entry.model, entry.guide)]
     values = flat(entry.settings).values()
     made_from = [v for v in values if is_submodule(v)]

@@ -44,18 +44,23 @@ def _failed(module: str, error: Exception) -> ValueError:
     )
 
 
+def module_of(thing: object) -> str:
+    """Return the name of the module that defines a function or class; of a name, the name."""
+    return thing if isinstance(thing, str) else getattr(without_partials(thing), "__module__", "")
+
+
 def modules_outside(*objects: object) -> list[str]:
     """Return the names of the modules outside the zoo in which functions or classes are defined.
 
     A script that is run as a program has no name by which it could be imported, and is left out.
     """
-    names = {str(getattr(without_partials(each), "__module__", "")) for each in objects}
+    names = {*map(module_of, objects)}
     return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))
 
 
 def runs_again(*objects: object) -> bool:
     """Return True if all are defined in a notebook, where a cell may run again and replace one."""
-    return all(getattr(without_partials(each), "__module__", "") == "__main__" for each in objects)
+    return all(module_of(each) == "__main__" for each in objects)
 
 
 def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
@@ -63,11 +68,11 @@ def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
 
     Args:
         what: what is registered, such as "an entry".
-        holder: what has the name, a function or class; None for a free name.
+        holder: what has the name, a function, a class or a module; None for a free name.
     """
     if holder is not None and not runs_again(holder, new):
         raise ValueError(
-            f"{what} named {name!r} is registered already, by {holder.__module__}; choose another "
+            f"{what} named {name!r} is registered already, by {module_of(holder)}; choose another "
             "name"
         )
 

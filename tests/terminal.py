@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from variants import small_settings
 
 from capsule_zoo import cli
-from capsule_zoo.registry import small_settings
 
 PATIENCE = 1800  # seconds after which a started program counts as hung, also on a busy machine
 

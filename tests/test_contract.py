@@ -19,6 +19,7 @@ from pyro import poutine
 from pyro.infer import ELBO, SVI, Predictive, RenyiELBO, Trace_ELBO
 from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
+from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.inference import (
     Checks,
@@ -35,15 +36,7 @@ from capsule_zoo.inference.annealing.path import Given
 from capsule_zoo.inference.check import is_discrete, latent_sites
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.specification import build, spec
-from capsule_zoo.registry import (
-    Entry,
-    create,
-    list_models,
-    load,
-    save_entry,
-    small_settings,
-    takes_images,
-)
+from capsule_zoo.registry import Entry, load, save_entry
 
 NAMES = list_models()
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_settings(name)).guides]

@@ -10,10 +10,10 @@ import os
 import pyro
 import pytest
 import torch
+from variants import create, list_models, small_settings
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Checks, Inputs, evaluate, fit, loss_per_image
-from capsule_zoo.registry import create, list_models, small_settings
 
 DEVICE = os.environ.get("CAPSULE_ZOO_TEST_DEVICE")
 PAIRS = [
@@ -22,7 +22,7 @@ PAIRS = [
 ELSEWHERE = {  # what makes tensors on the default device for a reason
     "constellations": "corners are counted and ordered on the CPU, wherever the points are",
     "capsule-network": "Pyro moves what is given to pyro.factor to the default device",
-    "overlapping-capsule-network": "the same",
+    "capsule-network:overlapping": "the same",
 }
 
 

@@ -6,10 +6,10 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, infer_discrete
 from torch.utils.data import DataLoader
+from variants import create, list_models, small_settings
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference import Inputs, intervene, loss_per_image
-from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 BATCH = 4

@@ -26,10 +26,11 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.inspect import get_model_relations
 from pyro.poutine import Trace
 from torch import Tensor
+from variants import create, list_models, small_settings
 
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import base
-from capsule_zoo.registry import Entry, create, list_models, small_settings
+from capsule_zoo.registry import Entry
 
 NAMES = list_models()
 BATCH = 4

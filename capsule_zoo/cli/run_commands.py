@@ -118,15 +118,17 @@ def train(
       capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
+    from capsule_zoo.data.datasets import full_name
     from capsule_zoo.inference.training.workers import is_first_process
-    from capsule_zoo.registry import default_data, registered
+    from capsule_zoo.registry import registered
     from capsule_zoo.runs import folder as runs
 
+    made = registered(entry)
     limits = given(epochs=epochs, steps=steps, minutes=minutes)
     chosen = given(
         data=data,
         size=size,
-        settings=read_settings(set_, registered(entry).arguments) or None,
+        settings=read_settings(set_, made.arguments) or None,
         guide=guide,
         seed=seed,
         batch_size=batch_size,
@@ -135,9 +137,10 @@ def train(
         objective=objective,
         limits=limits or None,
     )
-    folder = out or _run_folder(
-        entry, chosen.get("data") or default_data(entry), chosen.get("seed", 0)
-    )
+    data = data or made.data
+    kind, _, path = full_name(data).partition(":")
+    own = Path(path).name if kind in ("folder", "constellations") else ""
+    folder = out or Path("runs") / f"{entry}-{own or data.replace(':', '-')}-{seed or 0}"
     _, run = runs.train(
         entry,
         folder,
@@ -368,11 +371,3 @@ def figure(
 def _names(words: str) -> list[str]:
     """Return the names in a comma-separated list."""
     return [name for name in map(str.strip, words.split(",")) if name]
-
-
-def _run_folder(entry: str, data: str, seed: int) -> Path:
-    from capsule_zoo.data.datasets import full_name
-
-    kind, _, path = full_name(data).partition(":")
-    own = Path(path).name if kind in ("folder", "constellations") else ""
-    return Path("runs") / f"{entry}-{own or data.replace(':', '-')}-{seed}"

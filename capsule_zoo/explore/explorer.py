@@ -5,8 +5,7 @@ Pictures are `anywidget`s of a few lines of JavaScript, because ipywidgets lacks
 dropping of files. They work in Jupyter, Voila and other hosts without an extension.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -27,8 +26,8 @@ class Picture(anywidget.AnyWidget):
 
     Attributes:
         png: the displayed file.
-        drag: the current drag: its `number`, its first place (`start`) and last place (`end`), as
-            (x, y) in the frame [-1, 1]^2.
+        drag: the current drag: its `number`, and its first position (`start`) and last position
+            (`end`), as (x, y) in the frame [-1, 1]^2.
     """
 
     _esm = Path(__file__).parent / "picture.js"
@@ -37,12 +36,9 @@ class Picture(anywidget.AnyWidget):
     drag = traitlets.Dict().tag(sync=True)
 
 
-WHOLE = {"description_width": "initial"}  # labels are as wide as their words
-
-
-def _row(children: list[widgets.Widget], gap: str = "4px") -> widgets.HBox:
-    """Return widgets beside each other, or below each other where the page is narrow."""
-    layout = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap=gap)
+def _row(*children: widgets.Widget) -> widgets.HBox:
+    """Return widgets next to each other, or below each other where the page is narrow."""
+    layout = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="8px")
     return widgets.HBox(children, layout=layout)
 
 
@@ -66,29 +62,41 @@ class Explorer(widgets.VBox):
     """
 
     def __init__(self, view: View, images: Tensor, title: str = "") -> None:
-        self.view = view
-        self.images = images
-        self.handle = 0
+        self.view, self.images, self.handle = view, images, 0
         self.sliders: dict[str, widgets.FloatSlider] = {}
-        self._quiet = False
-        self._dragging = (0, (0.0, 0.0))
+        self._showing = False
+        self._dragging = 0, (0.0, 0.0)
         self._file: tuple[str, bytes] | None = None
-        self._make_widgets()
         self._read(images[:1])
+        wide, words = widgets.Layout(width="auto"), {"description_width": "initial"}
+        pictures = [Picture(label=label) for label in ("image", "model", "parts")]
+        self.image, self.painted, self.colored = pictures
+        last = len(images) - 1
+        self.number = widgets.IntSlider(0, 0, last, description="test image", style=words)
+        self.upload = widgets.FileUpload(
+            accept="image/*", description="image from a file", layout=wide
+        )
+        inverted = "invert the file (dark ink on bright paper)"
+        self.inverted = widgets.Checkbox(False, description=inverted, indent=False, layout=wide)
+        self.selection = widgets.Dropdown(description="selected", style=words)
+        style = {"button_width": "auto"}
+        self.mode = widgets.ToggleButtons(options=view.modes, style=style, layout=wide)
+        self.reset = widgets.Button(
+            description="reset", tooltip="return to the values inferred from the image"
+        )
+        self.refine = widgets.Button(description="refine", tooltip=view.improves)
+        self.actions = [widgets.Button(description=action) for action in view.actions]
+        self.status = widgets.HTML()
+        self.panel = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap", max_width="1230px"))
         self._connect()
-        pictures = [self.image, self.painted, self.colored]
-        shown = [
-            widgets.VBox([widgets.Label(label), picture], layout=widgets.Layout(max_width="100%"))
-            for label, picture in zip(view.names, pictures, strict=True)
-            if picture is not self.colored or view.colored() is not None
-        ]
-        choice = [self.selection, self.mode] if view.modes else [self.selection]
+        labelled = zip(view.names, pictures[: 2 + (view.colored() is not None)], strict=False)
+        modes = [self.mode] if view.modes else []
         super().__init__(
             [
                 widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help + view.follow)}"),
-                _row(shown, gap="12px"),
-                _row([self.number, self.upload, self.inverted]),
-                _row([*choice, self.reset, self.refine, *self.actions]),
+                _row(*(widgets.VBox([widgets.Label(name), p]) for name, p in labelled)),
+                _row(self.number, self.upload, self.inverted),
+                _row(self.selection, *modes, self.reset, self.refine, *self.actions),
                 self.status,
                 self.panel,
             ]
@@ -109,41 +117,13 @@ class Explorer(widgets.VBox):
         Raises:
             ValueError: an unknown source, absent data, or a model without a view.
         """
-        view, images, title = open_source(source, data, data_root)
-        return cls(view, images, title)
-
-    def _make_widgets(self) -> None:
-        self.image, self.painted, self.colored = (
-            Picture(label=label) for label in ("image", "model", "parts")
-        )
-        wide, last = widgets.Layout(width="auto"), len(self.images) - 1
-        self.number = widgets.IntSlider(0, 0, last, description="test image", style=WHOLE)
-        self.upload = widgets.FileUpload(
-            accept="image/*", description="image from a file", layout=wide
-        )
-        self.inverted = widgets.Checkbox(
-            False,
-            description="invert the file (dark ink on bright paper)",
-            indent=False,
-            layout=wide,
-        )
-        self.selection = widgets.Dropdown(description="selected", style=WHOLE)
-        self.mode = widgets.ToggleButtons(
-            options=self.view.modes, style={"button_width": "auto"}, layout=wide
-        )
-        self.reset = widgets.Button(
-            description="reset", tooltip="return to the values inferred from the image"
-        )
-        self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
-        self.actions = [widgets.Button(description=action) for action in self.view.actions]
-        self.status = widgets.HTML()
-        self.panel = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap", max_width="1230px"))
+        return cls(*open_source(source, data, data_root))
 
     def _connect(self) -> None:
         self._on(self.number, "value", self._choose_image)
         self._on(self.upload, "value", self._take_upload)
-        self._on(self.inverted, "value", lambda _: self._read_again())
-        self._on(self.selection, "value", self._select)
+        self._on(self.inverted, "value", lambda _: self._file and self._take_file(*self._file))
+        self._on(self.selection, "value", partial(setattr, self, "handle"))
         self._on(self.mode, "value", self.view.set_mode)
         self._on(self.painted, "drag", partial(self._drag, part=False))
         self._on(self.colored, "drag", partial(self._drag, part=True))
@@ -157,7 +137,7 @@ class Explorer(widgets.VBox):
         """Call `action` with a trait's new value if a person, and not `show`, changed it."""
 
         def react(change: Any) -> None:
-            if not self._quiet:
+            if not self._showing:
                 self._do(partial(action, change["new"]))
 
         widget.observe(react, trait)
@@ -172,65 +152,54 @@ class Explorer(widgets.VBox):
 
     def show(self, message: str = "") -> None:
         """Update all widgets to the state of the view."""
-        names = self.view.handles()
-        with self._quietly():
-            options = [(name, i) for i, name in enumerate(names)]
-            if self.selection.options != tuple(options):
+        self._showing = True
+        try:
+            options = tuple((name, i) for i, name in enumerate(self.view.handles()))
+            if self.selection.options != options:
                 self.selection.options = options
             self.selection.value = self.handle
             if self.view.modes:
                 self.mode.value = self.view.mode
             self._show_controls(self.view.controls(self.handle))
+        finally:
+            self._showing = False
         self.image.png = as_png(self.view.image[0].movedim(0, -1))
         self.painted.png = as_png(self.view.painted()[0].movedim(0, -1))
-        colored = self.view.colored()
-        if colored is not None:
+        if (colored := self.view.colored()) is not None:
             self.colored.png = as_png(colored, self.view.outline(self.handle))
         likelihood = f"log p(image | model's picture) = {self.view.log_likelihood():.1f} nats"
-        self.status.value = escape(f"{message}; {likelihood}" if message else likelihood)
+        self.status.value = escape("; ".join(filter(None, [message, likelihood])))
 
     def _show_controls(self, controls: dict[str, Control]) -> None:
         if list(self.sliders) != list(controls):
             self.sliders = {}
             for name, control in controls.items():
-                slider = widgets.FloatSlider(
-                    step=control.step, description=name + control.unit, style=WHOLE
+                slider = self.sliders[name] = widgets.FloatSlider(
+                    step=control.step,
+                    description=name + control.unit,
+                    style={"description_width": "initial"},
+                    readout_format=".2f" if control.step < 1 else ".0f",
                 )
-                slider.readout_format = ".2f" if control.step < 1 else ".0f"
-                self.sliders[name] = slider
                 slider.observe(partial(self._slide, name), "value")
             self.panel.children = tuple(self.sliders.values())
         for name, control in controls.items():
-            slider = self.sliders[name]
-            low, high, value = control.in_steps()
+            slider, (low, high, value) = self.sliders[name], control.in_steps()
             with slider.hold_trait_notifications():
-                slider.min = low
-                slider.max = high
+                slider.min, slider.max = low, high
                 if _differ(slider.value, value, control):
                     slider.value = value
-
-    @contextmanager
-    def _quietly(self) -> Iterator[None]:
-        self._quiet = True
-        try:
-            yield
-        finally:
-            self._quiet = False
 
     def _slide(self, name: str, change: Any) -> None:
         """Follow a slider, but ignore the browser's rounding of a value to the slider's steps."""
         control, value = self.view.controls(self.handle)[name], change["new"]
-        if not self._quiet and _differ(value, control.in_steps()[2], control):
+        if not self._showing and _differ(value, control.in_steps()[2], control):
             self._do(partial(self.view.change, self.handle, name, value))
 
     def _act(self, action: str) -> None:
         self.handle = self.view.act(action, self.handle)
 
-    def _select(self, handle: int) -> None:
-        self.handle = handle
-
     def _drag(self, drag: dict[str, Any], part: bool) -> None:
-        """Follow the pointer from its last reported place; a new number means a new drag."""
+        """Follow the pointer from its last reported position; a new number means a new drag."""
         number, end = drag["number"], tuple(drag["end"])
         before, last = self._dragging
         if number != before:
@@ -245,9 +214,9 @@ class Explorer(widgets.VBox):
         self._file = None
         self._read(self.images[index : index + 1])
 
-    def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str | None:
-        with self._quietly():
-            self.upload.value = ()  # so that the same file may be chosen again
+    def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str:
+        self._showing, self.upload.value = True, ()  # so that the same file may be chosen again
+        self._showing = False
         return self._take_file(files[0]["name"], bytes(files[0]["content"]))
 
     def _take_drop(self, _: object, content: dict[str, Any], buffers: list[Any]) -> None:
@@ -255,13 +224,9 @@ class Explorer(widgets.VBox):
             self._do(partial(self._take_file, content["dropped"], bytes(buffers[0])))
 
     def _take_file(self, name: str, content: bytes) -> str:
-        shape, inverted = self.view.image_shape, self.inverted.value
-        self._read(image_from_file(content, name, shape, inverted))
+        self._read(image_from_file(content, name, self.view.image_shape, self.inverted.value))
         self._file = name, content
         return f"loaded {name}"
-
-    def _read_again(self) -> str | None:
-        return None if self._file is None else self._take_file(*self._file)
 
     def _read(self, image: Tensor) -> None:
         self.view.read(image)

@@ -24,29 +24,37 @@ def write_notebook(
     Raises:
         ValueError: the source or the data cannot be opened, or `path` holds something else.
     """
-    open_source(source, data, data_root)  # an error is reported here, not in the browser
     cell = _cell(source, data, data_root)
-    if path.exists() and not overwrite and _first_cell(path) != cell:
+    code: dict[str, Any] = {"execution_count": None, "outputs": [], "metadata": {}, "source": cell}
+    content = {
+        "cells": [{"cell_type": "code", "id": "explorer", **code}],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    if not overwrite and path.exists() and _first_cell(path) != cell:
         raise ValueError(
             f"{path} holds something else; replace it by --overwrite, or choose another --out"
         )
+    open_source(source, data, data_root)  # an error is reported here, not in the browser
     if overwrite or not path.exists():
-        write_whole(path, json.dumps(_notebook(cell), indent=1).encode())
+        write_whole(path, json.dumps(content, indent=1).encode())
 
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:
     """Return the code of the cell; its paths are valid wherever the notebook lies."""
-    found = recipe_path(source)
-    if found is not None and found.parent != WEIGHTS:
+    recipe = recipe_path(source)
+    if recipe is not None and recipe.parent != WEIGHTS:
         source = str(Path(source).resolve())
-    data = data and full_name(data)
-    given = {"data": data, "data_root": None if data_root is None else str(data_root.resolve())}
-    words = [repr(source), *(f"{name}={value!r}" for name, value in given.items() if value)]
+    options = {"data": data and full_name(data), "data_root": data_root and data_root.resolve()}
+    texts = [repr(source), *(f"{name}={str(v)!r}" for name, v in options.items() if v)]
     return (
         "# Shift+Enter runs this\n"
         "from capsule_zoo.explore.explorer import Explorer\n"
         "\n"
-        f"explorer = Explorer.of({', '.join(words)})\n"
+        f"explorer = Explorer.of({', '.join(texts)})\n"
         "explorer"
     )
 
@@ -58,15 +66,3 @@ def _first_cell(path: Path) -> str | None:
         return next("".join(c["source"]) for c in cells if c["cell_type"] == "code")
     except (ValueError, KeyError, TypeError, StopIteration):
         return None
-
-
-def _notebook(cell: str) -> dict:
-    code: dict[str, Any] = {"execution_count": None, "outputs": [], "metadata": {}, "source": cell}
-    return {
-        "cells": [{"cell_type": "code", "id": "explorer", **code}],
-        "metadata": {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }

@@ -10,41 +10,36 @@ function render({ model, el }) {
   el.append(image);
 
   const paint = () => {
-    const before = image.src;
+    URL.revokeObjectURL(image.src);
     image.src = URL.createObjectURL(new Blob([model.get("png")], { type: "image/png" }));
-    if (before) URL.revokeObjectURL(before);
   };
   model.on("change:png", paint);
   paint();
 
-  const place = (event) => {
+  const position = (event) => {
     const box = image.getBoundingClientRect();
     const along = (at, begin, length) => (2 * (at - begin)) / length - 1;
     return [along(event.clientX, box.left, box.width), along(event.clientY, box.top, box.height)];
   };
-  let start = null;
-  let number = 0;
+  let drag = null;
   const send = (event) => {
-    model.set("drag", { number, start, end: place(event) });
+    model.set("drag", { ...drag, end: position(event) });
     model.save_changes();
   };
-  image.addEventListener("pointerdown", (event) => {
+  image.onpointerdown = (event) => {
     image.setPointerCapture(event.pointerId);
-    start = place(event);
-    number = Date.now();
+    drag = { number: Date.now(), start: position(event) };
     send(event);
-  });
-  image.addEventListener("pointermove", (event) => start && send(event));
-  for (const end of ["pointerup", "pointercancel"]) {
-    image.addEventListener(end, () => (start = null));
-  }
+  };
+  image.onpointermove = (event) => drag && send(event);
+  image.onpointerup = image.onpointercancel = () => (drag = null);
 
-  image.addEventListener("dragover", (event) => event.preventDefault());
-  image.addEventListener("drop", async (event) => {
+  image.ondragover = (event) => event.preventDefault();
+  image.ondrop = async (event) => {
     event.preventDefault();
     const file = event.dataTransfer.files[0];
     if (file) model.send({ dropped: file.name }, undefined, [await file.arrayBuffer()]);
-  });
+  };
   return () => URL.revokeObjectURL(image.src);
 }
 

@@ -20,17 +20,14 @@ def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:
     """
     from PIL import Image, ImageDraw
 
-    array = (pixels.clamp(0, 1) * 255).round().byte().numpy()
-    height, width, channels = array.shape
-    scale = max(1, round(WIDTH / width))
-    image = Image.fromarray(array[..., 0] if channels == 1 else array)
-    image = image.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+    array = (pixels.clamp(0, 1) * 255).round().byte().squeeze(-1).numpy()
+    scale, buffer = max(1, round(WIDTH / array.shape[1])), io.BytesIO()
+    image = Image.fromarray(array.repeat(scale, 0).repeat(scale, 1))
     if outline is not None:
         image = image.convert("RGB")
-        size = outline.new_tensor([image.width, image.height])
-        corners = [tuple(corner) for corner in ((outline + 1) / 2 * size).tolist()]
-        ImageDraw.Draw(image).line([*corners, corners[0]], fill=(255, 255, 255), width=2)
-    buffer = io.BytesIO()
+        corners = ((outline + 1) / 2 * outline.new_tensor(image.size)).tolist()
+        points = [tuple(corner) for corner in [*corners, corners[0]]]
+        ImageDraw.Draw(image).line(points, fill=(255, 255, 255), width=2)
     image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 

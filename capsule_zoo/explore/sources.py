@@ -7,20 +7,13 @@ import torch
 from torch import Tensor
 
 from capsule_zoo import registry
-from capsule_zoo.data import Dataset, MissingData
+from capsule_zoo.data import MissingData
 from capsule_zoo.data.datasets import load_tests
+from capsule_zoo.data.progress import announce
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.registry import (
-    Entry,
-    create,
-    default_data,
-    list_models,
-    load,
-    small_settings,
-    takes_images,
-)
+from capsule_zoo.registry import Entry, create, list_models, load, small_settings, takes_images
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
@@ -41,33 +34,20 @@ def view_of(entry: Entry) -> View:
     Raises:
         ValueError: the model has no view; the message names the entries that have one.
     """
-    view = _kind_of_view(entry)
-    if view is None:
-        raise ValueError(
-            f"there is no view of {entry.name or type(entry.model).__name__}; these have one: "
-            f"{', '.join(viewable())}"
-        )
-    return view(entry.model, entry.guide)
-
-
-def _stand_in(entry: Entry, error: MissingData) -> Dataset:
-    """Return the entry's default data, which need no download, in its size and channels."""
-    if not entry.observes_images:
-        raise error
-    channels, *size = entry.model.image_shape
-    data = load_tests(default_data(entry.name), size=(size[0], size[1]))
-    return data.transformed(lambda images: images.expand(-1, channels, -1, -1))
+    for kind, view in VIEWS.items():
+        if isinstance(entry.model, kind):
+            return view(entry.model, entry.guide)
+    raise ValueError(
+        f"there is no view of {entry.name or type(entry.model).__name__}; these have one: "
+        f"{', '.join(viewable())}"
+    )
 
 
 def viewable() -> list[str]:
     """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
-        entries = {name: create(name, **small_settings(name)) for name in list_models()}
-    return [name for name, entry in entries.items() if _kind_of_view(entry)]
-
-
-def _kind_of_view(entry: Entry) -> type[Any] | None:
-    return next((view for kind, view in VIEWS.items() if isinstance(entry.model, kind)), None)
+        models = {name: create(name, **small_settings(name)).model for name in list_models()}
+    return [name for name, model in models.items() if isinstance(model, tuple(VIEWS))]
 
 
 def open_source(
@@ -76,24 +56,27 @@ def open_source(
     """Return a view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
     root = None if data_root is None else Path(data_root)
     if registry.recipe_path(source):
-        title = Path(source).resolve().name
+        entry, title = load(source), Path(source).resolve().name
+        view = view_of(entry)
+        if data is None:  # what is refused then says nothing else
+            announce(f"loading {source} and its images")
         try:
-            entry, dataset, _ = open_run(source, data, root, only_tests=True)
-        except MissingData as error:
+            dataset = open_run(source, data, root, only_tests=True)[1]
+        except MissingData:
             if data is not None:
                 raise
-            entry = load(source)
-            dataset = _stand_in(entry, error)
+            channels, *size = entry.model.image_shape
+            digits = load_tests(registry.registered(entry.name).data, size=(size[0], size[1]))
+            dataset = digits.transformed(lambda images: images.expand(-1, channels, -1, -1))
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_tests(data or default_data(source), root)
+        dataset = load_tests(data or registry.registered(source).data, root)
         with seeded(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)
-        title = f"{source}, not trained"
+        view, title = view_of(entry), f"{source}, not trained"
     else:
-        known = sorted({*registry.trained_names(), *list_models()})
-        raise ValueError(registry.unknown_source("entry or trained entry", source, known))
-    view = view_of(entry)
+        names = sorted({*registry.trained_names(), *list_models()})
+        raise ValueError(registry.unknown_source("entry or trained entry", source, names))
     entry.model.space.check(dataset.test.images[:1])
     return view, dataset.test.images, title

@@ -1,111 +1,125 @@
 """The state and the pictures of the explorer, without widgets.
 
-A view holds the latents of one image. It lists its handles: the things that a person can move, such
-as an object, a part or the request. Each handle has a few numbers. `change` sets one number, and
-`drag` moves a handle in the picture. The pictures are pure functions of the state. Places are in
-the frame [-1, 1]^2 of the image, x to the right and y downwards.
+A view holds the values of one image: latents by site, (1, ...), and what else a model needs. It
+lists its handles, the things that a person can move: an object, a part, the request. A handle has a
+few numbers. `change` sets one of them, `drag` moves a handle in the picture. Pictures are functions
+of the state. Positions are in the frame [-1, 1]^2 of the image, x to the right and y downwards.
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides import Guide
 from capsule_zoo.inference.evaluation.prepare import as_wanted
-from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_known, check_one_of
 
-Place = tuple[float, float]
-S = TypeVar("S")
+Position = tuple[float, float]
+State = dict[str, Any]
 SQUARE = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])  # a frame of width 2
 
 
 @dataclass(frozen=True)
 class Control:
-    """A number of a handle, with its value, range, step and unit."""
+    """A number of a handle: value, range, step, unit, and the entry of the state that holds it."""
 
     value: float
     low: float
     high: float
     step: float = 0.01
     unit: str = ""
+    site: str = ""
+    index: int = 0
 
     def in_steps(self) -> tuple[float, float, float]:
         """Return range ends and value, rounded to steps from `low`; the range holds the value."""
         last, now = (round((n - self.low) / self.step) for n in (self.high, self.value))
-        places = (min(0, now), max(last, now), now)
-        low, high, value = (round(self.low + n * self.step, 6) for n in places)
+        steps = min(0, now), max(last, now), now
+        low, high, value = (round(self.low + n * self.step, 6) for n in steps)
         return low, high, value
 
 
-class View(ABC, Generic[S]):
-    """A view of a model and a guide through one image; subclasses define handles and state S.
+class View:
+    """A view of a model and a guide through one image; a subclass knows the handles.
+
+    It writes
+
+        handles()                 the names of the handles; a handle is an index into this list
+        controls(handle)          the numbers of a handle: a `Control` by name
+        grab(position, part)      the handle there, or None: a part, or else what it belongs to
+        drag(handle, start, end)  moves a handle from one position to another
+        painted()                 the model's mean image of the state, (1, C, H, W)
+        colored()                 every part in its color, (H, W, 3) on any grid; None without parts
+        outline(handle)           corners (n, 2) of its frame, as x and y; None without a frame
+        log_likelihood()          log p(image | state), in nats
+        infer_state()             what the guide infers from the image
+        improve(steps)            a better parse, and its gain in nats
+
+    Args:
+        model, guide: the pair; neither is changed.
 
     Attributes:
-        modes: how capsules below a handle follow it, the initial mode first; may be empty.
-        actions: what `act` can do.
         image: the explored image, (1, C, H, W).
-        state: the displayed state, never changed in place.
-        read_state: the state inferred from the image, to which `reset` returns.
-        parse: the inferred or refined state, before any move by hand.
+        state: the values that are displayed, by name; no tensor of them is changed in place.
+        parse: the inferred or refined values, before any move by hand.
+        read_state: the values inferred from the image, to which `reset` returns.
+        modes: how capsules below a handle follow it, the first mode at the start; may be empty.
+        actions: what `act(action, handle)` can do; it returns the handle to select next.
         help, improves, follow: texts on how to move handles, on `refine` and on `modes`.
+        gain: what `refine` makes higher.
         names: labels of the pictures: the image, the model's picture, its parts in color.
     """
 
-    help: str = ""
-    improves: str = "the parse"
-    names: tuple[str, str, str] = ("image", "model's picture", "parts")
-    follow: str = ""
+    help = improves = follow = gain = mode = ""
+    names = ("image", "model's picture", "parts")
     modes: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
-    image_shape: tuple[int, int, int]
     image: Tensor
-    state: S
-    read_state: S
-    parse: S
-    mode: str = ""
+    state: State
+    parse: State
+    read_state: State
 
-    if not TYPE_CHECKING:
+    def __init__(self, model: Any, guide: Any) -> None:
+        self.model, self.guide = model.discretized(), guide.discretized()
+        self.image_shape: tuple[int, int, int] = model.image_shape
 
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError, which says what to do before an image is read."""
-            hint = "" if "state" in vars(self) else "; call read(images[:1]) first"
-            raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
+    def __getattr__(self, name: str) -> Any:
+        hint = "" if "state" in vars(self) else "; call read(images[:1]) first"
+        raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
 
-    @abstractmethod
     def read(self, image: Tensor) -> None:
         """Infer the state of an image (1, C, H, W) with the guide, and show it.
 
         Raises:
             ValueError: the model does not take the image, or there are several.
         """
+        images = as_wanted(self.model, image, self.guide)
+        if len(images) > 1:
+            raise ValueError(f"a view reads one image, not {len(images)}; give images[:1]")
+        self.image = images
+        self.read_state = self.infer_state()
+        self.reset()
 
-    def _take(self, image: Tensor, model: Model, guide: Guide) -> None:
-        """Store the image, cast to the model's dtype."""
-        found = as_wanted(model, image, guide)
-        if len(found) > 1:
-            raise ValueError(f"a view reads one image, not {len(found)}; give images[:1]")
-        self.image = found
-
-    @abstractmethod
     def refine(self, steps: int = 50) -> str:
         """Improve the parse of the image by `steps` steps, and return the gain in words."""
+        parse, gain = self.improve(steps)
+        self._show(parse)
+        return f"refined by {steps} steps: {self.gain} is {gain:.1f} nats higher"
 
-    @abstractmethod
-    def handles(self) -> list[str]:
-        """Return the names of the handles; a handle is an index into this list."""
+    def reset(self) -> None:
+        """Return to the state inferred from the image, before any refinement."""
+        self._show(self.read_state)
 
-    def first_handle(self) -> int:
-        """Return the handle to select first."""
-        return 0
+    def _show(self, parse: State) -> None:
+        self.state = self.parse = parse
+        self.mode = next(iter(self.modes), "")
 
-    @abstractmethod
-    def controls(self, handle: int) -> dict[str, Control]:
-        """Return the numbers of a handle, by name."""
+    def set_mode(self, mode: str) -> None:
+        """Set the mode to one of `modes`."""
+        check_one_of("mode", mode, self.modes)
+        self.mode = mode
 
     def change(self, handle: int, name: str, value: float) -> None:
         """Set one number of a handle.
@@ -113,67 +127,32 @@ class View(ABC, Generic[S]):
         Raises:
             ValueError: a number that the handle does not have, or a value that is not finite.
         """
-        check_known("number of the handle", name, self.controls(handle))
+        controls = self.controls(handle)
+        check_known("number of the handle", name, controls)
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, not {value}")
-        self._set(handle, name, value)
+        with torch.no_grad():
+            self._set(handle, name, value, controls[name])
 
-    @abstractmethod
-    def _set(self, handle: int, name: str, value: float) -> None:
-        """Set one of the numbers that `controls` lists."""
+    def _set(self, handle: int, name: str, value: float, control: Control) -> None:
+        """Set one of the numbers that `controls` lists, in the state's entry that holds it."""
+        numbers = self.state[control.site].clone(memory_format=torch.contiguous_format)
+        is_count = control.step == 1 and not control.unit
+        numbers.view(-1)[control.index] = round(value) if is_count else value
+        self.state = {**self.state, control.site: numbers}
 
-    @abstractmethod
-    def grab(self, place: Place, part: bool) -> int | None:
-        """Return the handle at a place: a single part, or else the capsule it belongs to."""
+    def control(self, site: str, index: int, low: float, high: float, **options: Any) -> Control:
+        """Return a number of the state as a control; `options` are its step and its unit."""
+        value = self.state[site].reshape(-1)[index].item()
+        return Control(value, low, high, site=site, index=index, **options)
 
-    @abstractmethod
-    def drag(self, handle: int, start: Place, end: Place) -> None:
-        """Move a handle by a drag from one place to another."""
-
-    @abstractmethod
-    def painted(self) -> Tensor:
-        """Return the model's mean image of the state, (1, C, H, W)."""
-
-    @abstractmethod
-    def colored(self) -> Tensor | None:
-        """Return every part in its own color, (H, W, 3) in [0, 1]; None without parts.
-
-        The grid may be coarser than the image's.
-        """
-
-    @abstractmethod
-    def outline(self, handle: int) -> Tensor | None:
-        """Return the corners (n, 2) of the handle's frame, as x and y; None without a frame."""
-
-    @abstractmethod
-    def log_likelihood(self) -> float:
-        """Compute log p(image | state), in nats."""
-
-    def pixel_at(self, place: Place) -> tuple[int, int] | None:
-        """Return the row and the column of the pixel at a place; None outside the image."""
+    def pixel_at(self, position: Position) -> tuple[int, int] | None:
+        """Return the row and the column of the pixel at a position; None outside the image."""
         _, height, width = self.image_shape
-        column, row = (int((p + 1) * n // 2) for p, n in zip(place, (width, height), strict=True))
+        sides = zip(position, (width, height), strict=True)
+        column, row = (int((p + 1) * n // 2) for p, n in sides)
         return (row, column) if 0 <= column < width and 0 <= row < height else None
 
-    def reset(self) -> None:
-        """Return to the state inferred from the image, before any refinement."""
-        self._show(self.read_state)
-
-    def set_mode(self, mode: str) -> None:
-        """Set the mode to one of `modes`."""
-        check_one_of("mode", mode, self.modes)
-        self.mode = mode
-
-    def act(self, action: str, handle: int) -> int:
-        """Do one of `actions` to a handle, and return the handle to select next."""
-        raise NotImplementedError(f"{type(self).__name__} must write act")
-
-    def _begin(self, state: S) -> None:
-        """Show the state inferred from the image."""
-        self.read_state = state
-        self.reset()
-
-    def _show(self, parse: S) -> None:
-        """Show a parse of the image before any move by hand."""
-        self.state = self.parse = parse
-        self.mode = next(iter(self.modes), "")
+    def first_handle(self) -> int:
+        """Return the handle to select first."""
+        return 0

@@ -14,7 +14,7 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.records import Metric
-from capsule_zoo.registry import Entry, summary
+from capsule_zoo.registry import Entry, registered
 
 
 class Headline(Metric):
@@ -57,7 +57,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
     discrete = entry.model.discretized(), entry.guide.discretized()
     check_pair(*discrete, data.test.images[:2])
     return {
-        "what": summary(entry.name),
+        "what": registered(entry.name).with_preset(entry.settings).summary,
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
         "headline": {"on": data.test.name, **headline(entry, data.test)},
         "checks": [

@@ -46,8 +46,8 @@ from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
+    Registered,
     create,
-    default_data,
     load,
     made_by,
     pair_of,
@@ -56,9 +56,9 @@ from capsule_zoo.registry import (
     recipe_path,
     registered,
     save_entry,
-    takes_images,
 )
 from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
+from capsule_zoo.settings import as_tuple, fits
 
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
@@ -133,19 +133,18 @@ def train(
         given = {**given, "data": full_name(given["data"])}
     given = {**given, "settings": {k: _full(v) for k, v in given.get("settings", {}).items()}}
     make_writer = None if log is None else _tensorboard(log)
+    made = registered(name)
     if resume:
         recipe = resumed(folder, name, given)
     else:
-        recipe = Recipe(name, **{"data": default_data(name), **given})
-    _refuse(recipe)
+        recipe = Recipe(name, **{"data": made.data, **given})
     refuse_among_pictures(folder, recipe.data)
     check_seed(recipe.seed)
-    entry, data = _begin(recipe, data_root)
+    entry, data = _begin(recipe, made, data_root)
     arguments = recipe.for_fit(entry.training, device)
     if not recipe.limits:
         arguments = with_needed_steps(arguments, entry, data)
-    made = {**made_by(entry), "batch_size": arguments["batch_size"]}
-    recipe = replace(recipe, **made)
+    recipe = replace(recipe, **made_by(entry), batch_size=arguments["batch_size"])
     named = predicts_labels(entry.model, entry.guide) and data.class_names
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
@@ -296,49 +295,56 @@ class RunFolder:
         run.save(self.folder)
 
 
-def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
-    """Create an untrained entry, and load data of the size that it takes."""
-    shape = recipe.settings.get("image_shape")
-    shape = tuple(shape) if isinstance(shape, list) else shape
-    if shape is not None and not (
-        isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
-    ):
+def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[Entry, Dataset]:
+    """Create an untrained entry, and load data of the size that it takes.
+
+    Raises:
+        ValueError: no recipe says how the run was trained, or a setting does not fit the entry.
+    """
+    known = made.with_preset(recipe.settings).arguments
+    if recipe.experiment:
+        raise ValueError(
+            f"an experiment trained this run of {made.name}, in its own way; go on with it by that "
+            "experiment: capsule-zoo reproduce"
+        )
+    for option, value in (("size", recipe.size), ("transform", recipe.transform)):
+        if value is not None and "image_shape" not in known:
+            raise ValueError(
+                f"{made.name} observes points, which have no pixels: {option}={value} says "
+                f"nothing to it; leave --{option} out"
+            )
+    shape = as_tuple(recipe.settings.get("image_shape"))
+    if shape is not None and not fits(shape, tuple[int, int, int]):
         raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
     size = recipe.size or (None if shape is None else shape[1:])
     data = load_dataset(recipe.data, data_root, size=size)
     if shape is not None:
         data = data.in_channels(shape[0])
-    _warn_of_color(recipe.entry, data)
+    if made.name in GRAY_ONLY and data.image_shape[0] > 1:
+        warnings.warn(
+            f"the images of {data.name!r} are in color, of which {made.name} draws blurs: make the "
+            "pictures gray, or train scenes, which reads objects of one color each",
+            stacklevel=2,
+        )
     pyro.set_rng_seed(recipe.seed)
-    known = registered(recipe.entry).with_preset(recipe.settings.get("preset")).arguments
-    shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in known else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
         if recipe.pair:
             entry = rebuild(recipe.config())
         else:
-            entry = create(recipe.entry, **{**shapes, **recipe.settings})
+            entry = made.create({**shapes, **recipe.settings})
             entry = entry.use_guide(recipe.guide or entry.default_guide)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(
-            f"{recipe.entry} cannot be made with {_words(recipe.settings)}: {error}"
+            f"{made.name} cannot be made with {_words(recipe.settings)}: {error}"
         ) from error
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
     if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
     return entry, data
-
-
-def _warn_of_color(name: str, data: Dataset) -> None:
-    """Warn where an entry that draws single objects in gray only is trained on images in color."""
-    if name in GRAY_ONLY and data.image_shape[0] > 1:
-        warnings.warn(
-            f"the images of {data.name!r} are in color, of which {name} draws blurs: make the "
-            "pictures gray, or train scenes, which reads objects of one color each",
-            stacklevel=3,
-        )
 
 
 def check_classes(data: Dataset) -> None:
@@ -349,23 +355,6 @@ def check_classes(data: Dataset) -> None:
             f"the pictures of {data.name!r} are all of one class, and a classifier tells two or "
             "more apart; add a folder for each class, PATH/CLASS/PICTURE"
         )
-
-
-def _refuse(recipe: Recipe) -> None:
-    """Raise ValueError for what no recipe says, and for settings of images of a model of points."""
-    if recipe.experiment:
-        raise ValueError(
-            f"an experiment trained this run of {recipe.entry}, in its own way; go on with it by "
-            "that experiment: capsule-zoo reproduce"
-        )
-    if takes_images(recipe.entry):
-        return
-    for option, value in (("size", recipe.size), ("transform", recipe.transform)):
-        if value is not None:
-            raise ValueError(
-                f"{recipe.entry} observes points, which have no pixels: {option}={value} says "
-                f"nothing to it; leave --{option} out"
-            )
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
@@ -477,7 +466,9 @@ def _opened(
     source: str, data: str | None, resize: bool
 ) -> tuple[Entry, Path, str, tuple[int, int] | None]:
     """Return a trained entry, the folder for results, the name of its data, and their size."""
-    entry, folder = load(source), output_folder(source)
+    entry, folder = load(source), Path(source)
+    if not (folder / "config.json").is_file():  # trained weights
+        folder = Path("runs") / folder.name
     read_metrics(folder)
     name = read_recipe(source).get("data", Recipe.data) if data is None else data
     images = entry.observes_images
@@ -488,12 +479,6 @@ def _opened(
         )
     size = entry.model.image_shape[1:] if resize and images else None
     return entry, folder, name, size
-
-
-def output_folder(source: str) -> Path:
-    """Return the folder for results on a trained entry: its run folder, or `runs/<name>`."""
-    folder = Path(source)
-    return folder if (folder / "config.json").is_file() else Path("runs") / folder.name
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:

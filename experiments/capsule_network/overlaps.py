@@ -114,9 +114,9 @@ def overlap(options: Options, settings: Overlaid) -> Result:
     the share of pairs of different digits whose two classes are not both found, a mean over the
     seeds. `squared_error` is of drawings from the first seed, explained at `take_out`.
     """
-    settings = replace(settings, sizes=settings.sizes or {"guide": {"channels": 16}})
-    like = "overlapping-capsule-network"
-    outcomes, tries, _ = equal.tune(learn_pairs, like, settings, options, ["mnist"])
+    sizes = {"preset": "overlapping", **(settings.sizes or {"guide": {"channels": 16}})}
+    settings = replace(settings, sizes=sizes)
+    outcomes, tries, _ = equal.tune(learn_pairs, "capsule-network", settings, options, ["mnist"])
     numbers = means_of(outcomes)
     entry = load(Study(numbers).folders(options.within("trained"))["mnist-capsules"])
     test = load_padded(options).test[: settings.images]

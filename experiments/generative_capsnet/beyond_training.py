@@ -58,11 +58,6 @@ class Protocol:
     lines: Mapping[str, Line]
     border: int = 0
 
-    @property
-    def preset(self) -> str | None:
-        """The preset of an entry that renders these requests; entries render rotations anyway."""
-        return "shifts" if isinstance(self.requests, Shifts) else None
-
     def inside(self, line: Line) -> np.ndarray:
         """Mark the requests (points,) that were trained with the rare classes."""
         low, high = self.rare
@@ -88,11 +83,17 @@ PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass(frozen=True)
 class Decoder:
-    """A trained pair: an entry under one of its guides."""
+    """A trained pair: an entry, or a preset of it, under one of its guides."""
 
     entry: str
     guide: str = "deterministic"
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+
+    def preset_for(self, requests: Requests) -> str | None:
+        """Return the preset that renders these requests; entries render rotations anyway."""
+        shifts = "shifts" if isinstance(requests, Shifts) else None
+        return "-".join(filter(None, [self.preset, shifts])) or None
 
 
 CONVOLUTIONAL = {"hidden": 256}
@@ -103,11 +104,11 @@ DECODERS = {
         "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
     ),
     "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
-    "broadcast": Decoder("broadcast-autoencoder"),
+    "broadcast": Decoder("conditional-autoencoder", preset="broadcast"),
     "digit_capsules": Decoder("generative-capsnet"),
-    "continuous": Decoder("generative-capsnet-continuous"),
+    "continuous": Decoder("generative-capsnet", preset="continuous"),
     "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
-    "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
+    "continuous_linear": Decoder("generative-capsnet", sizes=LINEAR, preset="continuous"),
 }
 ENCODER: dict[str, Any] = dict(channels=32, hidden=256)
 FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # with which errors fall fastest
@@ -243,7 +244,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         decoder.entry,
         data,
         options,
-        preset=protocol.preset,
+        preset=decoder.preset_for(protocol.requests),
         guide={"window": (DIGIT, DIGIT), **ENCODER},
         **decoder.sizes,
     ).use_guide(task.guide or decoder.guide)

@@ -37,21 +37,22 @@ from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import as_scored, compare_run, draws_binary_pixels, guides_of
 
+CONTINUOUS = "generative-capsnet:continuous"  # an entry and its preset
 LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
 NEWTON = LOSING[-2:]
 ANNEALED = (
-    *("vae", "conditional-autoencoder", "generative-capsnet", "generative-capsnet-continuous"),
+    *("vae", "conditional-autoencoder", "generative-capsnet", CONTINUOUS),
     *("capsule-helmholtz", "recurrent-capsules", "shape-codes", "part-whole", "draw", "scenes"),
 )
 IMAGES: dict[str, int] = {  # of entries with slow guides
-    **{"generative-capsnet-continuous": 8, "recurrent-capsules": 8, "draw": 8},
+    **{CONTINUOUS: 8, "recurrent-capsules": 8, "draw": 8},
     **{"shape-codes": 8, "part-whole": 8, "conditional-autoencoder": 16, "scenes": 16},
 }
 SIMULATED = 16  # images drawn from each model
 ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("generative-capsnet-continuous", "shape-codes", "part-whole"), HIDDEN),
+    **dict.fromkeys((CONTINUOUS, "shape-codes", "part-whole"), HIDDEN),
     "scenes": HIDDEN | dict(temperatures=2000, climbing=256),
     "capsule-helmholtz": dict(temperatures=200),
 }
@@ -62,7 +63,8 @@ BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded"
 
 def published(name: str, *data: str) -> str | None:
     """Return the name of an entry's first published weights of these data; None without any."""
-    own = (w for w in list_weights().values() if w.entry == name)
+    entry, _, preset = name.partition(":")
+    own = (w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset))
     return next((w.name for w in own if w.data.split(":")[0] in data), None)
 
 
@@ -78,7 +80,8 @@ def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Datase
         entry, data, _ = open_run(known, None, root, only_tests=scenes)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
-    entry = begun(name, data, options)
+    bare, _, preset = name.partition(":")
+    entry = begun(bare, data, options, **({"preset": preset} if preset else {}))
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
     return entry, as_scored(entry, data)
@@ -156,7 +159,8 @@ def gaps(
     Scenes have two digits each, and their number is given.
 
     Args:
-        entries: names of entries; the first stands for the run, if one is given.
+        entries: names of entries, with ENTRY:PRESET for a preset of one; the first stands for the
+            run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images, of slow entries no more than `IMAGES`.
         particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
@@ -200,7 +204,8 @@ def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]
     numbers = {name: numbers_of(row, quantities, *counts) for name, row in rows.items()}
-    return {"entry": entry.name, "bounds": numbers_of(bounds, BOUNDS, *counts), "guides": numbers}
+    label = ":".join(filter(None, [entry.name, entry.settings.get("preset")]))
+    return {"entry": label, "bounds": numbers_of(bounds, BOUNDS, *counts), "guides": numbers}
 
 
 def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:

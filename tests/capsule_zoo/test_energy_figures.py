@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from variants import create, small_settings
 
 from capsule_zoo.figures import curves, energy, generic, grids
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.registry import create, small_settings
 
 
 def shown(figure):
@@ -29,8 +29,8 @@ def test_every_picture_of_an_entry_is_drawn(name):
     [
         *((name, {}) for name in ("capsule-rbm", "capsule-helmholtz", "vae")),
         ("vae", {"likelihood": "bernoulli"}),
-        *((name, {}) for name in ("generative-capsnet", "generative-capsnet-continuous")),
-        *((name, {}) for name in ("conditional-autoencoder", "broadcast-autoencoder")),
+        *((name, {}) for name in ("generative-capsnet", "generative-capsnet:continuous")),
+        *((name, {}) for name in ("conditional-autoencoder", "conditional-autoencoder:broadcast")),
     ],
 )
 def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(name, sizes):

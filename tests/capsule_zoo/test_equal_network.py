@@ -19,9 +19,11 @@ TINY = {
     "matrix-capsules": dict(features=4, capsules=(2, 2, 2)),
 }
 PAIRS = {
-    "overlapping-capsule-network": {"guide": {"channels": 8}},
-    "overlapping-capsules": {"channels": (8, 8), "types": 2},
+    "capsule-network": {"guide": {"channels": 8}},
+    "recurrent-capsules": {"channels": (8, 8), "types": 2},
 }
+OF_PAIRS = {"preset": "overlapping"}
+CASES = [*((name, {}) for name in ENTRIES), *((name, OF_PAIRS) for name in PAIRS)]
 
 
 @pytest.fixture
@@ -33,13 +35,13 @@ def few(monkeypatch, unpainted):
 
 @pytest.mark.parametrize("size", [17, 28, 40])
 @pytest.mark.parametrize("sizes", ["preset", "experiment"])
-@pytest.mark.parametrize("name", [*ENTRIES, *PAIRS])
-def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
-    own = (ENTRIES | PAIRS)[name] if sizes == "experiment" else {}
+@pytest.mark.parametrize(("name", "preset"), CASES)
+def test_both_networks_have_as_many_weights_and_one_stem(name, preset, sizes, size):
+    own = preset | ((PAIRS if preset else ENTRIES)[name] if sizes == "experiment" else {})
     capsules = reader_of(create(name, image_shape=(1, size, size), **own))
     plain = create("cnn", image_shape=(1, size, size), preset=name, capsules=own).model
     assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
-    if name == "overlapping-capsules":
+    if name == "recurrent-capsules":
         stem = [*capsules.network.parameters(), *capsules.primary.parameters()]
     else:
         stem = (capsules.stem if name == "matrix-capsules" else capsules.primary).parameters()
@@ -47,17 +49,18 @@ def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
     assert sorted(shapes) == sorted(each.numel() for each in plain.stem.parameters())
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, *PAIRS])
-def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
+@pytest.mark.parametrize(("name", "preset"), CASES)
+def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name, preset):
     torch.manual_seed(0)
-    plain = create("cnn", image_shape=(1, 17, 17), preset=name).model.double().eval()
+    made = create("cnn", image_shape=(1, 17, 17), preset=name, capsules=preset)
+    plain = made.model.double().eval()
     images = torch.rand(3, 1, 17, 17, dtype=torch.float64)
     features = plain.stem(images)
-    maps = 128 if name.endswith("capsule-network") else 64
+    maps = 128 if name == "capsule-network" else 64
     assert features.shape[:2] == (3, maps)
     torch.manual_seed(0)
-    capsules = reader_of(create(name, image_shape=(1, 17, 17))).double().eval()
-    if name == "overlapping-capsules":
+    capsules = reader_of(create(name, image_shape=(1, 17, 17), **preset)).double().eval()
+    if name == "recurrent-capsules":
         read = capsules.primary(capsules.network(images))
         torch.testing.assert_close(features, read.relu())
         children = primary_capsules(read)
@@ -86,7 +89,7 @@ def test_a_saved_equal_network_is_built_again(tmp_path):
             dict(preset="capsule-network", capsules={"guide.network": "paper"}),
             "network must be 'small'",
         ),
-        (dict(preset="overlapping-capsules", capsules=dict(capsules="every")), "one of 'once'"),
+        (dict(preset="recurrent-capsules", capsules=dict(capsules="every")), "one of 'once'"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings, message):

@@ -10,12 +10,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from terminal import PATIENCE, Terminal, small_words
+from variants import list_models, small_settings
 
 from capsule_zoo.data import points
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import create, default_data, list_models, load, small_settings
+from capsule_zoo.registry import create, load, registered
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
@@ -54,13 +55,14 @@ def steps_of(folder: Path) -> tuple[int, int]:
 
 def test_the_data_of_every_entry_need_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path))
-    for data in {default_data(name) for name in list_models()}:
+    for data in {registered(name.partition(":")[0]).data for name in list_models()}:
         assert len(load_tests(data).test) >= 400
 
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
     sizes, run = words_of(name), Path("run")
+    name = name.partition(":")[0]
     with monkeypatch.context() as patched:
         wanted: list[str] = []
         patched.setattr(runs, "draw", lambda entry, figure, *_: wanted.append(figure))

@@ -87,7 +87,7 @@ def test_a_notebook_that_is_not_opened_says_how(
     assert run("explore", "run", "--no-open", "--out", "my explorer.ipynb") == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == ["the notebook is my explorer.ipynb", words] and not opened
-    assert said.err == ""
+    assert said.err == "loading run and its images\n"
 
 
 def test_another_notebook_is_replaced_only_when_told(folder, opened, capsys):

@@ -34,27 +34,29 @@ def test_what_was_inferred_is_painted_as_the_model_renders_it(view):
 def votes(view) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the model's own votes and logits for the state of a view."""
     state = view.state
-    kind = torch.tensor([[state.kind]])
-    pose, logits = view.model.shapes.votes(kind, state.pose[None, None], state.code[None, None])
+    pose, code = state["pose"][None, :1], state["code"][None, None]
+    pose, logits = view.model.shapes.votes(state["kind"][None], pose, code)
     return pose[0, 0].detach(), logits[0, 0].detach()
 
 
-def test_parts_keep_their_distance_from_the_votes_while_the_code_bends_them(view):
-    def away():
-        frame = poses.inverse(view.state.pose)
-        return poses.compose(frame, view.parts().pose[0]) - poses.compose(frame, votes(view)[0])
+def away(view) -> torch.Tensor:
+    """Return the distances of parts from the votes of the object, in its frame."""
+    frame = poses.inverse(view.state["pose"][OBJECT])
+    return poses.compose(frame, view.parts().pose[0]) - poses.compose(frame, votes(view)[0])
 
-    before, first = away(), view.parts().pose
+
+def test_parts_keep_their_distance_from_the_votes_while_the_code_bends_them(view):
+    before, first = away(view), view.parts().pose
     view.change(OBJECT, "code[1]", 2.0)
     assert view.controls(OBJECT)["code[1]"].value == 2.0
     assert not torch.equal(view.parts().pose, first)
-    assert_close(away(), before, atol=1e-4, rtol=1e-4)
+    assert_close(away(view), before, atol=1e-4, rtol=1e-4)
 
 
 def test_an_object_takes_its_parts_along_and_a_part_moves_alone(view):
-    before, frame = view.parts().pose[0], view.state.pose
+    before, frame = view.parts().pose[0], view.state["pose"][OBJECT]
     view.change(OBJECT, "angle", 40.0)
-    motion = poses.compose(view.state.pose, poses.inverse(frame))
+    motion = poses.compose(view.state["pose"][OBJECT], poses.inverse(frame))
     assert_close(view.parts().pose[0], poses.compose(motion, before), atol=1e-4, rtol=1e-4)
     held = view.parts().pose[0].clone()
     view.drag(2, (0.0, 0.0), (0.25, -0.125))
@@ -68,16 +70,17 @@ def test_at_the_prior_mean_parts_are_where_the_object_votes_whatever_its_code_an
         assert_close(view.parts().pose[0], pose, atol=1e-5, rtol=1e-5)
         assert_close(view.parts().presence[0], logits.sigmoid())
 
-    read = view.state
+    read, before = view.state, away(view)
     view.set_mode("prior mean")
     expected()
     view.change(OBJECT, "code[0]", -1.5)
     expected()
     view.set_mode("posterior")
-    assert torch.equal(view.state.away, read.away)
-    view.change(OBJECT, "kind", 1 - read.kind)
+    assert_close(away(view), before, atol=1e-4, rtol=1e-4)
+    assert torch.equal(view.state["presence"], read["presence"])
+    view.change(OBJECT, "kind", 1 - int(read["kind"]))
     expected()
-    assert view.handles()[OBJECT] == f"object (kind {1 - read.kind})"
+    assert view.handles()[OBJECT] == f"object (kind {1 - int(read['kind'])})"
     view.set_mode("posterior")  # what was inferred belongs to the other kind
     expected()
 
@@ -87,16 +90,16 @@ def test_in_a_counterfactual_parts_keep_their_noise_while_the_object_changes(vie
     view.set_mode("counterfactual")
     assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
     view.change(OBJECT, "code[0]", 2.5)
-    view.change(OBJECT, "kind", 1 - read.kind)
+    view.change(OBJECT, "kind", 1 - int(read["kind"]))
     view.change(OBJECT, "x", 0.3)
     state = view.state
-    sites = {"kind": torch.tensor(state.kind), "pose": state.pose, "code": state.code}
+    sites = {"kind": state["kind"], "pose": state["pose"][OBJECT], "code": state["code"]}
     do = {f"object_{name}": value for name, value in sites.items()}
     known = KnownLatents(view.model, infer(view.guide, view.image))
     found = intervene(view.model, known, view.image, do).latents
     assert_close(view.parts().presence, found["part_presence"][0])
     assert_close(view.parts().pose, found["part_pose"][0], atol=1e-5, rtol=1e-5)
-    assert state.kind != read.kind and not torch.equal(state.away, read.away)
+    assert state["kind"] != read["kind"] and not torch.equal(state["pose"], read["pose"])
     view.reset()
     assert torch.equal(view.painted(), painted)
 

@@ -20,7 +20,7 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.registry import create, small_settings
-from capsule_zoo.zoo.generative_capsnet.view import CODE, REQUEST, RequestView
+from capsule_zoo.zoo.generative_capsnet.view import ASKED, CODE, REQUEST, RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
 
 
@@ -148,12 +148,12 @@ def test_in_a_counterfactual_capsules_below_keep_their_noise():
     assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
     handle = view.handles().index(next(name for name in view.handles() if name.startswith("obj")))
     view.drag(handle, (0.0, 0.0), (0.4, -0.2))
-    placed, top = view.state.placed(), view.state.levels[0]
+    placed, top = view.placed(), view.levels[0]
     do = {"object_pose": placed.pose[None, top], "object_presence": placed.presence[None, top]}
     drawn = infer(view.guide, view.image)
     found = intervene(model, KnownLatents(model, drawn), view.image, do).latents
     assert not torch.equal(do["object_pose"], drawn["object_pose"])
-    for level, place in zip(model.levels, view.state.levels, strict=True):
+    for level, place in zip(model.levels, view.levels, strict=True):
         assert_close(placed.pose[place], found[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4)
     view.change(handle, "presence", 0.2)  # of the discrete model: off
     assert view.controls(handle)["presence"].value == 0.0
@@ -178,12 +178,12 @@ def test_what_was_inferred_is_painted_as_the_model_renders_it(layers):
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
 def test_whatever_belongs_to_an_object_follows_it_and_nothing_else_moves(layers):
     view = part_whole_view(layers)
-    before = view.state.placed().pose
+    before = view.placed().pose
     view.change(0, "angle", 30.0)
     view.change(0, "x", 0.25)
-    after = view.state.placed().pose
+    after = view.placed().pose
     motion = poses.compose(after[0], poses.inverse(before[0]))
-    mine = torch.tensor([view.state.root(i) == 0 for i in range(len(before))])
+    mine = torch.tensor([view.root(i) == 0 for i in range(len(before))])
     assert 1 < mine.sum() < len(mine)
     assert_close(after[mine], poses.compose(motion, before[mine]), atol=1e-4, rtol=1e-4)
     assert torch.equal(after[~mine], before[~mine])
@@ -191,12 +191,12 @@ def test_whatever_belongs_to_an_object_follows_it_and_nothing_else_moves(layers)
 
 def test_parts_are_as_much_there_as_their_object():
     view = part_whole_view()
-    parts = view.state.levels[-1]
-    mine = view.state.parent[parts] == 0
+    parts = view.levels[-1]
+    mine = view.state["parent"][parts] == 0
     assert 0 < mine.sum() < len(mine)
     view.change(0, "presence", 0.25)
-    assert_close(view.state.placed().presence[parts], torch.where(mine, 0.25, 1.0))
-    pose = view.state.placed().pose[None, parts]
+    assert_close(view.placed().presence[parts], torch.where(mine, 0.25, 1.0))
+    pose = view.placed().pose[None, parts]
     expected = view.model.render(Capsules(torch.where(mine, 0.25, 1.0)[None], pose))
     assert torch.equal(view.painted(), expected)
 
@@ -210,8 +210,8 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
     for off in (None, 0):
         if off is not None:
             view.change(off, "presence", 0.0)
-        placed = view.state.placed()
-        levels = zip(pairwise(view.state.levels), view.model.selections, strict=True)
+        placed = view.placed()
+        levels = zip(pairwise(view.levels), view.model.selections, strict=True)
         for (above, below), selection in levels:
             weight = placed.presence[above].log() + selection.log_affinity
             best = weight.argmax(-1)
@@ -224,7 +224,7 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
             assert_close(placed.presence[below], placed.presence[above][best] * there)
     view.set_mode("posterior")
     view.change(0, "presence", 1.0)
-    assert_close(view.state.placed().pose, view.read_state.placed().pose)
+    assert_close(view.placed().pose, view.read_state["pose"])
 
 
 def test_a_capsule_that_is_dragged_takes_its_frame_along():
@@ -236,11 +236,11 @@ def test_a_capsule_that_is_dragged_takes_its_frame_along():
 
 def test_the_part_that_is_seen_at_a_place_is_grabbed_or_its_object():
     view = part_whole_view(off=[("part", 1), ("part", 2), ("part", 3)])
-    part = view.state.levels[-1].start
+    part = view.levels[-1].start
     torch.nn.init.constant_(view.model.template_logits, 5.0)
-    view.state = view.state.moved(part, torch.tensor([0.2, 0.0, 0.5, 0.0, 0.2, -0.5]))
+    view.move(part, torch.tensor([0.2, 0.0, 0.5, 0.0, 0.2, -0.5]))
     assert view.grab((0.5, -0.5), part=True) == part
-    assert view.grab((0.5, -0.5), part=False) == view.state.root(part) < part
+    assert view.grab((0.5, -0.5), part=False) == view.root(part) < part
     assert view.grab((-0.5, 0.5), part=True) is None and view.grab((2.0, 0.0), part=True) is None
     assert view.pixel_at((-1.0, 0.99)) == (11, 0) and view.pixel_at((-1.01, 0.99)) is None
 
@@ -249,7 +249,9 @@ def test_the_part_that_is_seen_at_a_place_is_grabbed_or_its_object():
 def test_a_part_that_is_moved_is_routed_to_its_new_address(address):
     view = request_view(address=address)
     model, state = view.model, view.state
-    parts = model.capsules(state.latents, view.requests.numbers(state.parameters))
+    asked = view.requests.numbers(state[ASKED])
+    latents = {site: value for site, value in state.items() if site != ASKED}
+    parts = model.capsules(latents, asked)
     moved = parts.address.clone()
     moved[0, 1, 0] = 0.5
     name = next(iter(view.controls(3)))
@@ -265,7 +267,8 @@ def test_the_model_paints_what_is_requested_and_of_which_kind(identity):
     for name, value in zip(view.controls(REQUEST), parameters[0].tolist(), strict=True):
         view.change(REQUEST, name, value)
     view.change(CODE, "kind", 2)
-    latents = {**view.read_state.latents, "object_kind": torch.tensor([[0.0, 0.0, 1.0]])}
+    latents = {**view.read_state, "object_kind": torch.tensor([[0.0, 0.0, 1.0]])}
+    del latents[ASKED]
     expected = view.model.mean_image(latents, view.requests.numbers(parameters))
     assert_close(view.painted(), expected)
 
@@ -276,9 +279,9 @@ def test_a_hand_turns_and_shifts_the_request_as_it_moves():
     turned.drag(REQUEST, (1.0, 0.0), (0.0, -1.0))  # from the right to the top
     assert (turned.controls(REQUEST)["angle"].value - begin - 90) % 360 == pytest.approx(0)
     shifted = request_view(identity=Shifts.identity)
-    begin = shifted.state.parameters
+    begin = shifted.state[ASKED]
     shifted.drag(REQUEST, (0.0, 0.0), (0.5, -0.25))  # of 12 columns and 8 rows
-    assert_close(shifted.state.parameters - begin, torch.tensor([[3.0, -1.0]]))
+    assert_close(shifted.state[ASKED] - begin, torch.tensor([[3.0, -1.0]]))
 
 
 def test_the_part_that_is_nearest_is_grabbed_and_dragged():

@@ -69,7 +69,7 @@ def test_bounds_of_laws_under_every_angle(small, unpainted, tmp_path):
 
 def test_turned_images_turn_back(small):
     """The true angle turns an image back; inferred angles have the shape of the angles."""
-    entry = create("generative-capsnet-continuous", **CAPSULES, guide=dict(channels=3))
+    entry = create("generative-capsnet", preset="continuous", **CAPSULES, guide=dict(channels=3))
     images = small.test.images[:3]
     moved, angles, found = turn_and_infer(entry, images, seed=0)
     assert found.shape == angles.shape == (3, 1)

@@ -40,8 +40,8 @@ def small(monkeypatch, few_climbs):
     monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
 
-    def made(name, image_shape):
-        return create(name, **{**small_settings(name), "image_shape": image_shape})
+    def made(name, image_shape, preset=None):
+        return create(name, **{**small_settings(name, preset), "image_shape": image_shape})
 
     monkeypatch.setattr(training, "create", made)
     return few
@@ -49,8 +49,8 @@ def small(monkeypatch, few_climbs):
 
 def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):
     options = Options(progress=False, data_root=mnist_root)
-    entry, _ = guide_swaps.open_trained("generative-capsnet-continuous", options, 2)
-    assert entry.name == "generative-capsnet-continuous" and entry.model.parts > 3
+    entry, _ = guide_swaps.open_trained("generative-capsnet:continuous", options, 2)
+    assert entry.settings["preset"] == "continuous" and entry.model.parts > 3
     entry, _ = guide_swaps.open_trained(
         "generative-capsnet", options, 2
     )  # there are no weights of it

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from PIL import Image
 from terminal import run, small_words
 from torch.utils.data import DataLoader
 
-from capsule_zoo.cli.run_commands import _run_folder
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.sample_quality import train_classifier
-from capsule_zoo.registry import create, load, save_entry, small_settings
+from capsule_zoo.registry import create, load, registered, save_entry, small_settings
+from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resumed
 from capsule_zoo.runs.recipe import Recipe, make_transform
 
@@ -187,13 +188,21 @@ def test_a_run_of_images_says_so_of_points(tmp_path, capsys):
     assert "reads images, and constellations holds scenes of points" in capsys.readouterr().err
 
 
-def test_run_folders_are_named_after_the_kind_of_data_and_its_options():
+def test_run_folders_are_named_after_the_kind_of_data_and_its_options(monkeypatch):
+    folders: list[Path] = []
+
+    def train(name, folder, *_, **__):
+        folders.append(folder)
+        return None, SimpleNamespace(stopped="")
+
+    monkeypatch.setattr(runs, "train", train)
     for data, name in (
         ("multi-mnist:train=20,test=4", "vae-multi-mnist-train=20,test=4-0"),
         ("digits", "vae-digits-0"),
         ("folder:own/mine", "vae-mine-0"),
     ):
-        assert _run_folder("vae", data, 0).name == name
+        assert run("train", "vae", "--data", data) == 0
+        assert folders.pop() == Path("runs") / name
 
 
 @pytest.mark.parametrize("classes", [3, 12])
@@ -259,5 +268,5 @@ def test_training_says_where_color_does_not_work(entry, pictures, tmp_path):
     Image.new("RGB", (8, 8), (255, 0, 0)).save(pictures / "red.png")
     settings = {"data": str(pictures), "size": "8", "limits": {"steps": 1}}
     with pytest.warns(UserWarning, match=f"are in color, of which {entry} draws blurs: make the"):
-        _begin(Recipe(entry, **settings), None)
-    _begin(Recipe("vae", **settings), None)
+        _begin(Recipe(entry, **settings), registered(entry), None)
+    _begin(Recipe("vae", **settings), registered("vae"), None)

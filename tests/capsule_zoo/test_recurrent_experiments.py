@@ -61,11 +61,11 @@ def test_settings_are_tried_on_pairs_of_validation_images(network, miniature, mo
         overlaps, "different_pairs", lambda split, seed: read.append(split) or pair(split, seed)
     )
     monkeypatch.setattr(overlaps, "load_padded", lambda options: miniature)
-    settings = overlaps.Overlaid(sizes=dict(guide=dict(channels=4), hidden=(12, 12)), images=7)
+    sizes = dict(preset="overlapping", guide=dict(channels=4), hidden=(12, 12))
+    settings = overlaps.Overlaid(sizes=sizes, images=7)
     found = []
     for is_try in (True, False):
-        like = "overlapping-capsule-network"
-        task = Task(like, network, "mnist", 0.01, 0.1, settings, 2, is_try)
+        task = Task("capsule-network", network, "mnist", 0.01, 0.1, settings, 2, is_try)
         found.append(overlaps.learn_pairs(Job(network, task, QUICK)))
     assert torch.equal(read[0].images, miniature.validation.images)
     assert torch.equal(read[1].images, miniature.test.images[:7])
@@ -76,7 +76,7 @@ def test_settings_are_tried_on_pairs_of_validation_images(network, miniature, mo
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):
     """The capsule of the other digit gives the drawing of the other digit."""
     sizes = dict(image_shape=miniature.image_shape, classes=miniature.num_classes)
-    entry = create("overlapping-capsules", **sizes)
+    entry = create("recurrent-capsules", preset="overlapping", **sizes)
     assert isinstance(entry.guide, OverlappingEncoder)
     images, labels = miniature.test.images[:6], miniature.test.labels[:6]
     torch.manual_seed(0)

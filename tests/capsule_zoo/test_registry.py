@@ -12,7 +12,7 @@ import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
 
-from capsule_zoo import Entry, registry
+from capsule_zoo import Entry, describe, registry
 from capsule_zoo.guides import ConvolutionalEncoder, EMObjects, EMRouting, PartWholeGuide, Routing
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
@@ -22,7 +22,9 @@ from capsule_zoo.registry import (
     create,
     list_models,
     load,
+    pair_of,
     read_recipe,
+    rebuild,
     register,
     registered,
     save,
@@ -148,6 +150,36 @@ def test_settings_that_hold_settings_are_saved(scratch, tmp_path):
 def test_the_default_guide_is_one_of_the_guides(entry):
     with pytest.raises(ValueError, match="did you mean 'delta'"):
         replace(entry, default_guide="delt")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "preset"),
+    [
+        ("broadcast-autoencoder", "conditional-autoencoder", "broadcast"),
+        ("generative-capsnet-continuous", "generative-capsnet", "continuous"),
+        ("overlapping-capsule-network", "capsule-network", "overlapping"),
+        ("overlapping-capsules", "recurrent-capsules", "overlapping"),
+    ],
+)
+def test_an_entry_that_became_a_preset_says_which(name, entry, preset):
+    words = f"{name!r} is a preset of {entry} since 0.3.*--set preset={preset}"
+    for look_up in (create, describe, load, registered):
+        with pytest.raises(ValueError, match=words):
+            look_up(name)
+    pair = create(entry, **small_settings(entry))
+    config = {"entry": name, "pair": pair_of(pair.model, pair.guide)}
+    with pytest.raises(ValueError, match=words):
+        rebuild(config)
+
+
+def test_a_preset_has_guides_and_pictures_of_its_own(tmp_path):
+    entry = create("capsule-network", **small_settings("capsule-network", "overlapping"))
+    assert [*entry.guides] == ["dynamic"] and [*entry.figures] == ["samples"]
+    save_entry(entry, tmp_path)
+    twin = load(tmp_path)
+    assert type(twin.model) is type(entry.model) and [*twin.guides] == ["dynamic"]
+    assert twin.settings["preset"] == "overlapping"
+    assert describe(tmp_path).summary.startswith("Class capsules that separate two images")
 
 
 def test_small_settings_are_not_shared():

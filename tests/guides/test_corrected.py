@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from variants import create, small_settings
 
 from capsule_zoo.guides import Corrected, Guide, PartWholeGuide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
@@ -16,7 +17,6 @@ from capsule_zoo.inference.posterior.fitted import kinds_for
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_settings
 
 STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels
 
@@ -119,7 +119,7 @@ def test_bits_keep_their_order_too():
 
 SERVED = (
     *("capsule-helmholtz", "conditional-autoencoder", "draw", "generative-capsnet"),
-    *("generative-capsnet-continuous", "part-whole", "recurrent-capsules", "shape-codes", "vae"),
+    *("generative-capsnet:continuous", "part-whole", "recurrent-capsules", "shape-codes", "vae"),
 )
 
 

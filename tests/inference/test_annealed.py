@@ -23,6 +23,7 @@ from toys import (
     conjugate_images,
     pair,
 )
+from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.data import progress as bars
 from capsule_zoo.guides import FreeForm, Guide
@@ -37,7 +38,6 @@ from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, list_models, small_settings, takes_images
 
 QUICK: dict = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
 Z = 4.5  # standard errors of a mean that is exact: passed by chance once in 150,000 times

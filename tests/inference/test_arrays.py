@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from torch.testing import assert_close
+from variants import create, list_models, small_settings
 
 from capsule_zoo.data import Binarize, Requests, Rotations, Shifts, Split, Standardize, hide
 from capsule_zoo.data.tensors import as_tensor
@@ -32,7 +33,6 @@ from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.inference.transformations import infer_transformation
-from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 

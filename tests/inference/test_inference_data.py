@@ -13,13 +13,14 @@ from pyro.infer.autoguide import AutoDiagonalNormal
 from toys import BernoulliMixture, Conjugate, ExactGuide, NoGuide, binary_images
 from toys import conjugate_images as some_images
 from toys import pair as toy_pair
+from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
+from capsule_zoo.registry import Entry
 
 JOINS = pytest.mark.skipif(not hasattr(az, "concat"), reason="arviz 1 joins no evaluations")
 

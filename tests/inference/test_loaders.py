@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from toys import ExactGuide, conjugate_images, pair
+from variants import create, list_models, small_settings
 
 from capsule_zoo import data as zoo_data
 from capsule_zoo.data import Split
@@ -27,7 +28,6 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.probes import latents
-from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 NUMBER = 7

@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
+from variants import create, list_models, small_settings
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.per_image.site_laws import base_distribution
@@ -29,7 +30,7 @@ from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.other_model import foreign_parameters
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.registry import Entry, create, list_models, small_settings
+from capsule_zoo.registry import Entry
 
 PAIRS = [
     (name, guide) for name in list_models() for guide in create(name, **small_settings(name)).guides

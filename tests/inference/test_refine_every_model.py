@@ -8,6 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 from torch.distributions import kl_divergence
+from variants import create, small_settings
 
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate
@@ -16,12 +17,11 @@ from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import create, small_settings
 
 NAMES = {
     "vae": {},
     "generative-capsnet": {},
-    "generative-capsnet-continuous": {},
+    "generative-capsnet:continuous": {},
     "recurrent-capsules": {},
     "capsule-helmholtz": {"hidden_family": "gaussian"},
     "part-whole": {},

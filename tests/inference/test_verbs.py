@@ -13,6 +13,7 @@ from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
 from torch.testing import assert_close
+from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import ExactSwitches, FreeForm
@@ -39,7 +40,7 @@ from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import CapsuleRBM
-from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
+from capsule_zoo.registry import Entry
 
 NAMES = [name for name in list_models() if takes_images(name)]
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_settings(name)).guides]
@@ -252,7 +253,7 @@ def test_models_that_tell_classes_classify():
     assert torch.equal(classify(entry.model, entry.guide, images, batch_size=4), expected)
 
 
-@pytest.mark.parametrize("name", ["capsule-network", "overlapping-capsule-network"])
+@pytest.mark.parametrize("name", ["capsule-network", "capsule-network:overlapping"])
 def test_a_guide_that_infers_classes_tells_them(name):
     entry = make(name)
     images = images_for(entry, 6)

@@ -27,10 +27,11 @@ def test_units_are_dropped_in_training_only():
     assert torch.equal(model.scores(images), model.scores(images))
 
 
-@pytest.mark.parametrize("like", ["overlapping-capsule-network", "overlapping-capsules"])
+@pytest.mark.parametrize("like", ["capsule-network", "recurrent-capsules"])
 def test_pairs_have_one_bernoulli_for_each_class(like):
     torch.manual_seed(0)
-    model = create("cnn", image_shape=(1, 17, 17), classes=3, preset=like).model.double().eval()
+    of_pairs = dict(preset=like, capsules={"preset": "overlapping"})
+    model = create("cnn", image_shape=(1, 17, 17), classes=3, **of_pairs).model.double().eval()
     images, labels = torch.rand(3, 1, 17, 17, dtype=torch.float64), torch.tensor([0, 2, 2])
     trace = poutine.trace(model).get_trace(images, labels)
     trace.compute_log_prob()

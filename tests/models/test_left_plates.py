@@ -21,21 +21,22 @@ from pyro.infer import (
 )
 from pyro.infer.importance import vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
+from variants import create, list_models, small_settings
 
 from capsule_zoo.guides import EMRouting, Guide, RoutedParents
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Model, SwitchableGaussians
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.networks.on_request import OnRequest
-from capsule_zoo.registry import Entry, create, list_models, small_settings
+from capsule_zoo.registry import Entry
 
 NAMES = [
-    "broadcast-autoencoder",
+    "conditional-autoencoder:broadcast",
     "cnn",
     "conditional-autoencoder",
     "draw",
     "generative-capsnet",
-    "generative-capsnet-continuous",
+    "generative-capsnet:continuous",
     "matrix-capsules",
     "recurrent-capsules",
     "vae",
@@ -44,7 +45,7 @@ VARIANTS: list[tuple[str, dict]] = [
     *((name, {}) for name in NAMES),
     ("generative-capsnet", dict(motion="linear")),
     ("generative-capsnet", dict(motion="linear", preset="shifts", address="learned")),
-    ("generative-capsnet-continuous", dict(motion="linear")),
+    ("generative-capsnet:continuous", dict(motion="linear")),
     ("matrix-capsules", dict(routing="VBRouting", likelihood="categorical")),
     ("recurrent-capsules", dict(capsules="every", attention=False)),
     ("recurrent-capsules", dict(capsules="every", likelihood="normal")),

@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.data import hide
 from capsule_zoo.guides import PartWholeGuide
@@ -16,7 +17,7 @@ from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, Variational
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.registry import Entry, create, list_models, small_settings, takes_images
+from capsule_zoo.registry import Entry
 from capsule_zoo.settings import configure
 
 BATCH = 3

@@ -30,12 +30,14 @@ ROUTINGS: dict[str, Routing] = {
     "self": SelfRouting(),
     "uncertain": UncertainRouting(),
 }
+OVERLAPPING: dict[str, Any] = dict(
+    model=OverlappingCapsuleNetwork,
+    guides={"dynamic": partial(OverlappingRoutedCapsules, routing=ROUTINGS["dynamic"])},
+    figures={"samples": samples},
+    summary="Class capsules that separate two images, each overlaid with another of its batch.",
+)
 TRAINING: dict[str, Any] = dict(
     lr=2e-3, pace=Pace("linear", warmup=100), batch_size=64, inputs=Inputs(labels=True)
-)
-# Two primary capsules: one alone would give all classes equal presences under EM.
-SMALL: dict[str, Any] = dict(
-    image_shape=(1, 17, 17), classes=2, hidden=(12, 12), guide=dict(channels=4)
 )
 
 
@@ -89,15 +91,8 @@ register(
     },
     training=TRAINING,
     figures={"reconstructions": reconstructions, "dimensions": dimensions, "samples": samples},
+    presets={"overlapping": OVERLAPPING},
     summary="Class capsules by dynamic routing, and a decoder that draws from them.",
-    small=SMALL,
-)
-register(
-    "overlapping-capsule-network",
-    model=OverlappingCapsuleNetwork,
-    guides={"dynamic": partial(OverlappingRoutedCapsules, routing=ROUTINGS["dynamic"])},
-    training=TRAINING,
-    figures={"samples": samples},
-    summary="Class capsules that separate two images, each overlaid with another of its batch.",
-    small=SMALL,
+    # Two primary capsules: one alone would give all classes equal presences under EM.
+    small=dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), guide=dict(channels=4)),
 )

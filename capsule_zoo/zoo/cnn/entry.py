@@ -8,6 +8,7 @@ from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.baselines.cnn import EqualClassifier, OverlappingEqualClassifier
+from capsule_zoo.models.networks.leading import PairsOfImages
 from capsule_zoo.registry import create, register
 from capsule_zoo.zoo.capsule_network.entry import TRAINING as OF_VECTORS
 from capsule_zoo.zoo.matrix_capsules.entry import TRAINING as OF_MATRICES
@@ -28,11 +29,12 @@ def equal(
         like: the entry of the classifier.
         image_shape: (channels, height, width).
         classes: number of classes.
-        capsules: settings of the entry `like`.
+        capsules: settings of the entry `like`, such as its `preset`.
     """
     other = create(like, image_shape=image_shape, classes=classes, **capsules)
-    network = OverlappingEqualClassifier if like.startswith("overlapping") else EqualClassifier
-    reads_in_guide = like.endswith("capsule-network")
+    of_pairs = isinstance(other.model, PairsOfImages)
+    network = OverlappingEqualClassifier if of_pairs else EqualClassifier
+    reads_in_guide = like == "capsule-network"
     return network(image_shape, classes, other.guide if reads_in_guide else other.model)
 
 
@@ -45,8 +47,7 @@ register(
         like: dict(model=partial(equal, like), training=training)
         for like, training in {
             "capsule-network": OF_VECTORS,
-            "overlapping-capsule-network": OF_VECTORS,
-            "overlapping-capsules": OF_DRAWINGS,
+            "recurrent-capsules": OF_DRAWINGS | dict(inputs=Inputs(labels=True)),
             "matrix-capsules": OF_MATRICES,
         }.items()
     },

@@ -1,6 +1,6 @@
 """Generative CapsNets (Potapov 2018), and the baseline decoders without capsules.
 
-All entries take the same guides: "variational" (with densities, so the loss is a bound) and
+Both entries take the same guides: "variational" (with densities, so the loss is a bound) and
 "deterministic" (the article's autoencoder).
 """
 
@@ -32,47 +32,57 @@ def variational(entry: Entry) -> ConditionalEncoder:
     return make_encoder(entry, deterministic=False)
 
 
-def add(name: str, model: Any, summary: str, small: dict[str, Any]) -> None:
-    """Register an entry that renders transformations of an image on request."""
-    by_rotations = partial(model, identity=Rotations.identity)
-    register(
-        name,
-        model=by_rotations,
-        guide=ConditionalEncoder,
-        guides={"variational": variational, "deterministic": deterministic},
-        training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
-        figures={"samples": samples, "reconstructions": reconstructions},
-        presets={"shifts": dict(model=partial(model, identity=Shifts.identity))},
-        summary=summary,
-        small=small,
-    )
+def presets_of(base: Any, preset: str, **changes: Any) -> dict[str, dict[str, Any]]:
+    """Return presets for requests of shifts, and for another model, with either requests.
+
+    Args:
+        base: the class of the entry's model.
+        preset: the name of the preset that has the other model.
+        changes: the fields of that preset.
+    """
+    other = changes["model"]
+    shifts = Shifts.identity
+    return {
+        "shifts": dict(model=partial(base, identity=shifts)),
+        preset: {**changes, "model": partial(other, identity=Rotations.identity)},
+        f"{preset}-shifts": {**changes, "model": partial(other, identity=shifts)},
+    }
 
 
+SHARED: dict[str, Any] = dict(
+    guide=ConditionalEncoder,
+    guides={"variational": variational, "deterministic": deterministic},
+    training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
+    figures={"samples": samples, "reconstructions": reconstructions},
+)
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 5, 6), channels=3, guide=dict(window=(4, 5), channels=3, hidden=6)
 )
 SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "jitter": 0.1}
-add(
+register(
     "generative-capsnet",
-    GenerativeCapsNet,
-    "Kinds of objects route parts by address, and parts draw themselves there.",
-    {**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
+    model=partial(GenerativeCapsNet, identity=Rotations.identity),
+    presets=presets_of(
+        GenerativeCapsNet,
+        "continuous",
+        model=ContinuousCapsNet,
+        summary="A code without kinds routes parts by address, and parts draw themselves there.",
+        small={**SMALL_CAPSULES, "latent": 2},
+    ),
+    summary="Kinds of objects route parts by address, and parts draw themselves there.",
+    small={**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
+    **SHARED,
 )
-add(
-    "generative-capsnet-continuous",
-    ContinuousCapsNet,
-    "A code without kinds routes parts by address, and parts draw themselves there.",
-    {**SMALL_CAPSULES, "latent": 2},
-)
-add(
+register(
     "conditional-autoencoder",
-    ConditionalAutoencoder,
-    "A convolutional decoder that gets a code and the requested change, without capsules.",
-    {**SMALL, "latent": 2, "hidden": 4},
-)
-add(
-    "broadcast-autoencoder",
-    partial(ConditionalAutoencoder, decoder="broadcast", hidden=64),
-    "A decoder that gets a code and the requested change at every cell of a grid.",
-    {**SMALL, "latent": 2, "hidden": 4},
+    model=partial(ConditionalAutoencoder, identity=Rotations.identity),
+    presets=presets_of(
+        ConditionalAutoencoder,
+        "broadcast",
+        model=partial(ConditionalAutoencoder, decoder="broadcast", hidden=64),
+        summary="A decoder that gets a code and the requested change at every cell of a grid.",
+    ),
+    summary="A convolutional decoder that gets a code and the requested change, without capsules.",
+    small={**SMALL, "latent": 2, "hidden": 4},
+    **SHARED,
 )

@@ -24,24 +24,21 @@ SHARED: dict[str, Any] = dict(
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 17, 17), steps=2, latent=2, units=4, canvas=dict(window=3)
 )
-SMALL_CAPSULES: dict[str, Any] = {**SMALL, "classes": 2, "channels": (3, 3), "types": 2}
-
 
 register(
     "recurrent-capsules",
     model=partial(RecurrentCapsules, routing=ROUTING),
     guides={"recurrent": RecurrentEncoder},
-    presets={"paper": dict(model=partial(RecurrentCapsules, routing=ROUTING, **PAPER))},
+    presets={
+        "overlapping": dict(
+            model=partial(OverlappingCapsules, routing=ROUTING),
+            guides={"recurrent": OverlappingEncoder},
+            summary="Recurrent capsules that separate two images, each overlaid with another.",
+        ),
+        "paper": dict(model=partial(RecurrentCapsules, routing=ROUTING, **PAPER)),
+    },
     summary="A drawing in a few strokes, planned by capsules.",
-    small=SMALL_CAPSULES,
-    **SHARED,
-)
-register(
-    "overlapping-capsules",
-    model=partial(OverlappingCapsules, routing=ROUTING),
-    guides={"recurrent": OverlappingEncoder},
-    summary="Recurrent capsules that separate two images, each overlaid with another of its batch.",
-    small=SMALL_CAPSULES,
+    small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2},
     **SHARED,
 )
 register(

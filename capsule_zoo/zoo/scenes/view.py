@@ -9,9 +9,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.explore.view import SQUARE, Control, Place, View
+from capsule_zoo.explore.view import SQUARE, Control, Position, State, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.inference.objects import Shown, shown
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.modes import seeded
@@ -21,11 +20,11 @@ from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import AsObject, together, window
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
-READ = 10  # draws of the guide that are made at once
+DRAWS = 10  # of the guide that are made at once
 WEIGHT, PRESENCE, POSE = "log_weight", "scene_presence", "scene_pose"
 
 
-class ScenesView(View[Sites]):
+class ScenesView(View):
     """The view of a scene, described at the top of this file."""
 
     help = (
@@ -34,45 +33,43 @@ class ScenesView(View[Sites]):
         "image."
     )
     improves = "draw the guide 50 more times, and select the draw that explains the image best"
+    gain = "the weight of the best draw"
     names = ("image", "model's picture", "objects")
     actions = ("remove object", "add object from prior")
 
     def __init__(self, model: Scenes, guide: SceneGuide) -> None:
-        self.model, self.guide = model.discretized(), guide.discretized()
-        self.image_shape = model.image_shape
-        pose = ("log size", "x", "y", "angle")[: model.pose_size]
+        super().__init__(model, guide)
         color = ("red", "green", "blue") if model.tinted else ()
-        self.numbers = {name: (POSE, index, 1.5) for index, name in enumerate(pose)}
-        self.numbers |= {name: ("scene_color", index, 4.0) for index, name in enumerate(color)}
+        pose = ("log size", "x", "y", "angle")[: model.pose_size]
+        self.numbers: dict[str, tuple[str, int, float, str]] = {
+            name: (POSE, i, 1.5, " (radians)" * (name == "angle")) for i, name in enumerate(pose)
+        }
+        self.numbers |= {n: ("scene_color", i, 4, " (logit)") for i, n in enumerate(color)}
         if model.colored:
-            self.numbers["depth"] = "scene_depth", 0, 4.0
+            self.numbers["depth"] = "scene_depth", 0, 4, ""
 
-    def read(self, image: Tensor) -> None:
-        self._take(image, self.model, self.guide)
+    def infer_state(self) -> State:
         with seeded(0):
-            self._begin(self._best_of(READ))
+            return self._best_of(DRAWS)
 
-    def refine(self, steps: int = 50) -> str:
-        """Draw the guide `steps` times more, and keep the draw of the largest weight."""
-        drawn = (self._best_of(min(READ, steps - done)) for done in range(0, steps, READ))
-        best = max([self.parse, *drawn], key=lambda sites: sites[WEIGHT])
-        gain = (best[WEIGHT] - self.parse[WEIGHT]).item()
-        self._show(best)
-        return f"refined by {steps} steps: the weight of the best draw is {gain:.1f} nats higher"
+    def improve(self, steps: int) -> tuple[State, float]:
+        draws = (self._best_of(min(DRAWS, steps - done)) for done in range(0, steps, DRAWS))
+        best = max([self.parse, *draws], key=lambda sites: sites[WEIGHT])
+        return best, (best[WEIGHT] - self.parse[WEIGHT]).item()
 
     @torch.no_grad()
-    def _best_of(self, draws: int) -> Sites:
-        """Return the best of so many draws of the guide, with its best presences."""
-        copies, model = tiled(self.image, draws), self.model
-        found = self.guide.found(copies)
-        law = self.guide.presence_law(copies, found)
+    def _best_of(self, number: int) -> State:
+        """Return the best of a number of draws of the guide, with its best presences."""
+        copies = tiled(self.image, number)
+        result = self.guide.found(copies)
+        law = self.guide.presence_law(copies, result)
         draw, row = divmod(int(law.log_weight.argmax()), law.log_weight.shape[1])
         sites = {WEIGHT: law.log_weight[draw, row]}
-        sites[PRESENCE] = model.with_inner(law.rows[draw, row][None], 1)
-        proposals = {f"slot_{slot}": each for slot, each in enumerate(found.proposals)}
-        for name, proposal in {"ground": found.ground, **proposals}.items():
-            drawn = proposal.values.items()
-            sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in drawn}
+        sites[PRESENCE] = self.model.with_inner(law.rows[draw, row][None], 1)
+        proposals = {f"slot_{slot}": each for slot, each in enumerate(result.proposals)}
+        for name, proposal in {"ground": result.ground, **proposals}.items():
+            values = proposal.values.items()
+            sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in values}
         return sites
 
     def handles(self) -> list[str]:
@@ -83,21 +80,10 @@ class ScenesView(View[Sites]):
         return int(self.state[PRESENCE].argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
-        controls = {"presence": Control(self.state[PRESENCE].flatten()[handle].item(), 0, 1, 1)}
-        for name, (site, index, span) in self.numbers.items():
-            value = self.state[f"slot_{handle}/{site}"].flatten()[index].item()
-            unit = " (radians)" if name == "angle" else " (logit)" if site == "scene_color" else ""
-            controls[name] = Control(value, -span, span, unit=unit)
+        controls = {"presence": self.control(PRESENCE, handle, 0, 1, step=1)}
+        for name, (site, index, span, unit) in self.numbers.items():
+            controls[name] = self.control(f"slot_{handle}/{site}", index, -span, span, unit=unit)
         return controls
-
-    def _set(self, handle: int, name: str, value: float) -> None:
-        """Turn a slot on or off, or set a number of its pose, its color's logits or its depth."""
-        site, index = PRESENCE, handle
-        if name != "presence":
-            site, index = f"slot_{handle}/{self.numbers[name][0]}", self.numbers[name][1]
-        numbers = self.state[site].clone()
-        numbers.view(-1)[index] = round(value) if site == PRESENCE else value
-        self.state = {**self.state, site: numbers}
 
     def act(self, action: str, handle: int) -> int:
         """Remove an object, or put one drawn from the prior into an absent slot.
@@ -112,18 +98,18 @@ class ScenesView(View[Sites]):
                 raise ValueError("all slots hold an object; remove one first")
             with torch.no_grad():
                 prior = poutine.trace(AsObject(f"slot_{handle}")(self.model.draw_object))
-                drawn = latent_sites(prior.get_trace(self.model.plate(1))).items()
-            self.state = {**self.state, **{name: site["value"] for name, site in drawn}}
+                sites = latent_sites(prior.get_trace(self.model.plate(1))).items()
+            self.state = {**self.state, **{name: site["value"] for name, site in sites}}
         self.change(handle, "presence", float(action == "add object from prior"))
         return handle
 
-    def grab(self, place: Place, part: bool) -> int | None:
-        if (pixel := self.pixel_at(place)) is None:
+    def grab(self, position: Position, part: bool) -> int | None:
+        if (pixel := self.pixel_at(position)) is None:
             return None
         owner = int(self._shown().owners[0, *pixel])
         return owner - 1 if owner else None
 
-    def drag(self, handle: int, start: Place, end: Place) -> None:
+    def drag(self, handle: int, start: Position, end: Position) -> None:
         for name, before, after in zip("xy", start, end, strict=True):
             self.change(handle, name, self.controls(handle)[name].value + after - before)
 
