@@ -5,38 +5,23 @@
 on the same images.
 """
 
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
-from capsule_zoo.inference import evaluate
-from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath
-from capsule_zoo.inference.evaluation.summary import (
-    log_mean,
-    per_image_elbo,
-    pooled_log_weight,
-    remark,
-    standard_error,
-    summarize,
-)
+from capsule_zoo.inference.examine.losses import measure_losses, starting_guides
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
-
-if TYPE_CHECKING:
-    from arviz import InferenceData
 
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
 MODES = 4  # such points for each image
-STARTS = "free_form", "corrected"  # general guides, besides Gauss-Newton laws, to start chains at
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -100,7 +85,7 @@ def guide_losses(
             named here that have a density at given latents and can be fitted to simulated images.
         images: number of test images.
         particles: draws of every guide for its bounds.
-        few: draws of one more bound, a divisor of `particles`; see `losses`.
+        few: draws of one more bound, a divisor of `particles`.
         steps: updates of every general guide, and those that widen a guide of points.
         refinement, modes, climbing: `steps`, `modes` and `climbing` of the `gauss_newton` from
             which chains start. Codes of more than 512 numbers have one point, and no `mixture`.
@@ -109,7 +94,7 @@ def guide_losses(
 
     Returns:
         The numbers of `annealed_bounds` with seconds, and by guide, the entry's own first as
-        "encoder", those of `losses` with milliseconds: the time to fit it and draw once, by image.
+        "encoder", those of `measure_losses`.
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -120,78 +105,23 @@ def guide_losses(
     guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
-    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps)
+    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps, seed=seed)
     announce(f"finding where chains start, for {len(test)} images")
-    starts = starts_of(entry, guide, test.images, names, seed=seed, **how)
-    settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
-    annealed = annealed_log_likelihood(entry.model, starts, test, **settings)
-    lower = log_mean(pooled_log_weight(annealed))
-    found, evaluations = {}, {}
-    for name in ("encoder", *(name for name in names if name in entry.fitters)):
-        began = time.perf_counter()
-        fitted = guide
-        if name != "encoder":
-            fitted = entry.fit_guide(name, test.images, steps=steps, seed=seed)
-        if isinstance(fitted, SemiAmortized):
-            fitted.fitted(test.images)
-        seconds = time.perf_counter() - began
-        own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
-        if not own.attrs["is_bound"]:  # a guide of points that was corrected is one still
-            continue
-        evaluations[name] = own
-        seconds += own.attrs["seconds"] / particles
-        found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
-    bounds = annealed_bounds(annealed, evaluations)
-    return bounds | {"start": annealed.attrs["start"], "seconds": annealed.attrs["seconds"]}, found
+    guides: dict[str, Callable[[], nn.Module]] = {"encoder": lambda: guide}
+    for name in names:
+        if name in entry.fitters:
+            guides[name] = partial(entry.fit_guide, name, test.images, steps=steps, seed=seed)
+    settings = {"simulated": 0, "progress": progress, **settings}
+    starts = starts_of(entry, guide, test.images, names, **how)
+    found = measure_losses(
+        entry.model, starts, test, guides, particles=particles, few=few, seed=seed, **settings
+    )
+    return found.bounds, found.rows
 
 
 def starts_of(
-    entry: Entry,
-    guide: nn.Module,
-    images: Tensor,
-    names: Sequence[str],
-    *,
-    steps: int,
-    seed: int,
-    refinement: int,
-    modes: int,
-    climbing: int,
+    entry: Entry, guide: nn.Module, images: Tensor, names: Sequence[str], **settings: Any
 ) -> dict[str, nn.Module]:
-    """Return the guides at which chains may start, by name; see `annealed_log_likelihood`.
-
-    They are `guide` itself as "encoder", Gauss-Newton laws, and general guides of `STARTS` that are
-    in `names`: those that serve the model, and have a density.
-    """
-    newton = "gauss_newton" if modes == 1 else "mixture"
-    settings = {name: dict(steps=steps) for name in STARTS if name in names}
-    settings = {newton: dict(steps=refinement, modes=modes, climbing=climbing), **settings}
-    fitters: dict[str, Any] = entry.fitters
-    dense = {}
-    for name in [name for name in settings if name in entry.fitters]:
-        start = SemiAmortized(entry.guide, fit=fitters[name], seed=seed, **settings[name])
-        points = evaluate(entry.model, start, images[:2], num_particles=1, draws=0)
-        if not points.attrs["point_sites"]:
-            dense[name] = start
-    return {"encoder": guide, **dense}
-
-
-def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
-    """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
-
-    Also its ess, pareto_k and names.
-
-    Args:
-        few: draws of one more bound, `iwae_<few>`, the mean over all such groups of draws.
-    """
-    log_weight = pooled_log_weight(own)
-    bounds = {"elbo": per_image_elbo(own), "iwae": log_mean(log_weight)}
-    if few is not None:
-        groups = log_weight.reshape(-1, few, log_weight.shape[1])
-        bounds[f"iwae_{few}"] = np.mean([log_mean(group) for group in groups], axis=0)
-    found: dict[str, Any] = {name: own.attrs[name] for name in ("data", "guide")}
-    for name, values in bounds.items():
-        for label, each in ((name, values), (f"lost_{name}", lower - values)):
-            found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
-    summary = summarize(own)
-    found |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
-    return found | ({"remark": words} if (words := remark(summary)) else {})
+    """Return `guide` as "encoder", and the `starting_guides` of an entry."""
+    general = starting_guides(entry.model, entry.guide, entry.fitters, images, names, **settings)
+    return {"encoder": guide, **general}

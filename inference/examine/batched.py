@@ -1,18 +1,18 @@
 """Many runs of a Pyro program at once, each written for a single run.
 
-`torch.vmap` runs the program once for all rows of a batch, so that it may write `x @ w` and `loc[k]`
-as for one. At every sample statement the distribution is lifted: the dim of the rows becomes a
-dim of its batch, in a plate `images` around the program. All handlers outside of the program, such
-as traces, conditions, enumeration and guides, see this plate and nothing of `vmap`.
+`torch.vmap` runs the program once for all rows of a batch, so that it may write `x @ w` and
+`loc[k]` as for one. At every sample statement the distribution is lifted: the dim of the rows
+becomes a dim of its batch, in a plate `images` around the program. All handlers outside of the
+program, such as traces, conditions, enumeration and guides, see this plate and nothing of `vmap`.
 """
 
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyro
 import torch
 from pyro import validation_enabled
-from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -51,7 +51,8 @@ def run_batched(
             program(row)
         return index
 
-    with validation_enabled(False):  # checks of values are branches, which vmap does not take
+    # checks of values are branches, which vmap does not take
+    with validation_enabled(False), pyro.plate(IMAGES_PLATE, number, dim=-1 - nesting):
         torch.vmap(run, randomness="same")(dict(inputs), torch.arange(number))
 
 
@@ -64,12 +65,7 @@ class Lifting(Messenger):
     """
 
     def __init__(
-        self,
-        level: int,
-        number: int,
-        nesting: int,
-        names: Mapping[str, str],
-        enumerated: set[str],
+        self, level: int, number: int, nesting: int, names: Mapping[str, str], enumerated: set[str]
     ) -> None:
         super().__init__()
         self.level = level
@@ -107,9 +103,10 @@ class Lifting(Messenger):
             value = msg["value"].expand(law.shape())
             msg["value"] = self._lifted(value, place)
         msg["name"] = self.names.get(name, name)
-        rows = CondIndepStackFrame(IMAGES_PLATE, -1 - self.nesting, self.number, 0, None)
-        inner = [f._replace(name=self.names.get(f.name, f.name)) for f in msg["cond_indep_stack"]]
-        msg["cond_indep_stack"] = (rows, *inner)
+        frames = msg["cond_indep_stack"]
+        msg["cond_indep_stack"] = tuple(
+            frame._replace(name=self.names.get(frame.name, frame.name)) for frame in frames
+        )
         if not msg["is_observed"]:
             how = "parallel" if name in self.enumerated else None
             msg["infer"] = {**msg["infer"], "enumerate": how}

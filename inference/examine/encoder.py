@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
@@ -38,6 +37,8 @@ _HIDDEN = 64  # units of each of two hidden layers
 _PRIOR_DRAWS = 256  # that place the first answer
 _SIMULATED = 512  # rows drawn from the model, on which the encoder is trained too
 _BATCH = 64  # rows of a step
+_FAR = 5.0  # widths of the middle 80 % from the median, where a drawn row is left out
+_STEEPEST = 6.0  # largest change of the logarithm of a scale
 _LARGEST = 20.0  # standard deviations at which a linear input is cut
 
 
@@ -64,7 +65,10 @@ class AutoEncoder(Guide[ProgramModel]):
         width = rows.shape[1]
         if network is None:
             network = nn.Sequential(
-                nn.Linear(2 * width, _HIDDEN), nn.Softplus(), nn.Linear(_HIDDEN, _HIDDEN), nn.Softplus()
+                nn.Linear(2 * width, _HIDDEN),
+                nn.Softplus(),
+                nn.Linear(_HIDDEN, _HIDDEN),
+                nn.Softplus(),
             )
         self.network = network.to(rows)
         with torch.no_grad():
@@ -118,6 +122,7 @@ class AutoEncoder(Guide[ProgramModel]):
         shift, logits, shape = outputs.split(
             [number, self.logits_size, outputs.shape[1] - number - self.logits_size], 1
         )
+        shape = _STEEPEST * (shape / _STEEPEST).tanh()
         line = self.line(self._standard(images).clamp(-_LARGEST, _LARGEST))
         loc = self.loc + self.scale * (shift + line)
         if self.correlated:
@@ -194,6 +199,14 @@ def auto_encoder(
     return trained_encoder(model, rows, network, steps=steps, seed=seed, progress=progress)
 
 
+def _without_outliers(rows: Tensor) -> Tensor:
+    """Leave out rows far from the others, of which a prior with heavy tails draws some."""
+    low, middle, high = rows.nan_to_num().quantile(torch.tensor([0.1, 0.5, 0.9]).to(rows), dim=0)
+    width = (high - low).clamp(min=1.0)
+    far = (rows.nan_to_num(0.0, torch.inf, -torch.inf) - middle).abs() > _FAR * width
+    return rows[~far.any(1)]
+
+
 def trained_encoder(
     model: ProgramModel,
     rows: Tensor,
@@ -209,8 +222,7 @@ def trained_encoder(
     """
     with isolated_parameters(model), seeded(seed):
         simulated, _ = simulate(model, _SIMULATED)
-        finite = ~simulated.isinf().any(1)
-        simulated = simulated[finite].to(rows)
+        simulated = _without_outliers(simulated.to(rows))
         # the given rows count at least as much as the others
         copies = max(1, -(-len(simulated) // len(rows)))
         both = torch.cat([rows.repeat(copies, 1), simulated])
@@ -221,7 +233,15 @@ def trained_encoder(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         if first < steps:
-            fit(model, guide, both, steps=first, lr=3e-3, pace=Pace("constant", clip=10.0), **settings)
+            fit(
+                model,
+                guide,
+                both,
+                steps=first,
+                lr=3e-3,
+                pace=Pace("constant", clip=10.0),
+                **settings,
+            )
             both = rows.repeat(_BATCH, 1)
         rest = steps - first if first < steps else steps
         fit(model, guide, both, steps=rest, lr=3e-3, pace=Pace("cosine", clip=10.0), **settings)

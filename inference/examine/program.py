@@ -90,7 +90,9 @@ class Call:
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
         """Return the arguments that have `size` entries, and those that are this number."""
         every: dict[Key, Any] = {**dict(enumerate(self.args)), **self.kwargs}
-        tensors = {k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)}
+        tensors = {
+            k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)
+        }
         return tensors, {k: v for k, v in every.items() if type(v) is int and v == size}
 
 
@@ -173,9 +175,7 @@ class ProgramModel(Model):
     def enumerating(self, names: set[str]) -> "ProgramModel":
         """Return the same model, in which these sites are summed out."""
         sites = tuple(replace(site, enumerated=site.name in names) for site in self.sites)
-        return ProgramModel(
-            self.call, self.space, sites, self.plate_dims, self.names, self.plate
-        )
+        return ProgramModel(self.call, self.space, sites, self.plate_dims, self.names, self.plate)
 
     def rows_of(self, *args: Any, observed: Mapping[str, Any] | None = None) -> Tensor:
         """Return the rows (B, F) of other data, given as to `examine`.
@@ -265,7 +265,9 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
             try:
                 model, rows = _whole(call, sites)
             except _Unfit as error:
-                raise UnservedProgram(f"{name_of(call.program)} cannot be taken: {error}") from error
+                raise UnservedProgram(
+                    f"{name_of(call.program)} cannot be taken: {error}"
+                ) from error
         return _summed(model, rows), rows
 
 
@@ -434,7 +436,10 @@ def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor
             values = _value(site, nesting).movedim(place, 0).unsqueeze(place + 1)
             shape: dict[str, Any] = {"site": names.get(name, name), "shape": (*values.shape[1:],)}
             argument = next((k for k, v in tensors.items() if same_data(v, site["value"])), None)
-            if argument is not None and place == nesting - site["value"].dim() + site["fn"].event_dim:
+            if (
+                argument is not None
+                and place == nesting - site["value"].dim() + site["fn"].event_dim
+            ):
                 inner = (*tensors.pop(argument).shape[1:],)
                 shape |= {"argument": argument, "argument_shape": inner}
             columns.add(values, **shape)
@@ -444,8 +449,7 @@ def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor
         with _as_unfit("its rows depend on each other"):
             latents, joint = _joint(model, rows)
             own = {
-                name: value.squeeze(place + 1).movedim(0, place)
-                for name, value in latents.items()
+                name: value.squeeze(place + 1).movedim(0, place) for name, value in latents.items()
             }
             _compare(joint.sum(), _plain(call, sites, names, own))
             return model, rows
