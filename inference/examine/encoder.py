@@ -11,7 +11,6 @@ reads the row in units of its columns, and which values are missing, and starts 
 >>> evaluate(guide.model, guide, guide.model.rows_of(x_new))
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +36,7 @@ _HIDDEN = 64  # units of each of two hidden layers
 _PRIOR_DRAWS = 256  # that place the first answer
 _SIMULATED = 512  # rows drawn from the model, on which the encoder is trained too
 _BATCH = 64  # rows of a step
+_RATE, _CLIP = 3e-3, 10.0  # learning rate, and the largest norm of a gradient
 _FAR = 5.0  # widths of the middle 80 % from the median, where a drawn row is left out
 _STEEPEST = 6.0  # largest change of the logarithm of a scale
 _LARGEST = 20.0  # standard deviations at which a linear input is cut
@@ -63,6 +63,7 @@ class AutoEncoder(Guide[ProgramModel]):
         self.register_buffer("spread", torch.where(spread > 0, spread, 1.0))
         self._place(rows)
         width = rows.shape[1]
+        self.reads_missing = network is None
         if network is None:
             network = nn.Sequential(
                 nn.Linear(2 * width, _HIDDEN),
@@ -109,9 +110,7 @@ class AutoEncoder(Guide[ProgramModel]):
     def _read(self, rows: Tensor) -> Tensor:
         """Return what the network reads, (B, 2 F) or for a network of a user (B, F)."""
         units = self._standard(rows)
-        if not isinstance(self.network, nn.Sequential) or self.network[0].in_features != 2 * len(
-            self.center
-        ):
+        if not self.reads_missing:
             return units
         return torch.cat([units.asinh(), rows.isnan().to(rows)], 1)
 
@@ -227,22 +226,13 @@ def trained_encoder(
         copies = max(1, -(-len(simulated) // len(rows)))
         both = torch.cat([rows.repeat(copies, 1), simulated])
         guide = AutoEncoder(model, both, network)
-    first = steps if model.by_row else -(-2 * steps // 3)
-    settings: dict[str, Any] = dict(freeze="model", seed=seed, batch_size=_BATCH)
-    settings |= dict(checks=Checks(progress=progress))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        if first < steps:
-            fit(
-                model,
-                guide,
-                both,
-                steps=first,
-                lr=3e-3,
-                pace=Pace("constant", clip=10.0),
-                **settings,
-            )
-            both = rows.repeat(_BATCH, 1)
-        rest = steps - first if first < steps else steps
-        fit(model, guide, both, steps=rest, lr=3e-3, pace=Pace("cosine", clip=10.0), **settings)
+    stages = [(both, steps, "cosine")]
+    if not model.by_row:
+        last = steps // 3
+        stages = [(both, steps - last, "constant"), (rows.repeat(_BATCH, 1), last, "cosine")]
+    for data, number, schedule in stages:
+        pace, checks = Pace(schedule, clip=_CLIP), Checks(progress=progress)
+        settings: dict[str, Any] = dict(pace=pace, checks=checks, lr=_RATE, batch_size=_BATCH)
+        if number:
+            fit(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
     return guide

@@ -16,7 +16,7 @@ depend on each other is taken as a whole, and none is measured wrongly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
@@ -83,9 +83,14 @@ class Call:
         other = arguments or {}
         args = [other.get(place, value) for place, value in enumerate(self.args)]
         kwargs = {name: other.get(name, value) for name, value in self.kwargs.items()}
-        owner = self.owner
-        with in_eval_mode(owner), frozen(owner), _Parameters(self.parameters):
+        with _Parameters(self.parameters):
             self.program(*args, **kwargs)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the program's parameters and running statistics as they are."""
+        with in_eval_mode(self.owner), frozen(self.owner):
+            yield
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
         """Return the arguments that have `size` entries, and those that are this number."""
@@ -164,13 +169,10 @@ class ProgramModel(Model):
 
         enumerated = {own.get(site.name, site.name) for site in self.sites if site.enumerated}
         nesting = -1 - self.plate_dims[IMAGES_PLATE]
-        size = len(rows)
-        if images is not None:
-            run_batched(program, inputs, size, nesting, self.names, enumerated)
-            return images
-        with poutine.trace() as drawn:
-            run_batched(program, inputs, size, nesting, self.names, enumerated)
-        return self.space.read(drawn.trace)
+        settings = len(rows), nesting, self.names, enumerated
+        with self.call.held(), poutine.trace() if images is None else nullcontext() as drawn:
+            run_batched(program, inputs, *settings)
+        return self.space.read(drawn.trace) if drawn else rows
 
     def enumerating(self, names: set[str]) -> "ProgramModel":
         """Return the same model, in which these sites are summed out."""
@@ -255,7 +257,8 @@ def _tensor(value: Any) -> Any:
 
 def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
     """Return the model of a call, and its rows, compared with the program itself."""
-    with isolated_parameters(call.program, call.owner), seeded(0), torch.no_grad():
+    isolated = isolated_parameters(call.program, call.owner)
+    with isolated, seeded(0), torch.no_grad(), call.held():
         call, trace = _traced(call)
         sites = _sites_of(call, trace)
         _refuse_unserved(name_of(call.program), sites)
@@ -265,9 +268,8 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
             try:
                 model, rows = _whole(call, sites)
             except _Unfit as error:
-                raise UnservedProgram(
-                    f"{name_of(call.program)} cannot be taken: {error}"
-                ) from error
+                name = name_of(call.program)
+                raise UnservedProgram(f"{name} cannot be taken: {error}") from None
         return _summed(model, rows), rows
 
 
