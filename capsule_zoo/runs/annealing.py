@@ -15,7 +15,7 @@ from capsule_zoo.data import Dataset
 from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
 from capsule_zoo.inference.annealing.path import AnnealedPath
-from capsule_zoo.inference.examine.losses import measure_losses, starting_guides
+from capsule_zoo.inference.examination.losses import measure_losses, starting_guides
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 

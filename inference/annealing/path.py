@@ -367,7 +367,9 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
                 f"simulated ({error}); pass simulated=0"
             ) from error
-    return space_of(model).read(trace), {name: site["value"] for name, site in latent_sites(trace).items()}
+    return space_of(model).read(trace), {
+        name: site["value"] for name, site in latent_sites(trace).items()
+    }
 
 
 def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:

@@ -81,11 +81,11 @@ class Rows(ObservationSpace):
             raise ValueError("rows is empty; give at least one row of data")
         for part in self.parts:
             values = batch[:, part.columns]
-            if values.isinf().any() or (part.site is None and values.isnan().any()):
+            if values.isinf().any():
                 where = f"argument {part.argument!r}" if part.site is None else repr(part.site)
                 raise ValueError(
-                    f"{where} holds values that are not finite; NaN may mark a missing value of an "
-                    "observed site, and of nothing else"
+                    f"{where} holds values that are not finite; NaN may mark missing ones of an "
+                    "observed site"
                 )
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -26,6 +26,7 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Unit
+from pyro.distributions.torch import Independent
 from pyro.poutine import Trace
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
@@ -35,8 +36,8 @@ from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.site_laws import UnservedSite, base_distribution
 from capsule_zoo.inference.annealing.path import scored
 from capsule_zoo.inference.check import is_discrete, name_of, one_line
-from capsule_zoo.inference.examine.batched import Inputs, Observing, run_batched
-from capsule_zoo.inference.examine.rows import Columns, Key, Rows, same_data
+from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
+from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, plate_nesting
 from capsule_zoo.models.base import Model, Site
@@ -357,13 +358,33 @@ def _problem(site: dict) -> str:
         value = site["value"]
         if not isinstance(value, Tensor) or value.isinf().any():
             return "observes values that are not finite numbers; NaN may mark missing ones"
-        return ""
+        return _misfit(law, value)
     if is_discrete(law) and not law.has_enumerate_support:
         return (
             f"is drawn from {type(base_distribution(law)).__name__}, whose discrete values are "
             "countless, so that they cannot be summed out; sum them out by hand, or draw a "
             "Categorical"
         )
+    return ""
+
+
+def _misfit(law: Any, value: Tensor) -> str:
+    """Return why a distribution cannot score an observed value; "" if it can."""
+    shape, form = tuple(law.shape()), tuple(value.shape)
+    if len(form) > len(shape) or any(
+        size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)
+    ):
+        return f"observes values of shape {form}, but draws {shape}; give data of that shape"
+    missing = value.isnan().expand(shape)
+    rank = law.event_dim
+    if rank and missing.any():
+        part = missing.flatten(-rank)
+        independent = isinstance(law, Independent) and law.reinterpreted_batch_ndims == rank
+        if not independent and bool((part.any(-1) != part.all(-1)).any()):
+            return (
+                f"is drawn from {type(base_distribution(law)).__name__}, of which a part cannot be "
+                "missing; give independent values by .to_event, or leave these rows out"
+            )
     return ""
 
 
@@ -391,7 +412,7 @@ def _value(site: dict, nesting: int) -> Tensor:
     """Return the value of a site in the shape of its distribution, with all dims of plates."""
     value = site["value"].expand(site["fn"].shape())
     missing = nesting - (value.dim() - site["fn"].event_dim)
-    return value.reshape(*[1] * missing, *value.shape)
+    return value.reshape([1] * missing + [*value.shape])
 
 
 def _built(
@@ -500,9 +521,12 @@ def _summed(model: ProgramModel, rows: Tensor) -> ProgramModel:
 def _read_outside(model: ProgramModel, rows: Tensor) -> set[str]:
     """Return the enumerated sites that are read outside of their plates, where sums are wrong."""
     nesting = plate_nesting(poutine.trace(model).get_trace(rows))
-    trace = poutine.trace(EnumMessenger(-1 - nesting)(model)).get_trace(rows)
-    trace.compute_log_prob()
-    trace.pack_tensors()
+    try:
+        trace = poutine.trace(EnumMessenger(-1 - nesting)(model)).get_trace(rows)
+        trace.compute_log_prob()
+        trace.pack_tensors()
+    except (ValueError, RuntimeError, IndexError):  # shapes of all values of a site do not fit
+        return {site.name for site in model.sites if site.enumerated}
     sites = scored_sites(trace)
     plates = {
         name: {f.name for f in site["cond_indep_stack"] if f.vectorized}
@@ -573,5 +597,7 @@ def _compare(found: Tensor, expected: Tensor) -> None:
     """Raise _Unfit unless log densities agree."""
     tolerance = 1e-3 if found.dtype == torch.float32 else 1e-6
     expected = expected.to(found)
-    if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+    if found.isnan() or expected.isnan():
+        raise _Unfit("its log density is not a number; NaN may mark observed values alone")
+    if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         raise _Unfit(f"log densities {found.item():.6g} and {expected.item():.6g}")

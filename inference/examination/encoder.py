@@ -24,7 +24,7 @@ from capsule_zoo.guides.per_image.free_form import draw_site
 from capsule_zoo.guides.per_image.gauss_newton import ChainedNormal
 from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous
 from capsule_zoo.inference.annealing.path import simulate
-from capsule_zoo.inference.examine.program import ProgramModel, as_model
+from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace

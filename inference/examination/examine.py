@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from capsule_zoo.data.progress import announce, show_progress
 from capsule_zoo.inference.annealing.exceedance import annealed_bound
 from capsule_zoo.inference.evaluation.summary import HEAVY
-from capsule_zoo.inference.examine.encoder import AutoEncoder, trained_encoder
-from capsule_zoo.inference.examine.losses import STARTS, Losses, measure_losses, starting_guides
-from capsule_zoo.inference.examine.normals import AGREEING, normal_guide, nuts_guide
-from capsule_zoo.inference.examine.program import ProgramModel, UnservedProgram, as_model
+from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
+from capsule_zoo.inference.examination.losses import STARTS, Losses, measure_losses, starting_guides
+from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
+from capsule_zoo.inference.examination.program import ProgramModel, UnservedProgram, as_model
 from capsule_zoo.inference.posterior.fitted import fit_guide, general_guides
 from capsule_zoo.models.checks import check_known, check_seed, check_whole
 
