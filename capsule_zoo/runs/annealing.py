@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
+from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.annealing.path import AnnealedPath
-from capsule_zoo.inference.examination.losses import measure_losses, starting_guides
+from capsule_zoo.inference.examination.losses import measure_losses
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.runs.measurements import as_scored, refuse_without_bound, widened
 
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
 MODES = 4  # such points for each image
+STARTS = "free_form", "corrected"  # general guides, besides Gauss-Newton laws, to start chains at
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -120,8 +123,30 @@ def guide_losses(
 
 
 def starts_of(
-    entry: Entry, guide: nn.Module, images: Tensor, names: Sequence[str], **settings: Any
+    entry: Entry,
+    guide: nn.Module,
+    images: Tensor,
+    names: Sequence[str],
+    *,
+    steps: int,
+    seed: int,
+    refinement: int,
+    modes: int,
+    climbing: int,
 ) -> dict[str, nn.Module]:
-    """Return `guide` as "encoder", and the `starting_guides` of an entry."""
-    general = starting_guides(entry.model, entry.guide, entry.fitters, images, names, **settings)
-    return {"encoder": guide, **general}
+    """Return the guides at which chains may start, by name; see `annealed_log_likelihood`.
+
+    They are `guide` itself as "encoder", Gauss-Newton laws, and general guides of `STARTS` that are
+    in `names`: those that serve the model, and have a density.
+    """
+    newton = "gauss_newton" if modes == 1 else "mixture"
+    settings = {name: dict(steps=steps) for name in STARTS if name in names}
+    settings = {newton: dict(steps=refinement, modes=modes, climbing=climbing), **settings}
+    fitters: dict[str, Any] = entry.fitters
+    dense = {}
+    for name in [name for name in settings if name in entry.fitters]:
+        start = SemiAmortized(entry.guide, fit=fitters[name], seed=seed, **settings[name])
+        points = evaluate(entry.model, start, images[:2], num_particles=1, draws=0)
+        if not points.attrs["point_sites"]:
+            dense[name] = start
+    return {"encoder": guide, **dense}

@@ -9,8 +9,8 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.progress import announce, show_progress
 from capsule_zoo.inference.annealing.exceedance import annealed_bound
+from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.evaluation.summary import HEAVY
 from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
-from capsule_zoo.inference.examination.losses import STARTS, Losses, measure_losses, starting_guides
+from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
 from capsule_zoo.inference.examination.program import ProgramModel, UnservedProgram, as_model
+from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.fitted import fit_guide, general_guides
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.checks import check_known, check_seed, check_whole
 
 if TYPE_CHECKING:
@@ -39,7 +42,10 @@ GENERAL = (
 NORMALS = "auto_low_rank", "auto_laplace"
 KINDS = "encoder", *GENERAL, *NORMALS, "nuts"
 _FEW = 100  # draws of the smaller importance-weighted bound
-_REFINEMENT, _MODES, _CLIMBING = 100, 4, 16  # of the Gauss-Newton distributions of chains
+STARTS = "free_form", "corrected", "mixture"  # at which chains may start, besides the encoder
+_MODES, _CLIMBING = 4, 16  # of the mixture
+_CHAINS = {True: 8, False: 64}  # by whether a row is one of many
+_PRIOR_SHARE = {True: 0.0, False: 0.25}  # of chains: an encoder of all data fits no others
 _NUTS_DRAWS = 400
 _KEPT = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds, above which the table says so
@@ -121,7 +127,7 @@ def examine(
     steps: int = 2000,
     fitting: int = 200,
     particles: int = 1000,
-    chains: int = 8,
+    chains: int | None = None,
     temperatures: int = 100,
     simulated: int = 8,
     seed: int = 0,
@@ -148,7 +154,8 @@ def examine(
         steps: updates of the encoder.
         fitting: updates of every other guide.
         particles: draws of each guide for its largest bound, a multiple of 100.
-        chains, temperatures, simulated: see `annealed_log_likelihood`.
+        chains: annealed chains of each row; by default 8, or 64 where all data are one row.
+        temperatures, simulated: see `annealed_log_likelihood`.
         seed: seed of everything.
         progress: show progress bars.
 
@@ -159,7 +166,9 @@ def examine(
     names = [name for name in KINDS if name != "nuts"] if guides is None else list(guides)
     for name in names:
         check_known("guide", name, KINDS)
-    check_whole(1, rows=rows, steps=steps, chains=chains, temperatures=temperatures)
+    check_whole(1, rows=rows, steps=steps, temperatures=temperatures)
+    if chains is not None:
+        check_whole(1, chains=chains)
     check_whole(0, fitting=fitting, simulated=simulated)
     if particles % _FEW or particles < _FEW:
         raise ValueError(f"particles must be a multiple of {_FEW}, not {particles!r}")
@@ -168,19 +177,20 @@ def examine(
     measured = given if held_out is None else _held_out(model, args, observed, held_out)
     with show_progress(progress):
         announce(f"training an encoder of {model.__name__}, {steps} steps")
-        began = time.perf_counter()
+        began = time.process_time()
         encoder = trained_encoder(model, given, network, steps=steps, seed=seed, progress=progress)
-        trained = time.perf_counter() - began
-        fits = Fits(model, encoder, measured[:rows], fitting, seed, {}, {})
+        fits = Fits(model, encoder, measured[:rows], fitting, seed)
+        fits.seconds["encoder"] = time.process_time() - began
         losses = fits.measured(
             names,
             particles=particles,
-            chains=chains,
+            chains=chains or _CHAINS[model.by_row],
             temperatures=temperatures,
             simulated=simulated,
+            prior_share=_PRIOR_SHARE[model.by_row],
             progress=progress,
         )
-    return _examination(fits, losses, names, trained)
+    return _examination(fits, losses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +202,7 @@ class Fits:
         steps, seed: of each fit.
         left_out: why guides could not be fitted, by name.
         disagreement: the largest R-hat of chains, by name.
+        seconds: the time of fits that chains need too, by name.
     """
 
     model: ProgramModel
@@ -199,14 +210,29 @@ class Fits:
     rows: Tensor
     steps: int
     seed: int
-    left_out: dict[str, str]
-    disagreement: dict[str, float]
+    left_out: dict[str, str] = field(default_factory=dict)
+    disagreement: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def starts(self) -> dict[str, nn.Module]:
+        """The guides at which chains may start, by name."""
+        general = general_guides(self.model, self.encoder)
+        start, found = self.encoder, {"encoder": self.encoder}
+        for name in STARTS:
+            if name in general:
+                more = dict(modes=_MODES, climbing=_CLIMBING) if name == "mixture" else {}
+                options = dict(steps=self.steps, seed=self.seed, **more)
+                found[name] = SemiAmortized(start, fit=partial(fit_guide, name), **options)
+        return found
 
     def fit(self, name: str) -> nn.Module:
         """Return a guide of a kind, fitted to the rows."""
         start = self.model, self.encoder, self.rows
         if name == "encoder":
             return self.encoder
+        if name in self.starts:
+            return self.starts[name].refined_to(self.rows)  # type: ignore[operator]
         if name == "nuts":
             guide, self.disagreement[name] = nuts_guide(*start, draws=_NUTS_DRAWS, seed=self.seed)
             return guide
@@ -219,19 +245,22 @@ class Fits:
         for name in names:
             if name in GENERAL and name not in general:
                 self.left_out[name] = f"it does not serve the sites of {self.model.__name__}"
-        serving = [name for name in names if name not in self.left_out]
-        how = dict(refinement=_REFINEMENT, modes=_MODES, climbing=_CLIMBING, seed=self.seed)
-        announce("finding where chains start")
-        starts = starting_guides(
-            self.model, self.encoder, general, self.rows, STARTS, steps=self.steps, **how
-        )
+        for name in [name for name in self.starts if name != "encoder"]:
+            announce(f"fitting {name}")
+            began = time.process_time()
+            try:
+                self.fit(name)
+            except NonFiniteGuide as error:
+                self.left_out[name] = one_line(error)
+                del self.starts[name]
+            self.seconds[name] = time.process_time() - began
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the verdict says it
             return measure_losses(
                 self.model,
-                {"encoder": self.encoder, **starts},
+                self.starts,
                 self.rows,
-                {name: partial(self.fit, name) for name in serving},
+                {name: partial(self.fit, name) for name in names if name not in self.left_out},
                 few=_FEW,
                 seed=self.seed,
                 draws=_KEPT,
@@ -267,15 +296,15 @@ def _held_out(
     return model.rows_of(*replaced, *args[len(replaced) :], observed=named)
 
 
-def _examination(fits: Fits, losses: Losses, names: Sequence[str], seconds: float) -> Examination:
+def _examination(fits: Fits, losses: Losses) -> Examination:
     """Return the table, the bounds and the verdict."""
     import pandas as pd
 
     number = len(fits.rows)
     table = pd.DataFrame.from_dict(losses.rows, orient="index")
     table["seconds"] = table.pop("milliseconds") * number / 1000
-    if "encoder" in table.index:
-        table.loc["encoder", "seconds"] += seconds
+    for name in table.index.intersection([*fits.seconds]):
+        table.loc[name, "seconds"] += fits.seconds[name]
     table["remark"] = table["remark"].fillna("") if "remark" in table else ""
     table = table[[*_COLUMNS, "remark"]]
     _, errors = annealed_bound(losses.annealed)

@@ -5,7 +5,7 @@ loses at least what it lies below that bound.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import track
-from capsule_zoo.guides import Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.check import one_line
@@ -27,14 +26,11 @@ from capsule_zoo.inference.evaluation.summary import (
     summarize,
 )
 from capsule_zoo.inference.not_finite import NonFiniteGuide
-from capsule_zoo.inference.posterior.fitted import Fitter
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.base import Model
 
 if TYPE_CHECKING:
     from arviz import InferenceData
-
-STARTS = "free_form", "corrected"  # general guides, besides Gauss-Newton, at which chains may start
 
 
 class Losses(NamedTuple):
@@ -107,46 +103,6 @@ def measure_losses(
     bounds = annealed_bounds(annealed, evaluations)
     bounds |= {name: annealed.attrs[name] for name in ("start", "seconds")}
     return Losses(bounds, rows, annealed, evaluations, fitted)
-
-
-def starting_guides(
-    model: Model,
-    guide: Guide,
-    fitters: Mapping[str, Fitter],
-    images: Tensor,
-    names: Sequence[str],
-    *,
-    steps: int,
-    seed: int,
-    refinement: int,
-    modes: int,
-    climbing: int,
-) -> dict[str, nn.Module]:
-    """Return general guides at which chains may start, by name; see `annealed_log_likelihood`.
-
-    They are Gauss-Newton distributions, and the guides of `STARTS` that are in `names`: those that
-    serve the model, have a density, and are finite.
-
-    Args:
-        guide: the guide whose answers are the first guess.
-        fitters: the general guides that serve the model, see `general_guides`.
-        steps: updates of the guides of `STARTS`.
-        refinement, modes, climbing: `steps`, `modes` and `climbing` of `gauss_newton`.
-    """
-    newton = "gauss_newton" if modes == 1 else "mixture"
-    settings = {name: dict(steps=steps) for name in STARTS if name in names}
-    settings = {newton: dict(steps=refinement, modes=modes, climbing=climbing), **settings}
-    every: Mapping[str, Any] = fitters
-    dense = {}
-    for name in [name for name in settings if name in fitters]:
-        start = SemiAmortized(guide, fit=every[name], seed=seed, **settings[name])
-        try:
-            points = evaluate(model, start, images[:2], num_particles=1, draws=0)
-        except NonFiniteGuide:
-            continue
-        if not points.attrs["point_sites"]:
-            dense[name] = start
-    return dense
 
 
 def losses(idata: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
