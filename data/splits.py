@@ -27,7 +27,8 @@ class Split(TorchDataset):
 
     Attributes:
         images: float32, shape (N, C, H, W), from a tensor or a numpy array, in [0, 1] unless they
-            were transformed; or sets of points of the plane, (N, P, 2), for a model of points.
+            were transformed; or sets of points of the plane, (N, P, 2), for a model of points; or
+            rows of numbers, (N, F), for a Pyro program.
         labels: int64 class indices, shape (N,), from a tensor, a numpy array or a list; None where
             the images have no labels.
         name: the origin of the images, such as `"mnist/test"`.
@@ -50,10 +51,10 @@ class Split(TorchDataset):
                 "numpy.stack"
             )
         points = self.images.dim() == 3 and self.images.shape[-1] == 2
-        if self.images.dim() != 4 and not points:
+        if self.images.dim() not in (2, 4) and not points:
             raise ValueError(
-                "images must be (N, C, H, W), or (N, P, 2) for points of the plane, not "
-                f"{tuple(self.images.shape)}"
+                "images must be (N, C, H, W), or (N, P, 2) for points of the plane, or (N, F) for "
+                f"rows of numbers, not {tuple(self.images.shape)}"
             )
         if self.labels is not None:
             object.__setattr__(self, "labels", labels_for(self.images, self.labels))

@@ -4,6 +4,7 @@
 >>> idata = evaluate(model, guide, dataset.test, num_particles=50)       # -> arviz InferenceData
 >>> wide = fit_guide("widened", model, guide, dataset.train[:1000])      # points become a bound
 >>> compare({"points": (model, guide), "wide": (model, wide)}, dataset.test[:1000]).draw()
+>>> print(examine(program, data))                         # what guides lose, for any Pyro program
 
 An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `Objective`.
 Everything is in nats per image. Further names lie in modules:
@@ -51,6 +52,8 @@ from capsule_zoo.inference.training.starts.template_learning import learn_templa
 
 if TYPE_CHECKING:  # at run time these are imported when used, and with them pandas
     from capsule_zoo.inference.evaluation.compare import Comparison, compare
+    from capsule_zoo.inference.examination.encoder import auto_encoder
+    from capsule_zoo.inference.examination.examine import examine
 
 __all__ = [
     "Check",
@@ -73,12 +76,14 @@ __all__ = [
     "SummedPresences",
     "WakeSleep",
     "as_module",
+    "auto_encoder",
     "check_pair",
     "classify",
     "compare",
     "encode",
     "error_rate",
     "evaluate",
+    "examine",
     "fgsm",
     "fill_in",
     "fit",
@@ -97,9 +102,16 @@ __all__ = [
     "summarize",
 ]
 
+_LAZY = {
+    "Comparison": "evaluation.compare",
+    "compare": "evaluation.compare",
+    "auto_encoder": "examination.encoder",
+    "examine": "examination.examine",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Import tables, and with them pandas, only when they are used."""
-    if name in ("Comparison", "compare"):
-        return getattr(import_module("capsule_zoo.inference.evaluation.compare"), name)
+    if name in _LAZY:
+        return getattr(import_module(f"capsule_zoo.inference.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'capsule_zoo.inference' has no attribute {name!r}")

@@ -5,27 +5,18 @@
 on the same images.
 """
 
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.progress import announce
 from capsule_zoo.entry import Entry
 from capsule_zoo.inference import evaluate
-from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath
-from capsule_zoo.inference.evaluation.summary import (
-    log_mean,
-    per_image_elbo,
-    pooled_log_weight,
-    remark,
-    standard_error,
-    summarize,
-)
+from capsule_zoo.inference.examination.losses import measure_losses
 from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
 from capsule_zoo.runs.measurements import (
@@ -34,9 +25,6 @@ from capsule_zoo.runs.measurements import (
     refuse_without_bound,
     widened,
 )
-
-if TYPE_CHECKING:
-    from arviz import InferenceData
 
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
@@ -105,7 +93,7 @@ def guide_losses(
             named here that have a density at given latents and can be fitted to simulated images.
         images: number of test images.
         particles: draws of every guide for its bounds.
-        few: draws of one more bound, a divisor of `particles`; see `losses`.
+        few: draws of one more bound, a divisor of `particles`.
         steps: updates of every general guide, and those that widen a guide of points.
         refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton laws from
             which chains start. Codes of more than 512 numbers have one point, and no `mixture`.
@@ -114,7 +102,7 @@ def guide_losses(
 
     Returns:
         The numbers of `annealed_bounds` with seconds, and by guide, the entry's own first as
-        "encoder", those of `losses` with milliseconds: the time to fit it and draw once, by image.
+        "encoder", those of `measure_losses`.
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -125,31 +113,19 @@ def guide_losses(
     guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
-    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps)
+    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps, seed=seed)
     announce(f"finding where chains start, for {len(test)} images")
-    starts = starts_of(entry, guide, test.images, names, seed=seed, **how)
-    settings = {"simulated": 0, "seed": seed, "progress": progress, **settings}
-    annealed = annealed_log_likelihood(entry.model, starts, test, **settings)
-    lower = log_mean(pooled_log_weight(annealed))
-    found, evaluations = {}, {}
-    general = general_guides_of(entry)
-    for name in ("encoder", *(name for name in names if name in general)):
-        began = time.perf_counter()
-        fitted = guide
-        if name != "encoder":
-            pair = entry.summed
-            fitted = fit_guide(name, pair.model, pair.guide, test.images, steps=steps, seed=seed)
-        if isinstance(fitted, SemiAmortized):
-            fitted.fitted(test.images)
-        seconds = time.perf_counter() - began
-        own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
-        if not own.attrs["is_bound"]:  # a guide of points that was corrected is one still
-            continue
-        evaluations[name] = own
-        seconds += own.attrs["seconds"] / particles
-        found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
-    bounds = annealed_bounds(annealed, evaluations)
-    return bounds | {"start": annealed.attrs["start"], "seconds": annealed.attrs["seconds"]}, found
+    guides: dict[str, Callable[[], nn.Module]] = {"encoder": lambda: guide}
+    general, pair = general_guides_of(entry), entry.summed
+    for name in [name for name in names if name in general]:
+        start = pair.model, pair.guide, test.images
+        guides[name] = partial(fit_guide, name, *start, steps=steps, seed=seed)
+    settings = {"simulated": 0, "progress": progress, **settings}
+    starts = starts_of(entry, guide, test.images, names, **how)
+    found = measure_losses(
+        entry.model, starts, test, guides, particles=particles, few=few, seed=seed, **settings
+    )
+    return found.bounds, found.rows
 
 
 def starts_of(
@@ -179,25 +155,3 @@ def starts_of(
         if not points.attrs["point_sites"]:
             dense[name] = start
     return {"encoder": guide, **dense}
-
-
-def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
-    """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
-
-    Also its ess, pareto_k and names.
-
-    Args:
-        few: draws of one more bound, `iwae_<few>`, the mean over all such groups of draws.
-    """
-    log_weight = pooled_log_weight(own)
-    bounds = {"elbo": per_image_elbo(own), "iwae": log_mean(log_weight)}
-    if few is not None:
-        groups = log_weight.reshape(-1, few, log_weight.shape[1])
-        bounds[f"iwae_{few}"] = np.mean([log_mean(group) for group in groups], axis=0)
-    found: dict[str, Any] = {name: own.attrs[name] for name in ("data", "guide")}
-    for name, values in bounds.items():
-        for label, each in ((name, values), (f"lost_{name}", lower - values)):
-            found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
-    summary = summarize(own)
-    found |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
-    return found | ({"remark": words} if (words := remark(summary)) else {})

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
+from capsule_zoo.guides.per_image.gauss_newton import ChainedNormal
 from capsule_zoo.guides.per_image.site_laws import (
     ByLogits,
     OtherLaws,
@@ -145,6 +146,9 @@ def _moved(law: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
     if isinstance(law, torch.distributions.LowRankMultivariateNormal):
         rows, noise = factor[..., None] * law.cov_factor, factor.square() * law.cov_diag
         return dist.LowRankMultivariateNormal(law.loc + law.stddev * shift, rows, noise)
+    if isinstance(law, ChainedNormal):
+        rows = factor.reshape(*law.factor.shape[:-1], 1) * law.factor
+        return ChainedNormal(law.loc + law.stddev * shift, rows, law.event_dim)
     if isinstance(law, torch.distributions.Normal):
         return dist.Normal(law.loc + law.scale * shift, law.scale * factor)
     raise UnservedSite(

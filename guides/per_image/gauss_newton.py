@@ -156,6 +156,19 @@ class ChainedNormal(dist.TorchDistribution):
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, len(self.event_shape))
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each number given those before it in other sites, (*lead, rows, *shape)."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each number, (*lead, rows, *shape)."""
+        variance = self.factor.square().sum(-1, keepdim=True)
+        images = math.prod(self.factor.shape[self.lead : -1])
+        repeats = math.prod(self.loc.shape[self.lead :]) // images
+        return self._joined(variance.expand(*variance.shape[:-1], repeats))
+
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
         noise = self._split(torch.randn_like(self.loc))

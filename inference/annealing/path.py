@@ -42,7 +42,7 @@ from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plat
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.inference.training.checkpoint import random_state, set_random_state
 from capsule_zoo.models.common.sharing import sharing
-from capsule_zoo.models.common.spaces import observed_in, space_of
+from capsule_zoo.models.common.spaces import space_of
 
 Beta = float | Tensor  # one for all rows, or (rows,)
 
@@ -153,7 +153,7 @@ class AnnealedPath:
         self.images = images
         self.prior_share = prior_share
         self.noise = random_state(images.device)
-        self.observed = space_of(model).site
+        self.observed = space_of(model).sites
         self.orders: Sequence[Mapping[str, str]] = getattr(model, "orders", lambda: [{}])()
         prior = _prior_sites(model, images)
         self.latents = list(prior)
@@ -311,7 +311,8 @@ class AnnealedPath:
     def _of_prior(self, joint: Trace) -> Tensor:
         """Compute log p(z), (rows,), from a trace of the model."""
         prior = joint.copy()
-        prior.remove_node(self.observed)
+        for name in self.observed:
+            prior.remove_node(name)
         return log_density(prior, self.images)
 
     def _guided(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
@@ -366,8 +367,9 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
                 f"simulated ({error}); pass simulated=0"
             ) from error
-    images = space_of(model).as_batch(observed_in(trace, model)["value"])
-    return images, {name: site["value"] for name, site in latent_sites(trace).items()}
+    return space_of(model).read(trace), {
+        name: site["value"] for name, site in latent_sites(trace).items()
+    }
 
 
 def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:

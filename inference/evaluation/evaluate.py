@@ -20,6 +20,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.data.progress import track
+from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
@@ -89,7 +90,8 @@ def evaluate(
             result holds no images either, and is small.
         log_likelihood: keep log p(image | latents) at the kept draws as well.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
-            (AutoGuides, guides with `per_image = True`) gets all images in every pass.
+            (AutoGuides, guides with `per_image = True`) gets all images in every pass, those of
+            the zoo for several particles.
 
     Returns:
         An arviz InferenceData with the groups sample_stats (log_weight: chain, draw = K, image),
@@ -205,14 +207,19 @@ def _count_passes(pair: Prepared, particles: int, rows: int) -> int:
     """Return the number of passes that `_passes` yields."""
     number, whole = len(pair.images), is_per_image(pair.guide)
     size = number if whole else min(number, rows)
-    at_once = 1 if whole else max(1, rows // size)
+    at_once = 1 if _takes_one_particle(pair.guide) else max(1, rows // size)
     return math.ceil(number / size) * math.ceil(particles / at_once)
+
+
+def _takes_one_particle(guide: Callable) -> bool:
+    """Return whether a guide takes its own images once in a pass, as Pyro's AutoGuides do."""
+    return is_per_image(guide) and not isinstance(guide, PerImageGuide)
 
 
 def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
     """Yield passes of at most `rows` rows, see `Pass`."""
     whole = is_per_image(pair.guide)
-    at_once, begin = (1 if whole else 0), 0
+    at_once, begin = (1 if _takes_one_particle(pair.guide) else 0), 0
     for part, labels in split_batches(
         pair.images, pair.labels, len(pair.images) if whole else rows
     ):

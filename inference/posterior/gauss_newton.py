@@ -261,7 +261,7 @@ def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
         if site["type"] != "sample":
             continue
         parameters = measured(site["fn"], site["value"])
-        if not parameters and (name in path.places or name == path.observed):
+        if not parameters and (name in path.places or name in path.observed):
             raise UnservedSite(
                 f"site {name!r} of {name_of(path.model)} has the law {type(site['fn']).__name__} "
                 "without mean and variance, so there is no Gauss-Newton law; use free_form"

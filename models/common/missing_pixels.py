@@ -31,20 +31,27 @@ def log_prob_of_pixels(law: dist.TorchDistribution, images: Tensor, observed: Te
     """Compute the log density of the observed pixels alone, in nats, of the law's batch shape.
 
     Args:
-        law: the law of whole images, event shape (C, H, W), with independent pixels.
+        law: the law of whole images, event shape (C, H, W), with independent pixels; or of any
+            other observation.
         images: (*batch, C, H, W), finite also where they are not observed.
         observed: the same shape, or one that broadcasts to it; True where a pixel counts.
 
     Raises:
-        ValueError: the law has no density of single pixels.
+        ValueError: the law has no density of single pixels, and a part of an image is missing.
     """
     if hasattr(law, "log_prob_where"):
         return law.log_prob_where(images, observed)
-    if isinstance(law, Independent) and law.reinterpreted_batch_ndims == law.event_dim == 3:
-        return law.base_dist.mask(observed).to_event(3).log_prob(images)
+    rank = law.event_dim
+    if rank == 0:
+        return law.mask(observed).log_prob(images)
+    if isinstance(law, Independent) and law.reinterpreted_batch_ndims == rank:
+        return law.base_dist.mask(observed).to_event(rank).log_prob(images)
+    whole = observed.flatten(-rank)
+    if bool((whole.all(-1) == whole.any(-1)).all()):
+        return law.mask(whole.all(-1)).log_prob(images)
     raise ValueError(
         f"the law of the image site, {type(law).__name__}, does not tell its pixels apart, so that "
-        "none can be left out; give it independent pixels by .to_event(3), or a method "
+        f"none can be left out; give it independent pixels by .to_event({rank}), or a method "
         "log_prob_where(images, observed)"
     )
 

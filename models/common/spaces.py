@@ -53,6 +53,19 @@ class ObservationSpace(Settings, ABC):
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         """Draw a batch that `check` accepts, uniformly; tests of every model use it."""
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of all sites that an observation is a value of."""
+        return (self.site,)
+
+    def read(self, trace: Trace) -> Tensor:
+        """Return the batch that a run of a model has drawn or observed.
+
+        Raises:
+            ValueError: the run has no such site.
+        """
+        return self.as_batch(observed_in(trace, self)["value"])
+
     def as_batch(self, values: Tensor) -> Tensor:
         """Return values of the observed site, (*batch, *observation), as one batch."""
         return values.reshape(-1, *values.shape[values.dim() - len(self.dims) :])
@@ -129,8 +142,14 @@ def space_of(program: Any) -> ObservationSpace:
 
 
 def observed_in(trace: Trace, model: Any) -> dict:
-    """Return the node of `space_of(model).site`; raise ValueError if the model has no such site."""
-    if (site := space_of(model).site) in trace.nodes:
+    """Return the node of the observed site; raise ValueError if the model has no such site.
+
+    Args:
+        trace: a trace of the model.
+        model: the model, or its space.
+    """
+    space = model if isinstance(model, ObservationSpace) else space_of(model)
+    if (site := space.site) in trace.nodes:
         return trace.nodes[site]
     raise ValueError(
         f"model has no site {site!r}, which its space observes, but {list(scored_sites(trace))}; "

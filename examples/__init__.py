@@ -1,0 +1,5 @@
+"""Eight textbook programs, written as for Pyro alone: `example()` returns program and data.
+
+>>> program, arguments, observed = eight_schools.example()
+>>> print(examine(program, *arguments, observed=observed))
+"""

@@ -1,0 +1,172 @@
+"""Many runs of a Pyro program at once, each written for a single run.
+
+`torch.vmap` runs the program once for all rows of a batch, so that it may write `x @ w` and
+`loc[k]` as for one. At every sample statement the distribution is lifted: the dim of the rows
+becomes a dim of its batch, in a plate `images` around the program. All handlers outside of the
+program, such as traces, conditions, enumeration and guides, see this plate and nothing of `vmap`.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro
+import torch
+from pyro import validation_enabled
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch._C import _functorch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.distributions import Distribution, Transform
+
+from capsule_zoo.models.common.missing_pixels import ObservedPixels
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE
+
+Inputs = Mapping[Any, Any]  # tensors (B, ...), in lists or not
+
+
+def run_batched(
+    program: Callable[[Inputs], None],
+    inputs: Inputs,
+    number: int,
+    nesting: int,
+    names: Mapping[str, str],
+    enumerated: set[str],
+) -> None:
+    """Run a program on the rows of inputs, in a plate `images` at dim -1 - nesting.
+
+    Args:
+        program: a function of one row of the inputs.
+        inputs: tensors (B, ...).
+        number: B.
+        nesting: number of dims that the plates of the program take up.
+        names: new names of sites and plates by their own.
+        enumerated: the sites that are enumerated in parallel, by their own names.
+    """
+
+    def run(row: Inputs, index: Tensor) -> Tensor:
+        level = _functorch.maybe_current_level()
+        with Lifting(level, number, nesting, names, enumerated):
+            program(row)
+        return index
+
+    # checks of values are branches, which vmap does not take
+    with validation_enabled(False), pyro.plate(IMAGES_PLATE, number, dim=-1 - nesting):
+        torch.vmap(run, randomness="same")(dict(inputs), torch.arange(number))
+
+
+class Lifting(Messenger):
+    """The messenger that makes the rows of `vmap` a plate; see the top of this file.
+
+    Args:
+        level: the level of `vmap`.
+        number, nesting, names, enumerated: see `run_batched`.
+    """
+
+    def __init__(
+        self, level: int, number: int, nesting: int, names: Mapping[str, str], enumerated: set[str]
+    ) -> None:
+        super().__init__()
+        self.level = level
+        self.number = number
+        self.nesting = nesting
+        self.names = names
+        self.enumerated = enumerated
+        self._outside: Any = None  # the context in which `vmap` is left, during a statement
+        self._padding = 0
+
+    def __exit__(self, *error: Any) -> Any:
+        self._enter_again()
+        return super().__exit__(*error)
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["infer"].get("_deterministic"):
+            msg["stop"] = True  # what is computed from other sites has no density
+            return
+        if not site_is_subsample(msg):
+            self._lift(msg)
+        self._outside = temporarily_pop_interpreter_stack()
+        self._outside.__enter__()
+
+    def _lift(self, msg: Any) -> None:
+        law, name = msg["fn"], msg["name"]
+        self._padding = max(0, self.nesting - len(law.batch_shape))
+        law = law.expand(torch.Size([1] * self._padding) + law.batch_shape)
+        if isinstance(law, ObservedPixels) and law.observed is not None:
+            law.observed = law.observed.expand(law.shape())
+        place = len(law.batch_shape) - self.nesting
+        msg["fn"] = self._lifted(law, place)
+        if isinstance(msg["mask"], Tensor):
+            msg["mask"] = self._lifted(msg["mask"].expand(law.batch_shape), place)
+        if msg["value"] is not None:
+            value = msg["value"].expand(law.shape())
+            msg["value"] = self._lifted(value, place)
+        msg["name"] = self.names.get(name, name)
+        frames = msg["cond_indep_stack"]
+        msg["cond_indep_stack"] = tuple(
+            frame._replace(name=self.names.get(frame.name, frame.name)) for frame in frames
+        )
+        if not msg["is_observed"]:
+            how = "parallel" if name in self.enumerated else None
+            msg["infer"] = {**msg["infer"], "enumerate": how}
+
+    def _lifted(self, thing: Any, place: int) -> Any:
+        """Return a value, or all values in a distribution, with the rows as a dim at a place."""
+        if isinstance(thing, Tensor):
+            return _functorch._remove_batch_dim(thing, self.level, self.number, place)
+        if isinstance(thing, list | tuple) and not isinstance(thing, torch.Size):
+            return type(thing)(self._lifted(each, place) for each in thing)
+        if not isinstance(thing, Distribution | Transform):
+            return thing
+        lifted = copy.copy(thing)
+        for name, value in vars(thing).items():
+            if name == "_batch_shape":
+                value = torch.Size([*value[:place], self.number, *value[place:]])
+            lifted.__dict__[name] = self._lifted(value, place)
+        return lifted
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        self._enter_again()
+        if msg["infer"].get("_deterministic") or site_is_subsample(msg):
+            return
+        value = msg["value"]
+        place = value.dim() - msg["fn"].event_dim - self.nesting - 1
+        if place < 0:
+            return
+        if place == 0:  # else further dims stand before them, those of enumeration
+            event = value.shape[1 + self._padding :]
+            value = value.reshape(len(value), *event)
+        if value.shape[place] == self.number:
+            msg["value"] = _functorch._add_batch_dim(value, place, self.level)
+        else:
+            msg["value"] = value.squeeze(place)
+
+    def _enter_again(self) -> None:
+        if self._outside is not None:
+            self._outside.__exit__(None, None, None)
+            self._outside = None
+
+
+class Observing(Messenger):
+    """The messenger that gives observed sites their values, or lets them be drawn.
+
+    Args:
+        sites: the observed sites.
+        observed: their values, and which of them are there if some are missing; None to draw them.
+    """
+
+    def __init__(self, sites: set[str], observed: Mapping[str, list[Tensor]] | None) -> None:
+        super().__init__()
+        self.sites = sites
+        self.observed = observed
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] not in self.sites:
+            return
+        msg["is_observed"] = self.observed is not None
+        msg["value"] = None
+        if self.observed is not None:
+            msg["value"], *there = self.observed[msg["name"]]
+            if there:
+                msg["fn"] = ObservedPixels(msg["fn"], there[0])

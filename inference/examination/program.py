@@ -1,0 +1,603 @@
+"""A plain Pyro program as a model of the zoo.
+
+A program is a function or a module with `pyro.sample` statements, as Pyro's users write them. Its
+sites, plates and ranks are read from one run. There are two forms:
+
+    by row   every site lies in one plate over the data: a row of the data is an observation, and
+             its latents are its own
+    whole    any other program, such as one with global latents: all data are one observation
+
+Either is a model of a batch of rows, for which the program runs once (`batched`). It is compared
+with the program itself on the given data before anything else is done, so that a program whose rows
+depend on each other is taken as a whole, and none is measured wrongly.
+
+>>> model, rows = as_model(program, x, observed={"y": y})
+>>> evaluate(model, guide, rows)
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Unit
+from pyro.distributions.torch import Independent
+from pyro.poutine import Trace
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from capsule_zoo.guides.per_image.base import families_of
+from capsule_zoo.guides.per_image.site_laws import UnservedSite, base_distribution
+from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.check import is_discrete, name_of, one_line
+from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
+from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.log_weight import log_density, plate_nesting
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.trace_density import IMAGES_PLATE, scored_sites
+
+_RESERVED = {"modes", "chain", "draw", "image", "_continuous"}  # by guides and evaluations
+
+
+class UnservedProgram(ValueError):
+    """The error for a program that cannot be taken; one line names the site and the remedy."""
+
+
+class _Unfit(ValueError):
+    """The error for a form that does not fit a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a program, with the values of its parameters.
+
+    Attributes:
+        program: the function or module.
+        args, kwargs: its arguments.
+        conditions: values of sites that are observed by name.
+        parameters: values of its `pyro.param` statements, by name.
+    """
+
+    program: Callable
+    args: tuple
+    kwargs: dict[str, Any]
+    conditions: dict[str, Tensor]
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Callable:
+        """The module that owns the program's parameters, or the program itself."""
+        owner = getattr(self.program, "__self__", self.program)
+        return owner if isinstance(owner, nn.Module) else self.program
+
+    def run(self, arguments: Mapping[Key, Any] | None = None) -> None:
+        """Run the program, with other values of some arguments."""
+        other = arguments or {}
+        args = [other.get(place, value) for place, value in enumerate(self.args)]
+        kwargs = {name: other.get(name, value) for name, value in self.kwargs.items()}
+        with _Parameters(self.parameters):
+            self.program(*args, **kwargs)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the program's parameters and running statistics as they are."""
+        with in_eval_mode(self.owner), frozen(self.owner):
+            yield
+
+    def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
+        """Return the arguments that have `size` entries, and those that are this number."""
+        every: dict[Key, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        tensors = {
+            k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)
+        }
+        return tensors, {k: v for k, v in every.items() if type(v) is int and v == size}
+
+
+class _Parameters(Messenger):
+    """The messenger that gives each `pyro.param` the value that it had in the first run."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_param(self, msg: Any) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+            msg["done"] = msg["stop"] = True
+
+
+class ProgramModel(Model):
+    """The model that calls a program of a user; `as_model` makes it.
+
+    Its parameters are constants. It is called on rows of `space`, `model(rows)`, or draws rows
+    with the arguments of the examples, `model(batch_size=4)`.
+
+    Args:
+        call: the call on the given data.
+        space: the space of the rows.
+        sites: every latent site.
+        plate_dims: the dim of each plate.
+        names: new names of sites and plates by their own.
+        plate: the plate over the rows of the data; None where all data are one row.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        space: Rows,
+        sites: tuple[Site, ...],
+        plate_dims: dict[str, int],
+        names: Mapping[str, str],
+        plate: str | None,
+    ) -> None:
+        super().__init__()
+        self.__name__ = name_of(call.program)
+        self.call = call
+        self.space = space
+        self.sites = sites
+        self.plate_dims = plate_dims
+        self.names = names
+        self.plate = plate
+        self._counts = call.of_size(len(space.examples))[1] if plate else {}
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row is one row of the data, and not all of them."""
+        return self.plate is not None
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        """Run the program on rows (B, F), or draw rows of the given number; return the rows."""
+        rows = self.space.templates(batch_size) if images is None else images
+        own = {new: name for name, new in self.names.items()}
+        observed = {own.get(name, name): each for name, each in self.space.observed(rows).items()}
+        given = {} if images is None else observed
+        inputs = {"arguments": self.space.arguments(rows), "observed": given}
+
+        def program(row: Inputs) -> None:
+            with Observing(set(observed), row["observed"] if given else None):
+                self.call.run({**self._counts, **row["arguments"]})
+
+        enumerated = {own.get(site.name, site.name) for site in self.sites if site.enumerated}
+        nesting = -1 - self.plate_dims[IMAGES_PLATE]
+        settings = len(rows), nesting, self.names, enumerated
+        with self.call.held(), poutine.trace() if images is None else nullcontext() as drawn:
+            run_batched(program, inputs, *settings)
+        return self.space.read(drawn.trace) if drawn else rows
+
+    def enumerating(self, names: set[str]) -> "ProgramModel":
+        """Return the same model, in which these sites are summed out."""
+        sites = tuple(replace(site, enumerated=site.name in names) for site in self.sites)
+        return ProgramModel(self.call, self.space, sites, self.plate_dims, self.names, self.plate)
+
+    def rows_of(self, *args: Any, observed: Mapping[str, Any] | None = None) -> Tensor:
+        """Return the rows (B, F) of other data, given as to `examine`.
+
+        Raises:
+            UnservedProgram: they have another form than the data of which the model was made.
+        """
+        call = call_of(self.call.program, args, observed)
+        other, rows = _modeled(replace(call, parameters=self.call.parameters))
+        forms = [[part._replace(fill=0.0) for part in each.space.parts] for each in (self, other)]
+        if forms[0] != forms[1] or other.by_row != self.by_row:
+            raise UnservedProgram(
+                f"these data of {self.__name__} have other sites or shapes than those to which "
+                "guides were fitted; give data of the same form, with arguments by name"
+            )
+        return rows.to(self.space.examples)
+
+
+def as_model(
+    program: Callable, *args: Any, observed: Mapping[str, Any] | None = None
+) -> tuple[ProgramModel, Tensor]:
+    """Return a Pyro program as a model of the zoo, and its data as rows (B, F).
+
+    The parameter store, the random state and the modes of modules are left as they were.
+
+    Args:
+        program: a function or a module with Pyro statements.
+        args: its arguments: data, covariates, constants.
+        observed: data by name: of an argument of the program, or of a site, as in
+            `pyro.condition`. NaN marks missing values.
+
+    Raises:
+        UnservedProgram: the program cannot be taken; the message names the site and the remedy.
+    """
+    return _modeled(call_of(program, args, observed))
+
+
+def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) -> Call:
+    """Return the call of a program on its data; arrays become tensors.
+
+    Raises:
+        UnservedProgram: the program or its data are of another kind.
+    """
+    if isinstance(program, type) or not callable(program):
+        name = f"the class {program.__name__}" if isinstance(program, type) else repr(program)
+        raise UnservedProgram(
+            f"program must be a function or a module with Pyro statements, not {name}; give "
+            "program, and its arguments after it"
+        )
+    if observed is not None and not isinstance(observed, Mapping):
+        raise UnservedProgram(
+            f'observed must be {{"site": values}}, not a {type(observed).__name__}; data that are '
+            "arguments of the program may also follow it"
+        )
+    values = {name: _tensor(value) for name, value in (observed or {}).items()}
+    known = signature(program.forward if isinstance(program, nn.Module) else program)
+    kwargs = {name: value for name, value in values.items() if name in known.parameters}
+    conditions = {name: value for name, value in values.items() if name not in kwargs}
+    for name, value in conditions.items():
+        conditions[name] = torch.as_tensor(value)
+    call = Call(program, tuple(map(_tensor, args)), kwargs, conditions)
+    try:
+        known.bind(*call.args, **kwargs)
+    except TypeError as error:
+        raise UnservedProgram(
+            f"{name_of(program)} cannot be called with these arguments: {error}; give "
+            f"its arguments {', '.join(known.parameters) or '(none)'}, in order or by observed="
+        ) from None
+    return call
+
+
+def _tensor(value: Any) -> Any:
+    """Return an array of numbers as a tensor, and everything else as it is."""
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+    return torch.from_numpy(value.copy()) if is_array else value
+
+
+def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
+    """Return the model of a call, and its rows, compared with the program itself."""
+    isolated = isolated_parameters(call.program, call.owner)
+    with isolated, seeded(0), torch.no_grad(), call.held():
+        call, trace = _traced(call)
+        sites = _sites_of(call, trace)
+        _refuse_unserved(name_of(call.program), sites)
+        try:
+            model, rows = _by_row(call, sites)
+        except _Unfit:
+            try:
+                model, rows = _whole(call, sites)
+            except _Unfit as error:
+                name = name_of(call.program)
+                raise UnservedProgram(f"{name} cannot be taken: {error}") from None
+        return _summed(model, rows), rows
+
+
+def _traced(call: Call) -> tuple[Call, Trace]:
+    """Return the call with the values of its parameters, and the trace of its first run."""
+    conditioned = poutine.condition(call.run, call.conditions)
+    try:
+        with pyro.validation_enabled(False):
+            trace = poutine.trace(conditioned).get_trace()
+    except Exception as error:
+        raise UnservedProgram(
+            f"{name_of(call.program)} cannot run on these data: {one_line(error)}"
+        ) from error
+    held = dict(call.parameters)
+    for name, node in trace.nodes.items():
+        if node["type"] == "param" and name not in held:
+            value = node["value"]
+            held[name] = value if isinstance(value, nn.Parameter) else value.detach()
+    return replace(call, parameters=held), trace
+
+
+def _sites_of(call: Call, trace: Trace) -> dict[str, dict]:
+    """Return the sites of a trace that have a density, by name.
+
+    Raises:
+        UnservedProgram: a given name is not among them.
+    """
+    sites = {
+        name: site
+        for name, site in scored_sites(trace).items()
+        if not site["infer"].get("_deterministic")
+    }
+    for given in call.conditions:
+        if given not in sites:
+            names = ", ".join(map(repr, sites)) or "none"
+            raise UnservedProgram(
+                f"observed names {given!r}, which is neither an argument nor a site of "
+                f"{name_of(call.program)}; its sites are {names}"
+            )
+    return sites
+
+
+def _refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
+    """Raise UnservedProgram for what no form of a program can hold, naming the first site."""
+    if all(site["is_observed"] for site in sites.values()):
+        raise UnservedProgram(
+            f"{program} has no latent site, so that there is nothing to infer; draw one by "
+            "pyro.sample without obs="
+        )
+    if not any(site["is_observed"] for site in sites.values()):
+        raise UnservedProgram(
+            f"{program} observes no site, so that there is no data to explain; pass obs= to a "
+            'pyro.sample, or observed={"site": values}'
+        )
+    for name, site in sites.items():
+        if reason := _problem(site):
+            raise UnservedProgram(f"site {name!r} of {program} {reason}")
+
+
+def _problem(site: dict) -> str:
+    """Return why a site cannot be taken, and the remedy; "" if it can."""
+    law = site["fn"]
+    if isinstance(base_distribution(law), Unit):
+        return (
+            "is a pyro.factor, so that the joint density is not normalized and log p(data) has no "
+            "meaning; write it as pyro.sample(..., obs=...)"
+        )
+    for frame in site["cond_indep_stack"]:
+        if frame.full_size is not None and frame.size != frame.full_size:
+            return (
+                f"lies in plate {frame.name!r}, which subsamples {frame.size} of "
+                f"{frame.full_size}; leave out subsample_size"
+            )
+    if isinstance(site["scale"], Tensor) or site["scale"] != 1:
+        return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
+    shape = law.batch_shape
+    held = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in held]
+    if bare:
+        return (
+            f"has a batch dim of {shape[bare[0]]} outside of any plate; write .to_event"
+            f"({-bare[0]}), or draw it within pyro.plate"
+        )
+    if site["is_observed"]:
+        value = site["value"]
+        if not isinstance(value, Tensor) or value.isinf().any():
+            return "observes values that are not finite numbers; NaN may mark missing ones"
+        return _misfit(law, value)
+    if is_discrete(law) and not law.has_enumerate_support:
+        return (
+            f"is drawn from {type(base_distribution(law)).__name__}, whose discrete values are "
+            "countless, so that they cannot be summed out; sum them out by hand, or draw a "
+            "Categorical"
+        )
+    return ""
+
+
+def _misfit(law: Any, value: Tensor) -> str:
+    """Return why a distribution cannot score an observed value; "" if it can."""
+    shape, form = tuple(law.shape()), tuple(value.shape)
+    if len(form) > len(shape) or any(
+        size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)
+    ):
+        return f"observes values of shape {form}, but draws {shape}; give data of that shape"
+    missing = value.isnan().expand(shape)
+    rank = law.event_dim
+    if rank and missing.any():
+        part = missing.flatten(-rank)
+        independent = isinstance(law, Independent) and law.reinterpreted_batch_ndims == rank
+        if not independent and bool((part.any(-1) != part.all(-1)).any()):
+            return (
+                f"is drawn from {type(base_distribution(law)).__name__}, of which a part cannot be "
+                "missing; give independent values by .to_event, or leave these rows out"
+            )
+    return ""
+
+
+def _new_names(sites: Mapping[str, dict]) -> dict[str, str]:
+    """Return new names for sites whose own names parameters or files cannot have."""
+    names, taken = {IMAGES_PLATE: f"{IMAGES_PLATE}_"}, set(sites)
+    for name in sites:
+        new = "".join(letter if letter.isalnum() else "_" for letter in name)
+        if new in _RESERVED or hasattr(nn.ParameterDict, new):
+            new += "_site"
+        while new != name and new in taken:
+            new += "_"
+        if new != name:
+            taken.add(new)
+            names[name] = new
+    return names
+
+
+def _nesting(sites: Mapping[str, dict]) -> int:
+    frames = [f for site in sites.values() for f in site["cond_indep_stack"]]
+    return max((-frame.dim for frame in frames if frame.vectorized), default=0)
+
+
+def _value(site: dict, nesting: int) -> Tensor:
+    """Return the value of a site in the shape of its distribution, with all dims of plates."""
+    value = site["value"].expand(site["fn"].shape())
+    missing = nesting - (value.dim() - site["fn"].event_dim)
+    return value.reshape([1] * missing + [*value.shape])
+
+
+def _built(
+    call: Call, sites: Mapping[str, dict], columns: Columns, names: dict, plate: str | None
+) -> tuple[ProgramModel, Tensor]:
+    """Return the model with these columns, and its rows."""
+    rows = columns.joined()
+    dims = {
+        names.get(frame.name, frame.name): frame.dim
+        for site in sites.values()
+        for frame in site["cond_indep_stack"]
+        if frame.vectorized
+    }
+    dims[IMAGES_PLATE] = -1 - _nesting(sites)
+    latents = []
+    for name, site in sites.items():
+        if not site["is_observed"]:
+            frames = sorted((f for f in site["cond_indep_stack"] if f.vectorized), key=_dim)
+            plates = IMAGES_PLATE, *(names.get(f.name, f.name) for f in frames)
+            law = site["fn"]
+            latents.append(Site(names.get(name, name), plates, law.event_dim, is_discrete(law)))
+    space = Rows(columns.parts, rows)
+    return ProgramModel(call, space, tuple(latents), dims, names, plate), rows
+
+
+def _dim(frame: Any) -> int:
+    return frame.dim
+
+
+def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]:
+    """Return the model whose rows are those of the program's data plate, and the rows.
+
+    Raises:
+        _Unfit: there is no such plate, or the rows depend on each other.
+    """
+    plates = [{f for f in s["cond_indep_stack"] if f.vectorized} for s in sites.values()]
+    for frame in sorted(set.intersection(*plates), key=_dim):
+        tensors, _ = call.of_size(frame.size)
+        nesting, names, columns = _nesting(sites), _new_names(sites), Columns([], [])
+        place = nesting + frame.dim  # of the plate, among the dims of plates
+        for name, site in sites.items():
+            if not site["is_observed"]:
+                continue
+            values = _value(site, nesting).movedim(place, 0).unsqueeze(place + 1)
+            shape: dict[str, Any] = {"site": names.get(name, name), "shape": (*values.shape[1:],)}
+            argument = next((k for k, v in tensors.items() if same_data(v, site["value"])), None)
+            if (
+                argument is not None
+                and place == nesting - site["value"].dim() + site["fn"].event_dim
+            ):
+                inner = (*tensors.pop(argument).shape[1:],)
+                shape |= {"argument": argument, "argument_shape": inner}
+            columns.add(values, **shape)
+        for key, value in tensors.items():
+            columns.add(value, argument=key, argument_shape=(*value.shape[1:],))
+        model, rows = _built(call, sites, columns, names, frame.name)
+        with _as_unfit("its rows depend on each other"):
+            latents, joint = _joint(model, rows)
+            own = {
+                name: value.squeeze(place + 1).movedim(0, place) for name, value in latents.items()
+            }
+            _compare(joint.sum(), _plain(call, sites, names, own))
+            return model, rows
+    raise _Unfit("no plate lies around all sites")
+
+
+def _whole(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]:
+    """Return the model that takes all data as one row, and that row.
+
+    Raises:
+        _Unfit: the program does not run for several rows at once.
+    """
+    nesting, names, columns = _nesting(sites), _new_names(sites), Columns([], [])
+    for name, site in sites.items():
+        if site["is_observed"]:
+            value = _value(site, nesting)
+            columns.add(value[None], site=names.get(name, name), shape=(*value.shape,))
+    model, row = _built(call, sites, columns, names, None)
+    with _as_unfit("several runs of it differ from one"):
+        latents, joint = _joint(model, tiled(row, 2))
+        own = {name: value[1] for name, value in latents.items()}
+        _compare(joint[1], _plain(call, sites, names, own))
+    return model, row
+
+
+def _summed(model: ProgramModel, rows: Tensor) -> ProgramModel:
+    """Return the model with discrete sites summed out where that is exact.
+
+    Raises:
+        UnservedProgram: a site can neither be summed out nor be drawn by a guide.
+    """
+    discrete = {site.name for site in model.sites if site.discrete}
+    if discrete:
+        model = model.enumerating(discrete)
+        wrong = _read_outside(model, rows[:1])
+        model = model.enumerating(discrete - wrong) if wrong else model
+    if not model.latent_sites:  # a guide is to have something to draw
+        model = model.enumerating(set())
+    try:
+        families_of(model)
+    except UnservedSite as error:
+        raise UnservedProgram(str(error)) from None
+    return model
+
+
+def _read_outside(model: ProgramModel, rows: Tensor) -> set[str]:
+    """Return the enumerated sites that are read outside of their plates, where sums are wrong."""
+    nesting = plate_nesting(poutine.trace(model).get_trace(rows))
+    try:
+        trace = poutine.trace(EnumMessenger(-1 - nesting)(model)).get_trace(rows)
+        trace.compute_log_prob()
+        trace.pack_tensors()
+    except (ValueError, RuntimeError, IndexError):  # shapes of all values of a site do not fit
+        return {site.name for site in model.sites if site.enumerated}
+    sites = scored_sites(trace)
+    plates = {
+        name: {f.name for f in site["cond_indep_stack"] if f.vectorized}
+        for name, site in sites.items()
+    }
+    found = set()
+    for name in [site.name for site in model.sites if site.enumerated]:
+        infer = sites[name]["infer"]
+        symbol = infer["_dim_to_symbol"][infer["_enumerate_dim"]]
+        for other, site in sites.items():
+            read = symbol in site["packed"]["log_prob"]._pyro_dims
+            if read and plates[name] - plates[other]:
+                found.add(name)
+    return found
+
+
+def _joint(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Draw latents of rows, (B, ...) by site, and compute the log joint density, (B,)."""
+    trace = poutine.trace(model).get_trace(rows)
+    latents = {site.name: trace.nodes[site.name]["value"] for site in model.sites}
+    with pyro.validation_enabled(False):
+        return latents, log_density(scored(model, latents, rows), rows)
+
+
+def _plain(
+    call: Call, sites: Mapping[str, dict], names: Mapping[str, str], latents: Mapping[str, Tensor]
+) -> Tensor:
+    """Compute the log joint density of the program itself at given latents, a number.
+
+    Args:
+        latents: values of the latent sites by their new names, in the shape of the program's or
+            with further dims of size 1.
+    """
+    observed, given = {}, {}
+    for name, site in sites.items():
+        value = site["value"]
+        if site["is_observed"]:
+            value = value.expand(site["fn"].shape())
+            missing = value.isnan()
+            fill = value[~missing].min() if not missing.all() else value.new_zeros(())
+            observed[name] = [torch.where(missing, fill, value)]
+            if missing.any():
+                observed[name].append(~missing)
+        else:
+            given[name] = latents[names.get(name, name)].reshape(value.shape)
+    with pyro.validation_enabled(False):
+        with poutine.condition(data=given), Observing(set(observed), observed):
+            trace = poutine.trace(call.run).get_trace()
+        trace.compute_log_prob(lambda name, _: name in sites)
+        return sum((trace.nodes[name]["log_prob_sum"] for name in sites), torch.zeros(()))
+
+
+@contextmanager
+def _as_unfit(words: str) -> Iterator[None]:
+    """Raise what goes wrong in a program as `_Unfit`."""
+    try:
+        yield
+    except _Unfit as error:
+        raise _Unfit(f"{words} ({error})") from None
+    except Exception as error:
+        raise _Unfit(
+            f"it does not run for several rows at once ({one_line(error)}); write branches on "
+            "latents or data as torch.where, and sizes without .item()"
+        ) from error
+
+
+def _compare(found: Tensor, expected: Tensor) -> None:
+    """Raise _Unfit unless log densities agree."""
+    tolerance = 1e-3 if found.dtype == torch.float32 else 1e-6
+    expected = expected.to(found)
+    if found.isnan() or expected.isnan():
+        raise _Unfit("its log density is not a number; NaN may mark observed values alone")
+    if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+        raise _Unfit(f"log densities {found.item():.6g} and {expected.item():.6g}")

@@ -1,0 +1,128 @@
+"""`examine` and `auto_encoder`: the table against the truth, refusals, and what stays untouched."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from test_programs import LOADINGS, NOISE, X, components, double, marginal, mixture, schools
+
+from capsule_zoo.inference import auto_encoder, evaluate, examine, summarize
+from capsule_zoo.inference.calibration import check_calibration
+from capsule_zoo.inference.examination.program import UnservedProgram
+
+SHORT: dict = dict(steps=60, fitting=20, temperatures=12, simulated=3, particles=100)
+
+
+@pytest.fixture(scope="module")
+def examined():
+    held = double(21, 5, 2) @ LOADINGS + NOISE * double(22, 5, 5)
+    names = ["encoder", "free_form", "gauss_newton", "mixture", "auto_laplace", "nuts"]
+    return examine(components, X, held_out={"x": held}, guides=names, rows=4, **SHORT), held[:4]
+
+
+def test_the_bounds_and_losses_are_those_of_the_exact_evidence(examined):
+    found, rows = examined
+    exact = marginal(rows).mean().item()
+    assert found.lower == pytest.approx(exact, abs=0.05)
+    assert found.upper == pytest.approx(exact, abs=0.1)
+    for name in ("gauss_newton", "mixture", "auto_laplace"):  # the posterior is normal
+        assert found.table.loc[name, "elbo"] == pytest.approx(exact, abs=1e-4)
+    lost = found.lower - found.table["elbo"]
+    np.testing.assert_allclose(found.table["lost_elbo"], lost, atol=1e-9)
+    assert found.table.loc["encoder", "elbo"] < exact + 0.01
+    assert exact - 0.1 < found.table.loc["nuts", "elbo"] < exact + 0.01  # its own moments
+
+
+def test_the_result_can_be_read_and_drawn(examined):
+    found, _ = examined
+    assert {"iwae_100", "iwae", "ess", "pareto_k", "lost_iwae", "seconds"} <= {*found.table}
+    assert "log p(x) is" in str(found) and "loses least by its ELBO" in found.verdict
+    assert found.evaluations["mixture"].posterior["code"].sizes["image"] == 4
+    labels = [text.get_text() for text in found.draw().axes[0].get_yticklabels()]
+    assert labels == ["encoder", "free form", "gauss newton", "mixture", "auto laplace", "nuts"]
+
+
+def test_discrete_sites_leave_out_the_guides_that_cannot_serve_them():
+    found = examine(mixture, X, guides=["free_form", "mixture", "auto_laplace"], rows=2, **SHORT)
+    assert [*found.table.index] == ["free_form"]
+    assert {*found.left_out} == {"mixture", "auto_laplace"}
+    assert "auto_laplace is left out: auto_laplace serves continuous sites" in found.verdict
+
+
+def test_an_encoder_of_linear_components_is_the_posterior():
+    """Its loss on new rows is below a tenth of a nat, and its ranks are uniform."""
+    rows = double(23, 60, 2) @ LOADINGS + NOISE * double(24, 60, 5)
+    guide = auto_encoder(components, rows, steps=600)
+    new = double(25, 100, 2) @ LOADINGS + NOISE * double(26, 100, 5)
+    idata = evaluate(guide.model, guide, guide.model.rows_of(new), num_particles=20)
+    assert summarize(idata)["elbo"] == pytest.approx(marginal(new).mean().item(), abs=0.1)
+    assert check_calibration(guide.model, guide, number=300, draws=15).p > 1e-3
+
+
+def offset(x):
+    with pyro.plate("cases", len(x)):
+        scale = pyro.sample("scale", dist.LogNormal(x.new_zeros(()), 0.3))
+        pyro.sample("x", dist.Normal(x.new_zeros(6), scale[:, None]).to_event(1), obs=x)
+
+
+def test_an_encoder_of_scales_is_calibrated():
+    x = double(27, 60, 6)
+    guide = auto_encoder(offset, x, steps=800)
+    assert check_calibration(guide.model, guide, number=200, draws=15).p > 1e-4
+
+
+def test_a_module_of_a_user_reads_the_rows():
+    network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh())
+    guide = auto_encoder(components, X, network=network, steps=2)
+    assert guide.network is network and network[0].weight.dtype == torch.float64
+    assert guide(guide.model.rows_of(X))["code"].shape == (7, 1, 2)
+
+
+def test_missing_values_of_new_rows_may_be_elsewhere():
+    x, new = X.clone(), X.clone()
+    x[0, 1] = new[3, :2] = math.nan
+    guide = auto_encoder(components, x, steps=2)
+    rows = guide.model.rows_of(new)
+    idata = evaluate(guide.model, guide, rows, num_particles=5)
+    assert np.isfinite(idata.sample_stats.log_weight).all()
+
+
+def test_everything_stays_as_it_was():
+    pyro.param("other", torch.tensor(1.0))
+    state, held = torch.get_rng_state(), pyro.get_param_store()["other"]
+    examine(components, X, guides=["encoder", "auto_normal"], rows=2, **SHORT)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(pyro.get_param_store()) == ["other"] and pyro.get_param_store()["other"] is held
+    assert pyro.distributions.is_validation_enabled()
+
+
+REFUSED = {
+    "an unknown guide": (dict(guides=["mixtur"]), ValueError, "unknown guide 'mixtur'.*'mixture'"),
+    "particles": (dict(particles=150), ValueError, "multiple of 100, not 150"),
+    "no rows": (dict(rows=0), ValueError, "rows must be at least 1"),
+    "held-out data of another name": (dict(held_out={"y": X}), UnservedProgram, "'y'.*given.*x"),
+    "held-out data without names": (dict(held_out=X), UnservedProgram, "held_out must be"),
+    "held-out data of another form": (
+        dict(held_out={"x": X[:, :3]}),
+        UnservedProgram,
+        "observes values of shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_measured_is_refused_in_one_line(name):
+    settings, kind, words = REFUSED[name]
+    with pytest.raises(kind, match=words) as caught:
+        examine(components, X, **{**SHORT, **settings})
+    assert "\n" not in str(caught.value)
+
+
+def test_all_data_as_one_row_are_held_out_only_by_equal_sizes():
+    y = double(28, 8)
+    with pytest.raises(UnservedProgram, match="other sites or shapes"):
+        settings = dict(observed={"y": y}, held_out={"errors": torch.ones(6), "y": y[:6]})
+        examine(schools, torch.ones(8).double(), **settings, **SHORT)

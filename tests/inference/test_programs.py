@@ -1,0 +1,383 @@
+"""Plain Pyro programs as models of the zoo: exact densities, refusals, and what stays untouched."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, PyroSample
+from scipy.special import voigt_profile
+from torch import Tensor, nn
+
+from capsule_zoo.inference import evaluate, gauss_newton
+from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
+from capsule_zoo.inference.examination.program import UnservedProgram, as_model
+from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.models.common.spaces import tiled
+
+
+def double(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+LOADINGS, NOISE = double(0, 2, 5), 0.5
+X = double(1, 7, 2) @ LOADINGS + NOISE * double(2, 7, 5)
+CLASSES = torch.tensor([0.7, 0.3], dtype=torch.float64)
+SHIFTS = torch.tensor([-1.0, 2.0], dtype=torch.float64)
+
+
+def components(x):
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        pyro.sample("x", dist.Normal(code @ LOADINGS, NOISE).to_event(1), obs=x)
+
+
+def components_by_pixel(x):
+    """The same with an inner plate, which Pyro puts to the left of the cases."""
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        with pyro.plate("pixels", 5):
+            pyro.sample("x", dist.Normal((code @ LOADINGS).T, NOISE), obs=x.T)
+
+
+def components_in_a_dim(x):
+    """The same with an inner plate to the right of the cases."""
+    with pyro.plate("cases", len(x), dim=-2):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        with pyro.plate("pixels", 5, dim=-1):
+            pyro.sample("x", dist.Normal((code @ LOADINGS).squeeze(-2), NOISE), obs=x)
+
+
+def components_together(x):
+    """The same with one event for both codes and cases of a fixed number, all one row."""
+    with pyro.plate("cases", 7):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        pyro.sample("x", dist.Normal(code @ LOADINGS, NOISE).to_event(1), obs=x)
+
+
+def marginal(x: Tensor) -> Tensor:
+    """Return the exact log p of each case of `components`, of what is not missing."""
+    covariance = LOADINGS.T @ LOADINGS + NOISE**2 * torch.eye(5)
+    found = []
+    for row in x:
+        there = ~row.isnan()
+        part = covariance[there][:, there]
+        law = torch.distributions.MultivariateNormal(part.new_zeros(len(part)), part)
+        found.append(law.log_prob(row[there]) if len(part) else part.new_zeros(()))
+    return torch.stack(found)
+
+
+def evidence(program, *args, **options) -> np.ndarray:
+    """Return log p of each row by the Gauss-Newton distribution, exact for linear means."""
+    model, rows = as_model(program, *args, **options)
+    idata = evaluate(model, gauss_newton(model, None, rows, steps=5), rows, num_particles=4)
+    weights = pooled_log_weight(idata)
+    assert np.ptp(weights, axis=0).max() < 1e-6  # the posterior itself
+    return log_mean(weights)
+
+
+@pytest.mark.parametrize("program", [components, components_by_pixel])
+def test_the_evidence_of_linear_components_is_exact_by_row(program):
+    np.testing.assert_allclose(evidence(program, X), marginal(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("program", [components_together])
+def test_the_evidence_of_all_data_as_one_row_is_the_sum(program):
+    np.testing.assert_allclose(evidence(program, X), [marginal(X).sum()], atol=1e-6)
+
+
+@pytest.mark.parametrize("program", [components, components_by_pixel, components_together])
+def test_missing_values_are_summed_out(program):
+    x = X.clone()
+    x[0, 3] = x[2, :2] = x[4] = math.nan
+    expected = marginal(x) if program is not components_together else marginal(x).sum()[None]
+    np.testing.assert_allclose(evidence(program, x), expected, atol=1e-6)
+
+
+def regression(x, y=None):
+    weights = pyro.sample("weights", dist.Normal(x.new_zeros(2), 2.0).to_event(1))
+    with pyro.plate("cases", len(x)):
+        return pyro.sample("y", dist.Normal(x @ weights, 0.3), obs=y)
+
+
+class Linear(PyroModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = PyroModule[nn.Linear](2, 1, bias=False)
+        self.inner.weight = PyroSample(dist.Normal(torch.zeros(1, 2).double(), 2.0).to_event(2))
+
+    def forward(self, x, y=None):
+        mean = self.inner(x)[:, 0]
+        with pyro.plate("cases", len(x)):
+            pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("program", [regression, Linear()])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_evidence_of_a_linear_regression_is_exact(program, by_name):
+    x, y = double(3, 6, 2), double(4, 6)
+    covariance = 4 * x @ x.T + 0.09 * torch.eye(6)
+    law = torch.distributions.MultivariateNormal(torch.zeros(6).double(), covariance)
+    given = ((x,), {"observed": {"y": y}}) if by_name else ((x, y), {})
+    np.testing.assert_allclose(
+        evidence(program, *given[0], **given[1]), [law.log_prob(y)], atol=1e-6
+    )
+
+
+def mixture(x, infer=None):
+    with pyro.plate("cases", len(x)):
+        kind = pyro.sample("kind", dist.Categorical(CLASSES), infer=infer)
+        code = pyro.sample("code", dist.Normal(0.0, 1.0))
+        mean = SHIFTS[kind][..., None] + code[..., None] * LOADINGS[0]
+        pyro.sample("x", dist.Normal(mean, NOISE).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize("infer", [None, {"enumerate": "parallel"}])
+def test_discrete_sites_are_summed_out(infer):
+    model, rows = as_model(mixture, X, infer)
+    assert [site.name for site in model.sites if site.enumerated] == ["kind"]
+    code = double(5, 7, 1)
+    found = log_density(scored(model, {"code": code}, rows), rows)
+    each = [
+        dist.Normal(shift + code * LOADINGS[0], NOISE).log_prob(X).sum(1) + p.log()
+        for shift, p in zip(SHIFTS, CLASSES, strict=True)
+    ]
+    expected = torch.stack(each).logsumexp(0) + dist.Normal(0.0, 1.0).log_prob(code[:, 0])
+    torch.testing.assert_close(found, expected)
+
+
+def global_mixture(x):
+    with pyro.plate("components", 2):
+        means = pyro.sample("means", dist.Normal(x.new_zeros(()), 3.0))
+    with pyro.plate("cases", len(x)):
+        kind = pyro.sample("kind", dist.Categorical(CLASSES))
+        pyro.sample("x", dist.Normal(means[kind], 1.0), obs=x)
+
+
+def on_grid(model, row: Tensor, name: str, values: Tensor) -> Tensor:
+    """Return the log joint density of copies of a row at the values of a site, (number,)."""
+    rows = tiled(row, len(values))
+    return log_density(scored(model, {name: values}, rows), rows)
+
+
+def test_means_of_a_mixture_have_the_exact_evidence_by_enumeration():
+    x = torch.tensor([-1.0, 0.5, 2.5], dtype=torch.float64)
+    model, row = as_model(global_mixture, x)
+    line = torch.linspace(-25, 25, 501, dtype=torch.float64)
+    grid = torch.cartesian_prod(line, line)
+    joint = torch.cat([on_grid(model, row, "means", part) for part in grid.split(50_000)])
+    found = joint.logsumexp(0) + 2 * math.log(line[1] - line[0])
+    total = []
+    for kinds in torch.cartesian_prod(*[torch.arange(2)] * 3):
+        of = torch.nn.functional.one_hot(kinds, 2).double()
+        covariance = 9 * of @ of.T + torch.eye(3)
+        law = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance)
+        total.append(CLASSES[kinds].log().sum() + law.log_prob(x))
+    torch.testing.assert_close(found, torch.stack(total).logsumexp(0), atol=1e-6, rtol=0)
+
+
+def heavy(y):
+    slope = pyro.sample("slope", dist.Cauchy(y.new_zeros(()), 1.5))
+    pyro.sample("y", dist.Normal(slope, 0.7), obs=y)
+
+
+def test_a_heavy_tailed_prior_has_the_evidence_of_the_voigt_profile():
+    y = torch.tensor(6.0, dtype=torch.float64)
+    model, row = as_model(heavy, y)
+    values = torch.linspace(-10, 22, 20_001, dtype=torch.float64)
+    found = on_grid(model, row, "slope", values).logsumexp(0) + math.log(values[1] - values[0])
+    assert found.item() == pytest.approx(math.log(voigt_profile(6.0, 0.7, 1.5)), abs=1e-6)
+
+
+def schools(errors, y=None):
+    mean = pyro.sample("mean", dist.Normal(errors.new_zeros(()), 5.0))
+    spread = pyro.sample("spread", dist.HalfCauchy(errors.new_tensor(5.0)))
+    with pyro.plate("schools", len(errors)):
+        effect = pyro.sample("effect", dist.Normal(mean, spread))
+        pyro.sample("y", dist.Normal(effect, errors), obs=y)
+
+
+def test_eight_schools_have_their_joint_density():
+    """And, effects integrated, the evidence -31.3113 by quadrature; see `zoo/examine`."""
+    y, errors = 10 * double(6, 8), 10 + double(7, 8).abs()
+    model, row = as_model(schools, errors, observed={"y": y})
+    assert not model.by_row and row.shape == (1, 8)
+    mean, spread, effect = double(8, 3, 1), double(9, 3, 1).exp(), double(10, 3, 8)
+    values = {"mean": mean, "spread": spread, "effect": effect}
+    found = log_density(scored(model, values, tiled(row, 3)), tiled(row, 3))
+    expected = dist.Normal(0.0, 5.0).log_prob(mean) + dist.HalfCauchy(5.0).log_prob(spread)
+    expected = expected + dist.Normal(mean, spread).log_prob(effect).sum(1, keepdim=True)
+    expected = expected + dist.Normal(effect, errors).log_prob(y).sum(1, keepdim=True)
+    torch.testing.assert_close(found, expected[:, 0])
+
+
+def covariates(x, y):
+    with pyro.plate("cases", len(x)):
+        offset = pyro.sample("offset", dist.Normal(x.new_zeros(()), 1.0))
+        pyro.sample("y", dist.Normal(offset + x[:, 0], 0.5), obs=y)
+        pyro.sample("count", dist.Poisson((x[:, 1] + 1).exp()), obs=y.abs().round())
+
+
+def test_rows_keep_their_covariates_and_all_observed_sites():
+    x, y = double(11, 4, 2), double(12, 4)
+    model, rows = as_model(covariates, x, y)
+    assert model.by_row and set(model.space.sites) == {"y", "count"}
+    parts = dist.Normal(x[:, 0], (1 + 0.25) ** 0.5).log_prob(y)
+    parts = parts + dist.Poisson((x[:, 1] + 1).exp()).log_prob(y.abs().round())
+    np.testing.assert_allclose(evidence(covariates, x, y), parts, atol=1e-6)
+    new_x, new_y = double(13, 2, 2), double(14, 2)
+    new = model.rows_of(new_x, new_y)
+    assert new.shape == (2, rows.shape[1])
+    drawn = model(batch_size=6)
+    covered = next(part.columns for part in model.space.parts if part.site is None)
+    torch.testing.assert_close(drawn[:4, covered], rows[:, covered])
+    torch.testing.assert_close(drawn[4:, covered], rows[:2, covered])
+
+
+def mixing(x):
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(()), 1.0))
+        pyro.sample("x", dist.Normal(code - code.mean(), 1.0), obs=x)
+
+
+def test_a_program_whose_rows_depend_on_each_other_is_one_row():
+    model, rows = as_model(mixing, X[:, 0])
+    assert not model.by_row and rows.shape == (1, 7)
+
+
+def read_outside(x):
+    with pyro.plate("parts", 3):
+        part = pyro.sample("part", dist.Bernoulli(x.new_tensor(0.3)))
+    scale = pyro.sample("scale", dist.LogNormal(x.new_zeros(()), 1.0))
+    pyro.sample("x", dist.Normal(part.sum(-1), scale), obs=x)
+
+
+def test_a_discrete_site_that_is_read_outside_of_its_plate_is_not_summed_out():
+    """Pyro's sum over it would be wrong, without an error."""
+    model, _ = as_model(read_outside, X[0, 0])
+    assert [site.name for site in model.sites if site.enumerated] == []
+
+
+def unobserved():
+    pyro.sample("z", dist.Normal(0.0, 1.0))
+
+
+def counted(x):
+    count = pyro.sample("count", dist.Poisson(3.0))
+    pyro.sample("x", dist.Normal(count, 1.0), obs=x)
+
+
+def factored(x):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.factor("penalty", -(z**2))
+    pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def subsampled(x):
+    with pyro.plate("cases", len(x), subsample_size=2) as index:
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x[index])
+
+
+def undeclared(x):
+    z = pyro.sample("z", dist.Normal(torch.zeros(5), 1.0))
+    pyro.sample("x", dist.Normal(z, 1.0).to_event(1), obs=x)
+
+
+def branching(x):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(z if z > 0 else -z, 1.0), obs=x)
+
+
+def scaled(x):
+    with poutine.scale(scale=0.5):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def correlated(x):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.MultivariateNormal(z * torch.ones(2), torch.eye(2)), obs=x)
+
+
+def exact(x):
+    pyro.sample("x", dist.Normal(0.0, 1.0).expand(x.shape).to_event(1), obs=x)
+
+
+REFUSED = {
+    "a class": (lambda: as_model(Linear, X), "not the class Linear"),
+    "no function": (lambda: as_model("components", X), "must be a function or a module"),
+    "too few arguments": (lambda: as_model(components), "cannot be called.*'x'"),
+    "an unknown name": (
+        lambda: as_model(components, X, observed={"xx": X}),
+        "'xx', which is neither an argument nor a site.*'code', 'x'",
+    ),
+    "data without names": (lambda: as_model(schools, X, observed=X), 'must be {"site": values}'),
+    "an error of its own": (lambda: as_model(components, "text"), "cannot run on these data"),
+    "nothing observed": (lambda: as_model(unobserved), "observes no site.*obs="),
+    "nothing latent": (lambda: as_model(exact, X[0]), "no latent site"),
+    "countless values": (lambda: as_model(counted, X[0, 0]), "'count'.*Poisson.*Categorical"),
+    "a factor": (lambda: as_model(factored, X[0, 0]), "'penalty'.*pyro.factor.*obs="),
+    "subsampling": (lambda: as_model(subsampled, X[:, 0]), "'cases'.*2 of 7.*subsample_size"),
+    "a batch without a plate": (lambda: as_model(undeclared, X[0]), r"'z'.*of 5.*to_event\(1\)"),
+    "a branch on a latent": (lambda: as_model(branching, X[0, 0]), "torch.where"),
+    "a scale": (lambda: as_model(scaled, X[0, 0]), "'z'.*poutine.scale.*leave it out"),
+    "infinite data": (lambda: as_model(components, X / 0), "'x'.*not finite"),
+    "a part of an event": (
+        lambda: as_model(correlated, torch.tensor([1.0, math.nan])),
+        "'x'.*MultivariateNormal.*a part cannot be missing",
+    ),
+    "rows of another form": (
+        lambda: as_model(components, X)[0].rows_of(X[:, :3]),
+        "observes values of shape|other sites or shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_taken_is_refused_in_one_line(name):
+    call, words = REFUSED[name]
+    with pytest.raises(UnservedProgram, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def parametrized(x):
+    scale = pyro.param("scale", torch.tensor(2.0).double(), constraint=dist.constraints.positive)
+    with pyro.plate("cases", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(()), scale))
+        pyro.sample("x", dist.Normal(code, 1.0), obs=x)
+
+
+def test_parameters_have_their_trained_values_and_everything_stays_as_it_was():
+    pyro.get_param_store().clear()
+    x = X[:, 0]
+    fresh, _ = as_model(parametrized, x)
+    assert not list(pyro.get_param_store())  # a program that never ran leaves nothing behind
+    pyro.param("scale", torch.tensor(3.0).double(), constraint=dist.constraints.positive)
+    held = pyro.get_param_store().get_state()["params"]["scale"].clone()
+    module = Linear().eval()
+    module.inner.train()
+    state = torch.get_rng_state()
+    model, rows = as_model(parametrized, x)
+    as_model(module, double(3, 6, 2), observed={"y": double(4, 6)})
+    assert torch.equal(torch.get_rng_state(), state) and pyro.distributions.is_validation_enabled()
+    assert not module.training and module.inner.training
+    assert list(pyro.get_param_store()) == ["scale"]
+    assert torch.equal(pyro.get_param_store().get_state()["params"]["scale"], held)
+    for each, scale in ((fresh, 2.0), (model, 3.0)):
+        guide = gauss_newton(each, None, rows, steps=2)
+        found = log_mean(pooled_log_weight(evaluate(each, guide, rows, num_particles=2)))
+        expected = dist.Normal(0.0, (scale**2 + 1) ** 0.5).log_prob(x)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_missing_covariates_are_refused():
+    x = double(3, 6, 2)
+    x[2, 1] = math.nan
+    with pytest.raises(UnservedProgram, match="not a number; NaN may mark observed values alone"):
+        as_model(covariates, x, double(4, 6))
