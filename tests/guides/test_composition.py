@@ -1,18 +1,13 @@
 """A part-whole guide is made of two objects: each can be exchanged, copied or used alone."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from machines import values_of
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
 from capsule_zoo.inference import check_pair
-from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import WEIGHTS, load
-from capsule_zoo.settings import configure
 
 READER, ABOVE = PartReader(channels=4), SetTransformers(width=8, heads=2, blocks=1, inducing=2)
 
@@ -31,22 +26,6 @@ def images():
 
 def drawn(guide, images):
     return values_of(guide.eval(), images)
-
-
-def test_the_usual_guides_are_two_of_its_pairs(model, images):
-    """The same seed gives the same guide, however it is built."""
-    sizes = dict(width=8, heads=2, blocks=1, inducing=2)
-    pairs = (
-        (lambda: configure(PartWholeGuide, model, channels=4, **sizes), ABOVE),
-        (lambda: configure(PartWholeGuide, model, above=EMObjects(2), channels=4), EMObjects(2)),
-    )
-    for usual, above in pairs:
-        torch.manual_seed(1)
-        expected = drawn(usual().double(), images)
-        torch.manual_seed(1)
-        guide = PartWholeGuide(model, reader=READER, above=above).double()
-        found = drawn(guide, images)
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_other_objects_keep_the_trained_reader(model, images):
@@ -74,23 +53,3 @@ def test_a_reader_works_alone():
     assert shapes == ((2, 6), (2, 6, 6)) and frame.shape == (2, 6)
     proposal.pose.sum().backward()
     assert all(p.grad is not None for p in network.encoder.parameters())
-
-
-def test_settings_are_values():
-    assert PartReader(turns=3) == replace(PartReader(), turns=3) != PartReader()
-    with pytest.raises(ValueError, match="channels must be at least 1"):
-        PartReader(channels=0)
-    with pytest.raises(ValueError, match="max_scale must be positive"):
-        PartReader(max_scale=0.0)
-    with pytest.raises(ValueError, match="width must be at least 1"):
-        SetTransformers(width=0)
-    with pytest.raises(ValueError, match="need square images, not 12x16"):
-        PartReader(turns=2).build((1, 12, 16), 3)
-
-
-@pytest.mark.parametrize("name", ["part-whole-mnist", "part-whole-affnist"])
-def test_published_weights_are_read_to_the_last_tensor(name):
-    saved = load_checkpoint(WEIGHTS / f"{name}.safetensors")["guide"]
-    state = load(name).guide.state_dict()
-    assert len(saved) == len(state)
-    assert all(torch.equal(state[key], value) for key, value in saved.items())

@@ -82,16 +82,6 @@ def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, 
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_it_refuses_other_images(pair, images):
-    model, guide = pair
-    with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
-        FreeForm(model, images, guide)(images[:3])
-    with pytest.raises(ValueError, match="law must be one of 'delta', 'normal', 'low"):
-        FreeForm(model, images, guide, law="full")
-    with pytest.raises(ValueError, match="rank must be at least 1, not 0"):
-        FreeForm(model, images, guide, law="low_rank", rank=0)
-
-
 def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair, images):
     """The density of the auxiliary draw and of presences is all that there is, in every plate."""
     model, guide = pair

@@ -96,14 +96,3 @@ def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)
     assert all(a is b for a, b in zip(guide.parameters(), discrete.parameters(), strict=True))
-
-
-def test_refusals(model):
-    with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal', 'low_rank'"):
-        PartWholeGuide(model, "gamma")
-    with pytest.raises(ValueError, match="rank must be at least 1"):
-        PartWholeGuide(model, "low_rank", rank=0)
-    with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
-        configure(PartWholeGuide, model, **SMALL).double()(
-            torch.zeros(1, 1, 8, 8, dtype=torch.float64)
-        )

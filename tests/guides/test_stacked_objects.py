@@ -81,10 +81,3 @@ def test_objects_from_reads_are_those_from_images(guide, images):
     below = values_of(guide.with_scope("parts"), images)
     assert set(below) == {"part_presence", "part_pose", "part_feature"}
     assert all(torch.equal(below[name], whole[name]) for name in below)
-
-
-def test_wrong_sizes_are_refused():
-    with pytest.raises(ValueError, match="width must be at least 1"):
-        PerceptronObjects(width=0)
-    with pytest.raises(ValueError, match="spread must be positive"):
-        PerceptronObjects(spread=0.0)
