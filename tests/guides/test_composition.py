@@ -1,27 +1,12 @@
 """A part-whole guide is made of two objects: each can be exchanged, copied or used alone."""
 
-import pytest
 import torch
 from machines import values_of
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
 from capsule_zoo.inference import check_pair
-from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.parts.painted_parts import Painting
 
 READER, ABOVE = PartReader(channels=4), SetTransformers(width=8, heads=2, blocks=1, inducing=2)
-
-
-@pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
-def model(request):
-    return PartWholeCapsules(
-        (1, 12, 12), layers=request.param, painting=Painting(template_size=5)
-    ).double()
-
-
-@pytest.fixture
-def images():
-    return torch.rand(5, 1, 12, 12, dtype=torch.float64)
 
 
 def drawn(guide, images):

@@ -9,23 +9,9 @@ from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
-
-
-@pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
-def model(request):
-    torch.manual_seed(0)
-    return PartWholeCapsules(
-        (1, 12, 12), layers=request.param, painting=Painting(template_size=5)
-    ).double()
-
-
-@pytest.fixture
-def images():
-    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
 
 
 def traced(guide, images, seed=0):

@@ -256,9 +256,3 @@ def test_a_photograph_has_normal_pixels():
     law = drawn.nodes["image"]["fn"].base_dist
     assert drawings[-1].canvas.shape == images.shape
     torch.testing.assert_close(law.scale, torch.full_like(images, 0.3))
-
-
-def test_plain_draw_takes_small_images_and_no_labels():
-    model, guide = pair((1, 5, 6), capsules="none")
-    images = noise(model)
-    assert guide(images)[-1].canvas.shape == images.shape

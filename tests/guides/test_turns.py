@@ -37,11 +37,6 @@ def model(request):
     return model.double()
 
 
-@pytest.fixture
-def images():
-    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
-
-
 def turn_poses(values, angle):
     """Return the same parse for the image turned counter-clockwise by `angle`."""
     by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))

@@ -84,19 +84,6 @@ def test_a_long_loop_says_how_far_it_is(line, monkeypatch, capsys):
     assert line in capsys.readouterr().err
 
 
-def test_pictures_of_a_folder_are_read_with_progress(monkeypatch, capsys, tmp_path):
-    from PIL import Image
-
-    for number in range(5):
-        picture = Image.new("L", (4, 4), 50 * number)
-        picture.putpixel((1, 1), 255)
-        picture.save(tmp_path / f"{number}.png")
-    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
-    with show_progress():
-        load_dataset(tmp_path)
-    assert "reading pictures: 1 of 5 files" in capsys.readouterr().err
-
-
 def test_training_shows_its_own_bar_alone(monkeypatch, capsys):
     """A guide that refines, or looks slot by slot, would show a bar in every step."""
     monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)

@@ -1,7 +1,4 @@
-"""Pyro's traps: each is shown in Pyro, followed by the zoo's remedy.
-
-A test here that fails at its first half says that Pyro has changed, and a remedy can go.
-"""
+"""Pyro's traps: each is shown in Pyro, followed by the zoo's remedy."""
 
 import math
 import warnings

@@ -2,14 +2,12 @@
 
 import itertools
 
-import pytest
 import torch
 
 from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
 from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import create, small_settings
 
 
 def model():
@@ -121,20 +119,3 @@ def test_numbers_that_hardly_vary_are_as_likely_on_fresh_images():
     top = fit_top_prior(model(), values, components=2)
     gap = top.log_prob(values).mean() - top.log_prob(fresh).mean()
     assert abs(gap) < 2
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="fewer than components=30"):
-        fit_top_prior(model(), two_kinds(20), components=30)
-    with pytest.raises(ValueError, match=r"values hold \['wing_pose'\]"):
-        fit_top_prior(model(), {"wing_pose": torch.zeros(5, 2)}, components=2)
-    with pytest.raises(ValueError, match="components"):
-        fit_top_prior(model(), two_kinds(20), components=0)
-
-
-def test_a_choice_among_several_is_refused():
-    """Its whole numbers once passed for binary ones."""
-    values = {"object_kind": torch.arange(20) % 3, "object_pose": torch.randn(20, 6)}
-    shape_codes = create("shape-codes", **small_settings("shape-codes")).model
-    with pytest.raises(ValueError, match="'object_kind', a choice; leave it out"):
-        fit_top_prior(shape_codes, values, components=2)

@@ -20,10 +20,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 
 
 class Conjugate(Model):
-    """A model with z ~ Normal(mean, 1) per image and four pixels ~ Normal(z, noise).
-
-    The posterior is Normal((mean + sum(x) / noise^2) v, v), v = 1 / (1 + 4 / noise^2).
-    """
+    """A model with z ~ Normal(mean, 1) per image and four pixels ~ Normal(z, noise)."""
 
     sites = (Site("code", ("images",)),)
     space = ImageSpace((1, 2, 2))
@@ -64,11 +61,7 @@ class Conjugate(Model):
 
 
 class Correlated(Model):
-    """A model whose posterior is normal and correlated within a site and between two sites.
-
-    place ~ Normal(0, I_2), log size ~ Normal(0, 1), pixels ~ Normal(paint [place, log size], .5).
-    The size is drawn as a log-normal site, so that its unconstrained coordinate is the logarithm.
-    """
+    """A model whose posterior is normal and correlated within a site and between two sites."""
 
     sites = (Site("place", ("images",), event_dim=1), Site("size", ("images",)))
     space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
