@@ -157,11 +157,11 @@ class Units(CapsuleHelmholtzMachine):
         values = dict(zip([*sizes, "capsule1_hidden"], (top, hidden, switch, units), strict=True))
         values["capsule2_hidden"] = hidden.unflatten(1, (1, 2))
         values["capsule1_hidden"] = units.unflatten(1, (2, 2))
-        found = []
-        for image in images:
+        found, (binary, rows) = [], images.unique(dim=0, return_inverse=True)
+        for image in binary:
             repeated = image.expand(len(states), -1, -1, -1)
             found.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
-        return torch.stack(found)
+        return torch.stack(found)[rows]
 
 
 CASES = {

@@ -140,7 +140,7 @@ def test_sites_that_are_summed_out_come_from_their_posterior(kind):
     )
     model.pixel_logits.data *= 3
     observed = torch.tensor([[True, True], [True, False]])
-    found = fill_in(model, NoGuide(model), images, observed, num_particles=40_000)
+    found = fill_in(model, NoGuide(model), images, observed, num_particles=20_000)
     rates = model.pixel_logits.detach().sigmoid().flatten(1)
     given = model.logits.detach().softmax(0) * torch.stack(
         [dist.Bernoulli(rates[:, :3]).log_prob(x.flatten()[:3]).sum(1).exp() for x in images]

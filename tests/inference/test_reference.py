@@ -275,5 +275,5 @@ def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):
 
 def test_chains_that_have_not_mixed_write_nothing(tmp_path):
     with pytest.raises(ValueError, match="chains did not pass: R-hat"):
-        write_reference("generative-capsnet", tmp_path, chains=4, transitions=20)
+        write_reference("generative-capsnet", tmp_path, chains=4, transitions=10)
     assert list(tmp_path.iterdir()) == []

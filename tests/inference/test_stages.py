@@ -2,7 +2,9 @@
 
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pyro
 import pytest
@@ -11,7 +13,7 @@ from toys import grouped, states
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import CheckpointError
-from capsule_zoo.inference.training.checkpoint import load_checkpoint
+from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.stages import fit_stages as run_stages
 from capsule_zoo.registry import Entry, create, small_settings
@@ -53,7 +55,7 @@ def test_each_stage_trains_its_own_level():
     moved = []
     for stage in stages:
         before = values(entry)
-        fit_stages([stage], data, **LIMITS)
+        fit_stages([stage], data, **LIMITS | {"steps": 12})
         moved.append(changed(before, values(entry)))
     parts, objects, together, anew = moved
     assert parts >= lower
@@ -92,29 +94,37 @@ class Stopped(Exception):
     """Raised by a checkpoint place, as if the machine had been turned off."""
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_a_run_resumed_in_any_stage_ends_like_one_without_a_stop(stage, tmp_path):
-    from capsule_zoo.inference.training.checkpoint import save_checkpoint
-
-    whole = made()
-    expected = fit_stages(whole.stages(whole), some_data(), every=4, **LIMITS)
-    path, entry = tmp_path / "run.safetensors", made()
+def stopping(path: Path, stage: int) -> Callable[[dict], None]:
+    """Return a place that writes checkpoints and raises `Stopped` in a stage."""
 
     def place(tree: dict) -> None:
         save_checkpoint(path, tree)
         if tree["config"]["stage"] == stage:
             raise Stopped
 
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Return the values and losses of a run without a stop."""
+    pyro.clear_param_store()
+    entry = made()
+    run = fit_stages(entry.stages(entry), some_data(), every=4, **LIMITS)
+    return values(entry), run.history["loss"].tolist()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_run_resumed_in_any_stage_ends_like_one_without_a_stop(stage, whole, tmp_path):
+    path, entry, limits = tmp_path / "run.safetensors", made(), dict(every=4, **LIMITS)
     with pytest.raises(Stopped):
-        limits = dict(every=4, **LIMITS)
+        place = stopping(path, stage)
         fit_stages(entry.stages(entry), some_data(), checkpoint=place, **limits)
     assert load_checkpoint(path)["config"]["stage"] == stage
     twin = made(seed=9)
-    limits = dict(every=4, **LIMITS)
     run = fit_stages(twin.stages(twin), some_data(), resume=path, checkpoint=path, **limits)
-    assert not changed(values(whole), values(twin))
-    assert run.steps == expected.steps
-    assert run.history["loss"].tolist() == expected.history["loss"].tolist()
+    assert not changed(whole[0], values(twin))
+    assert run.history["loss"].tolist() == whole[1]
 
 
 def test_a_checkpoint_of_other_stages_is_refused(tmp_path):
@@ -156,17 +166,10 @@ def test_stages_that_were_cut_short_are_named_once_with_what_they_need(limits, w
 
 
 def test_a_resumed_run_still_names_a_stage_that_was_cut_short_before(tmp_path):
-    from capsule_zoo.inference.training.checkpoint import save_checkpoint
-
     path, entry = tmp_path / "run.safetensors", made()
-
-    def place(tree: dict) -> None:
-        save_checkpoint(path, tree)
-        if tree["config"]["stage"] == 1:
-            raise Stopped
-
+    few = dict(every=1, batch_size=10, progress=False, steps=8)
     with pytest.raises(Stopped):
-        few = dict(every=1, batch_size=10, progress=False, steps=8)
+        place = stopping(path, 1)
         fit_stages(stages_of(entry, 12, 4), some_data(), checkpoint=place, **few)
     with pytest.warns(UserWarning, match=r"^stage 1 of 2 was cut short \(6 of 12 steps\)"):
         fit_stages(stages_of(entry, 12, 4), some_data(), resume=path, **few | {"steps": 20})

@@ -284,7 +284,10 @@ def odd_images(chance: random.Random, entry: Any) -> None:
         raise ArithmeticError("log weights that are not finite")
 
 
-WORDS = "-1|0|1.5|nan|inf|1e400|| |None|digits|mnst|vae|../x|\0|é".split("|")
+WORDS = (
+    *("-1", "0", "1.5", "nan", "inf", "1e400", "", " "),
+    *("None", "digits", "mnst", "vae", "../x", "\0", "é"),
+)
 COMMANDS: dict[str, list[str]] = {
     "show": ["vae"],
     "list": [],
