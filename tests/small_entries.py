@@ -22,6 +22,12 @@ def images_for(entry: Entry, number: int = 3) -> Tensor:
     return entry.model.space.example(number, torch.float32, torch.Generator().manual_seed(1))
 
 
+def on(name: str, call: Callable, *arguments: object, **settings: object) -> object:
+    """Return what a verb makes of a small entry, of three images and of further arguments."""
+    entry = small_entry(name)
+    return call(entry.model, entry.guide, images_for(entry), *arguments, **settings)
+
+
 def check_refused(call: Callable, message: str, error: type[Exception] = ValueError) -> None:
     """Check that a call raises an error of one line that matches a message."""
     with pytest.raises(error, match=message) as caught:

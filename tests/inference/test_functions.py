@@ -7,7 +7,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.distributions import constraints
 from toys import QUIET, LinearGuide, conjugate_images, fit, pair
@@ -115,10 +114,3 @@ def test_handlers_over_modules_and_partial_functions_are_functions():
     run = fit(*programs, images, steps=5, **QUIET)
     assert list(run.history["loss"]) == list(expected.history["loss"])
     assert other.mean.item() == model.mean.item() != 0
-
-
-def test_an_autoguide_to_a_function():
-    images = conjugate_images(5)
-    guide = AutoNormal(model_function)
-    run = fit(model_function, guide, images, steps=80, **QUIET | {"lr": 0.05})
-    assert run.history["loss"].iloc[-10:].mean() < run.history["loss"].iloc[:10].mean() - 0.3

@@ -146,25 +146,6 @@ def test_evaluations_of_different_things_are_not_summarized_as_one():
         summarize(az.concat(*parts, dim="chain"))
 
 
-def test_a_chain_depends_on_the_seed_and_its_number_only():
-    model, guide = toy_pair()
-    images = some_images(5)
-    one, two, three = (
-        evaluate(
-            model, guide, images, num_particles=8, chains=n, seed=4, draws=8, log_likelihood=True
-        )
-        for n in (1, 2, 3)
-    )
-    for group in ("sample_stats", "posterior", "posterior_predictive", "log_likelihood"):
-        assert three[group].isel(chain=[0]).equals(one[group]), group
-        assert three[group].isel(chain=[0, 1]).equals(two[group]), group
-    weights = three.sample_stats.log_weight.values
-    neighbor = evaluate(model, guide, images, num_particles=8, seed=5).sample_stats.log_weight
-    rows = [*weights, neighbor.values[0]]
-    assert len({row.tobytes() for row in rows}) == 4
-    assert summarize(three)["num_particles"] == 24
-
-
 @pytest.mark.parametrize("name", ["part-whole", "vae"])
 def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
     entry = small_entry(name)

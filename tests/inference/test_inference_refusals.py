@@ -9,10 +9,18 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from small_entries import check_refused, images_for, small_entry
-from torch import Tensor
+from small_entries import check_refused, images_for, on, small_entry
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from toys import Conjugate, ExactGuide, Labelaw, LinearGuide, NoGuide, conjugate_images, pair
+from toys import (
+    Conjugate,
+    ExactGuide,
+    Labelaw,
+    LinearGuide,
+    NoGuide,
+    conjugate_images,
+    on_toys,
+    pair,
+)
 
 from capsule_zoo import models
 from capsule_zoo.data import Split
@@ -43,17 +51,6 @@ from capsule_zoo.inference.sample_quality import frechet_distance, train_classif
 from capsule_zoo.inference.segmentation import segmentation_accuracy
 
 
-def on(name: str, call, *arguments, guide: str | None = None, **settings):
-    """Return what a verb makes of an entry, of three images and of further arguments."""
-    entry = small_entry(name, guide)
-    return call(entry.model, entry.guide, images_for(entry), *arguments, **settings)
-
-
-def toys(call, *arguments, **settings):
-    """Return what a verb makes of the linear pair, of three images and of further arguments."""
-    return call(*pair(), conjugate_images(3), *arguments, **settings)
-
-
 class Outside(Conjugate):
     """A model with a site outside the plate of images."""
 
@@ -75,10 +72,6 @@ def classifier() -> tuple[models.ConvolutionalClassifier, ExactLabel]:
 
 def split(classes: int = 2) -> Split:
     return Split(torch.rand(4, 1, 8, 8), torch.arange(4) % classes)
-
-
-def toy_images(number: int = 3) -> Tensor:
-    return conjugate_images(number)
 
 
 def outside() -> tuple[Outside, OutsideGuide]:
@@ -119,24 +112,27 @@ BYTES = np.zeros((2, 1, 2, 2), np.uint8)
 PARTICLES = "num_particles must be at least 1"
 REFUSALS = [
     # evaluations
-    (lambda: toys(evaluate, num_particles=0), PARTICLES),
-    (lambda: toys(evaluate, num_particles=2.5), "num_particles must be a whole number, 1 or more"),
-    (lambda: toys(evaluate, chains=0), "chains must be at least 1"),
-    (lambda: toys(evaluate, seed=-1), "seed must be a whole number from 0"),
-    (lambda: toys(evaluate, seed=1.5), "seed must be a whole number from 0"),
-    (lambda: toys(evaluate, seed=2**63), "seed must be a whole number from 0"),
-    (lambda: toys(evaluate, labels=LABELS[:2]), r"labels must be \(3,\), .*not \(2,\)"),
-    (lambda: toys(evaluate, labels=torch.zeros(3)), "labels must be integers.*float32"),
-    (lambda: toys(evaluate, labels=LABELS > 0), "labels must be integers.*bool"),
-    (lambda: toys(evaluate, labels=["a", "b"]), "must be a tensor.*not list; number classes"),
-    (lambda: toys(evaluate, labels=3), "labels must be a tensor.*not int"),
-    (lambda: evaluate(*pair(), toy_images()[:0]), "images is an empty batch"),
+    (lambda: on_toys(evaluate, num_particles=0), PARTICLES),
+    (lambda: on_toys(evaluate, num_particles=2.5), "num_particles must be a whole numbe"),
+    (lambda: on_toys(evaluate, chains=0), "chains must be at least 1"),
+    (lambda: on_toys(evaluate, seed=-1), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, seed=1.5), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, seed=2**63), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, labels=LABELS[:2]), r"labels must be \(3,\), .*not \(2,\)"),
+    (lambda: on_toys(evaluate, labels=torch.zeros(3)), "labels must be integers.*float32"),
+    (lambda: on_toys(evaluate, labels=LABELS > 0), "labels must be integers.*bool"),
+    (lambda: on_toys(evaluate, labels=["a", "b"]), "must be a tensor.*not list; number classes"),
+    (lambda: on_toys(evaluate, labels=3), "labels must be a tensor.*not int"),
+    (lambda: evaluate(*pair(), conjugate_images(3)[:0]), "images is an empty batch"),
     (lambda: evaluate(*pair(), BYTES), "divide bytes by 255"),
     (lambda: on("cnn", evaluate), "ConvolutionalClassifier explains labels.*labels=.*error_rate"),
     # comparisons
-    (lambda: compare({}, toy_images()), "pairs is empty"),
+    (lambda: compare({}, conjugate_images(3)), "pairs is empty"),
     *(
-        (lambda kind=kind: compare(kind(pair()), toy_images()), "must be {.name.: .model, guide.}")
+        (
+            lambda kind=kind: compare(kind(pair()), conjugate_images(3)),
+            "must be {.name.: .model, guide.}",
+        )
         for kind in (tuple, list)
     ),
     (
@@ -166,8 +162,12 @@ REFUSALS = [
             (lambda e: (e.model, lambda images: None, images_for(e)), "as_module"),
         )
     ),
-    (lambda: encode(small_entry("vae").model, toy_images()), r"call encode\(model, gu", TypeError),
-    (lambda: classify(classifier()[0], toy_images()), r"call classify\(model", TypeError),
+    (
+        lambda: encode(small_entry("vae").model, conjugate_images(3)),
+        r"call encode\(model, gu",
+        TypeError,
+    ),
+    (lambda: classify(classifier()[0], conjugate_images(3)), r"call classify\(model", TypeError),
     (lambda: error_rate(classifier()[1], split()), r"call error_rate\(model", TypeError),
     (lambda: sample(small_entry("vae").model, 0), "number must be at least 1"),
     (lambda: mean_images(small_entry("vae").model, 0), "number must be at least 1"),
@@ -317,7 +317,7 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
 @pytest.mark.parametrize("refusal", OF_PAIRS, ids=lambda refusal: refusal[2])
 def test_what_does_not_fit_a_pair_is_refused(refusal):
     name, call, message, *error = refusal
-    verb = toys if name == "toys" else partial(on, name)
+    verb = on_toys if name == "toys" else partial(on, name)
     check_refused(lambda: verb(call), message, *error)
 
 

@@ -1,16 +1,18 @@
 """What objectives, annealing, calibration and starts cannot take is refused in one line."""
 
+from functools import partial
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import RenyiELBO
-from small_entries import check_refused, images_for, small_entry
+from small_entries import check_refused, images_for, on, small_entry
 from small_rbms import binary_images
 from small_rbms import small as small_rbm
 from torch import Tensor
-from toys import Conjugate, LinearGuide, NoGuide, PointGuide, conjugate_images, pair
+from toys import Conjugate, LinearGuide, NoGuide, PointGuide, conjugate_images, on_toys, pair
 
 from capsule_zoo import models
 from capsule_zoo.data import Shifts
@@ -42,23 +44,11 @@ from capsule_zoo.inference.training.starts.template_learning import learn_templa
 from capsule_zoo.inference.transformations import infer_transformation
 
 
-def on(name: str, call, *arguments, guide: str | None = None, **settings):
-    """Return what a verb makes of an entry, of three images and of further arguments."""
-    entry = small_entry(name, guide)
-    return call(entry.model, entry.guide, images_for(entry), *arguments, **settings)
-
-
-def toys(call, *arguments, **settings):
-    """Return what a verb makes of the linear pair, of three images and of further arguments."""
-    return call(*pair(), conjugate_images(3), *arguments, **settings)
-
-
-def annealed(guide=LinearGuide, images=None, **settings):
+def annealed(guide=LinearGuide, **settings):
     model = pair()[0]
     how = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
-    guide = guide(model).double() if isinstance(guide, type) else guide
-    images = conjugate_images(2) if images is None else images
-    return annealed_log_likelihood(model, guide, images, **how | settings)
+    guide = guide(model).double() if callable(guide) else guide
+    return annealed_log_likelihood(model, guide, IMAGES, **how | settings)
 
 
 class Counted(Conjugate):
@@ -79,18 +69,16 @@ class Returns(Objective):
         return self.loss_of
 
 
-def toy_images(number: int = 3) -> Tensor:
-    return conjugate_images(number)
-
-
 def taught(points: Tensor | None = None, present=None, sigma: float = 0.1, **settings) -> None:
     lines = [torch.arange(2.0 * n).reshape(n, 2) for n in (4, 3)]
     model = models.Constellations(lines, sigma=sigma).double()
     learn_templates(model, POINTS if points is None else points, present, **settings)
 
 
-def stacked(**weights):
-    return StackedCapsuleObjective(**weights)
+def machine(visible: str = "bernoulli", hidden: str = "bernoulli") -> tuple:
+    families = dict(visible_family=visible, hidden_family=hidden)
+    model = models.CapsuleHelmholtzMachine(4, (2, 2), 2, **families)
+    return model, RecognitionMachine(model)
 
 
 def top_prior(values: dict, components: int = 2, name: str = "part-whole") -> None:
@@ -110,6 +98,7 @@ def restored(**values) -> None:
         getattr(problem, name)(value)
 
 
+IMAGES = conjugate_images(2)
 POINTS = draw_scenes(
     10, 0.1, templates=[SHAPES["square"], SHAPES["triangle"]], seed=9
 ).points.double()
@@ -122,21 +111,15 @@ REFUSALS = [
     (lambda: annealed(PointGuide), "points at code.*widen"),
     (lambda: annealed({}), "guide is empty; give guides by name"),
     (lambda: annealed({"prior": None}), "guide 'prior' is not a guide; leave it out"),
-    (
-        lambda: annealed(FreeForm(pair()[0], toy_images(2), law="normal"), toy_images(2)),
-        "belong to its own images.*simulated=0",
-    ),
+    (lambda: annealed(lambda m: FreeForm(m, IMAGES, law="normal")), "own images.*simulated=0"),
     (lambda: on("capsule-rbm", annealed_log_likelihood), "log_partition"),
     (
-        lambda: annealed_log_likelihood(Counted().double(), None, toy_images()),
+        lambda: annealed_log_likelihood(Counted().double(), None, conjugate_images(3)),
         "site 'count'.*Poisson.*cannot move",
         UnservedSite,
     ),
-    (lambda: annealed_bounds(toys(evaluate, num_particles=2)), "not an annealing"),
-    (
-        lambda: exceedances((np.zeros(3), np.zeros(3)), {"exact": (np.zeros(2), np.zeros(2))}),
-        r"'exact' was evaluated on 2 images, but 3 were annealed",
-    ),
+    (lambda: annealed_bounds(on_toys(evaluate, num_particles=2)), "not an annealing"),
+    (lambda: exceedances([np.zeros(3)] * 2, {"exact": [np.zeros(2)] * 2}), "on 2 images, but 3"),
     (lambda: log_partition(small_rbm(), "reverse"), "method must be one of 'exact', 'ais', 'raise"),
     (lambda: log_partition(small_rbm(), "raise"), "needs images to start from"),
     (lambda: log_partition(small_rbm(), "ais", chains=0), "chains must be at least 1"),
@@ -151,7 +134,7 @@ REFUSALS = [
     (lambda: ScoreFunctionELBO(1), "num_particles must be at least 2"),
     (lambda: ImportanceWeightedELBO(alpha=-1), "alpha must be at least 0, not -1"),
     (lambda: ReweightedWakeSleep(sleep=-1), "sleep must be from 0 to 1, not -1"),
-    (lambda: toys(WakeSleep().loss), "needs a model that names its top_sites, and Conjugate"),
+    (lambda: on_toys(WakeSleep().loss), "needs a model that names its top_sites, and Conjugate"),
     (lambda: ThermodynamicObjective(num_particles=1), "num_particles"),
     (lambda: ThermodynamicObjective(intervals=0), "intervals"),
     (lambda: ThermodynamicObjective(first=1.0), "first"),
@@ -166,44 +149,26 @@ REFUSALS = [
         )
         for levels in ((0.9, 0.5), (1, 1), (1,))
     ),
-    (
-        lambda: toys(ContrastiveDivergence().loss),
-        "needs a CapsuleRBM or an RBM as model, not a Conjugate",
-    ),
+    (lambda: on_toys(ContrastiveDivergence().loss), "needs a CapsuleRBM or an RBM as mo"),
     (
         lambda: ContrastiveDivergence().loss(small_rbm(), LinearGuide(pair()[0]), binary_images()),
         "needs a guide with a free energy in closed form",
     ),
-    (
-        lambda: stacked().terms(small_entry("vae").model, None, torch.rand(2, 1, 8, 8)),
-        "model must be a StackedCapsuleAutoencoder",
-    ),
-    (lambda: stacked(prior_within=-1.0), "prior_within must be at least 0"),
-    (lambda: stacked(noise="normal"), "noise must be one of"),
-    (lambda: stacked(present=0.0), "present must be positive"),
-    (lambda: stacked(noise=0.0), "noise must be positive"),
-    (
-        lambda: loss_per_image(RenyiELBO(), *pair(), toy_images()),
-        "RenyiELBO offers no differentiable_loss",
-    ),
+    (lambda: on("vae", StackedCapsuleObjective().terms), "model must be a StackedCapsuleAutoencod"),
+    (lambda: StackedCapsuleObjective(prior_within=-1.0), "prior_within must be at least 0"),
+    (lambda: StackedCapsuleObjective(noise="normal"), "noise must be one of"),
+    (lambda: StackedCapsuleObjective(present=0.0), "present must be positive"),
+    (lambda: StackedCapsuleObjective(noise=0.0), "noise must be positive"),
+    (lambda: on_toys(partial(loss_per_image, RenyiELBO())), "RenyiELBO offers no differentiable_l"),
     *(
         (
-            lambda loss=loss: loss_per_image(Returns(loss), *pair(), toy_images(6)),
+            lambda loss=loss: loss_per_image(Returns(loss), *pair(), conjugate_images(6)),
             f"differentiable_loss of Returns must return a scalar tensor, .*, not {form}$",
         )
         for loss, form in ((torch.zeros(6), r"\(6,\)"), (0.5, "float"), (None, "NoneType"))
     ),
     (
-        lambda: pretrain(
-            (
-                m := models.CapsuleHelmholtzMachine(
-                    4, (2, 2), 2, visible_family="poisson", hidden_family="gaussian"
-                )
-            ),
-            RecognitionMachine(m),
-            binary_images(6).float(),
-            steps=1,
-        ),
+        lambda: pretrain(*machine("poisson", "gaussian"), binary_images(6).float(), steps=1),
         "may not be one Gaussian and one Poisson",
     ),
     # calibration, references and priors
@@ -214,15 +179,13 @@ REFUSALS = [
     (lambda: check_calibration(*pair(), number=79), "too few for 16 bins; give 80 or more"),
     (lambda: check_calibration(*pair(), draws=0), "draws"),
     (lambda: check_calibration(*pair(), 100, draws=3.5), "draws must be a whole number"),
+    (lambda: on("capsule-rbm", lambda m, g, _: check_calibration(m, g)), "up to a constant only"),
+    (lambda: on_toys(lambda m, g, x: check_calibration(m, FreeForm(m, x))), "for certain images"),
     (
-        lambda: check_calibration((e := small_entry("capsule-rbm")).model, e.guide),
-        r"up to a constant only.*simulated=\(values, images\)",
+        lambda: on_toys(lambda m, g, x: check_calibration(m, NoGuide(m))),
+        "missing",
+        IncompatibleGuide,
     ),
-    (
-        lambda: check_calibration((m := pair()[0]), FreeForm(m, toy_images())),
-        "parameters for certain images",
-    ),
-    (lambda: check_calibration((m := pair()[0]), NoGuide(m)), "missing", IncompatibleGuide),
     (lambda: load_reference("constelation"), "unknown reference problem 'constelation'; there are"),
     (
         lambda: restored(log_prob=torch.zeros(3, 7)),
@@ -240,13 +203,7 @@ REFUSALS = [
         "'object_kind', a choice; leave it out",
     ),
     (
-        lambda: auto_normal(
-            (m := models.CapsuleHelmholtzMachine((1, 2, 2), (2,), 2)),
-            RecognitionMachine(m),
-            torch.rand(2, 1, 2, 2),
-            steps=1,
-            seed=0,
-        ),
+        lambda: auto_normal(*machine(), IMAGES.float(), steps=1, seed=0),
         r"capsule1_switch, capsule1_hidden.*free_form",
         UnservedSite,
     ),

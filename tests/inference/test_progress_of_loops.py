@@ -24,7 +24,6 @@ from capsule_zoo.inference.evaluation.verbs import encode
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.posterior.fitted import auto_normal
 from capsule_zoo.models import ConvolutionalClassifier
-from capsule_zoo.registry import create
 
 FEW = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=2, simulated=2)
 
@@ -34,11 +33,6 @@ def classified():
     return error_rate(
         model, ExactLabel(model), Split(torch.rand(3, 1, 12, 12), torch.ones(3).long())
     )
-
-
-def encoded():
-    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=2, guide=dict(hidden=3))
-    return encode(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
 
 
 def objects(slots: int):
@@ -53,7 +47,7 @@ LOOPS = {
         {"first": pair(), "second": pair()}, conjugate_images(3), num_particles=1
     ),
     "classifying": classified,
-    "encoding": encoded,
+    "encoding": lambda: encode(*pair(), conjugate_images(3)),
     "drawing images": lambda: mean_images(Conjugate(), 3),
     "finding objects: 1 of 1 batches": lambda: objects(3),
     "looking for objects: 1 of 3 slots": lambda: objects(3),

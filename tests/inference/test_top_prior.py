@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
+from capsule_zoo.inference.evaluation.ancestral import log_prior
 from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
@@ -28,14 +28,6 @@ def two_kinds(number, seed=1):
     own = torch.randn(number, 12, generator=generator, dtype=torch.float64)
     pose = (center + 0.3 * common + 0.1 * own).view(number, 2, 6)
     return {"object_presence": presence, "object_pose": pose}
-
-
-def test_draws_have_the_shapes_of_the_sites_and_run_the_model():
-    top = fit_top_prior(model(), two_kinds(200), components=4, steps=5)
-    drawn = top.sample(30)
-    assert drawn["object_presence"].shape == (30, 2) and drawn["object_pose"].shape == (30, 2, 6)
-    assert set(drawn["object_presence"].unique().tolist()) == {0.0, 1.0}
-    assert mean_images(model(), 30, drawn).shape == (30, 1, 8, 8)
 
 
 def test_binary_states_sum_to_the_law_of_the_poses():

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
@@ -229,6 +230,11 @@ def pair(seed: int = 1) -> tuple[Conjugate, LinearGuide]:
     torch.manual_seed(seed)
     model = Conjugate().double()
     return model, LinearGuide(model).double()
+
+
+def on_toys(call: Callable, *arguments: object, **settings: object) -> object:
+    """Return what a verb makes of the linear pair, of three images and of further arguments."""
+    return call(*pair(), conjugate_images(3), *arguments, **settings)
 
 
 def dataset(number: int = 60) -> Dataset:
