@@ -32,16 +32,6 @@ def test_a_callback_sees_every_check(data):
     assert 0 < seconds[0] < seconds[1] < seconds[2]
 
 
-def test_the_checkpoint_is_written_before_the_callback(tmp_path, data):
-    path, seen = tmp_path / "run.safetensors", []
-
-    def read(check):
-        seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
-
-    fit(*pair(), data, steps=5, every=2, checkpoint=path, callbacks=[read], **QUIET)
-    assert seen == [(2, 2), (4, 4), (5, 5)]
-
-
 def test_after_ctrl_c_the_callback_is_called_once_more(tmp_path, data):
     path, seen = tmp_path / "run.safetensors", []
 

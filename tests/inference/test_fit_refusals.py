@@ -59,6 +59,7 @@ DATA = [
     (TensorDataset(torch.zeros(4, 1, 2, 2, dtype=torch.uint8)), "divide bytes by 255"),
     (Items(BYTES), "divide bytes by 255"),
     (IMAGES[:0], "images is an empty batch; give at least one image"),
+    (4 * IMAGES - 2, r"images must lie in \[0, 1\], but these span"),
     (IMAGES * math.nan, "images holds NaN or infinite pixels"),
 ]
 

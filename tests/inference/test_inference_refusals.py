@@ -17,6 +17,7 @@ from toys import (
     Labelaw,
     LinearGuide,
     NoGuide,
+    PointGuide,
     conjugate_images,
     on_toys,
     pair,
@@ -44,6 +45,7 @@ from capsule_zoo.inference import (
     reconstruct,
     refine,
     sample,
+    widen,
 )
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe
@@ -252,6 +254,7 @@ REFUSALS = [
 
 
 PLAIN = r"a plain Pyro program, and \w+ needs one"
+OUTSIDE = r"images must lie in \[0, 1\], but these span"
 UNREAD = r"images must be .*; call torch\."
 OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("toys", lambda m, g, x: evaluate(m, NoGuide(m), x), "'code' is missing", IncompatibleGuide),
@@ -302,6 +305,10 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("vae", lambda m, g, x: gauss_newton(plain, g, x), PLAIN),
     ("vae", lambda m, g, x: fill_in(plain, g, x), PLAIN),
     ("vae", lambda m, g, x: sample(plain, 2), PLAIN),
+    ("vae", lambda m, g, x: sample("vae", 2), "model is a str, which is no capsule_zoo.models.Mod"),
+    ("toys", lambda m, g, x: evaluate(m, g, 4 * x - 2), OUTSIDE),
+    ("toys", lambda m, g, x: latents(g, 4 * x - 2, ["code"]), OUTSIDE),
+    ("toys", lambda m, g, x: widen(m, PointGuide(m).double(), 4 * x - 2, steps=1), OUTSIDE),
     ("vae", lambda m, g, x: mean_images(plain, 2), PLAIN),
     ("vae", lambda m, g, x: intervene(plain, g, x, {"image_code": 0.0}), PLAIN),
     ("vae", lambda m, g, x: intervene(m, g, x[0], {}), "images must have shape"),

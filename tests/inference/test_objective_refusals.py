@@ -37,7 +37,6 @@ from capsule_zoo.inference.calibration import check_calibration, rank_uniformity
 from capsule_zoo.inference.energy.pretrain import pretrain
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
-from capsule_zoo.inference.posterior.fitted import auto_normal
 from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
@@ -201,15 +200,6 @@ REFUSALS = [
     (  # its whole numbers once passed for binary ones
         lambda: top_prior({"object_kind": torch.arange(20) % 3}, name="shape-codes"),
         "'object_kind', a choice; leave it out",
-    ),
-    (
-        lambda: auto_normal(*machine(), IMAGES.float(), steps=1, seed=0),
-        r"capsule1_switch, capsule1_hidden.*free_form",
-        UnservedSite,
-    ),
-    (
-        lambda: small_entry("vae").fit_guide("freeform", torch.rand(2, 1, 5, 6)),
-        "unknown general guide 'freeform'; did you mean 'free",
     ),
     # transformations and templates
     (lambda: asked(grid=torch.zeros(5)), r"grid must be \(G, 2\), not \(5, 1\)"),

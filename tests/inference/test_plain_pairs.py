@@ -69,20 +69,6 @@ def test_a_plain_pair_is_told_what_to_declare(verb):
     assert "fit, evaluate and compare take the program as it is" in str(e.value)
 
 
-def test_without_images_the_words_are_general():
-    for call in (
-        lambda: sample(Decoder(), 3),
-        lambda: encode(Decoder(), Encoder(), DataLoader(images_of(), 2)),
-        lambda: encode(lambda images: None, Encoder(), "digits"),
-    ):
-        with pytest.raises(
-            ValueError, match=r'with sites = \(Site\("z", .*ImageSpace\(\(1, 28, 28\)'
-        ):
-            call()
-    with pytest.raises(ValueError, match=r"model is a str, which is no capsule_zoo.models.Model"):
-        sample("vae", 3)
-
-
 def test_fit_evaluate_and_infer_take_the_plain_pair():
     model, guide, images = Decoder(), Encoder(), images_of()
     fit(model, guide, images, steps=2, checks=Checks(progress=False))

@@ -1,6 +1,5 @@
 """Training in stages: as one run, resumed wherever it was stopped, and through the command line."""
 
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,18 +149,11 @@ def test_a_run_with_the_steps_that_its_stages_need_is_divided_exactly_and_says_n
     assert epochs.index[epochs < 0].tolist() == [9, 12]
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"steps": 8}, "3 were cut short (4 of 9; 1 of 2; 3 of 5 steps), so that results may be"),
-        ({"epochs": 4}, "train again with --steps 16 (in Python steps=16)"),
-        ({"steps": 8, "minutes": 9}, "--minutes 21 --steps 16 (in Python minutes=21, steps=16)"),
-    ],
-)
-def test_stages_that_were_cut_short_are_named_once_with_what_they_need(limits, words):
-    entry = made()
-    with pytest.warns(UserWarning, match=re.escape(words)) as caught:
-        fit_stages(stages_of(entry, 9, 2, 5), some_data(), batch_size=10, progress=False, **limits)
+def test_stages_that_were_cut_short_are_named_once_with_what_they_need():
+    words = r"3 were cut short \(4 of 9; 1 of 2; 3 of 5 steps\).* --minutes 21 --steps 16"
+    with pytest.warns(UserWarning, match=words) as caught:
+        limits = LIMITS | {"steps": 8, "minutes": 9}
+        fit_stages(stages_of(made(), 9, 2, 5), some_data(), **limits)
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 

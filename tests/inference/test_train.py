@@ -19,7 +19,6 @@ from toys import (
     Conjugate,
     LinearGuide,
     NoGuide,
-    PointGuide,
     assert_same,
     binary_images,
     conjugate_images,
@@ -30,32 +29,8 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.inference import NonFiniteLoss, evaluate, widen
-from capsule_zoo.inference.probes import latents
-from capsule_zoo.inference.training import progress, schedule
-from capsule_zoo.models.common.spaces import ImageSpace
-
-# What training says beforehand
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"epochs": 10**9}, "1e+09 epochs take about"),
-        ({"minutes": 30}, "30 minutes allow about"),
-        ({"steps": 10**9, "minutes": 30}, ""),
-    ],
-)
-def test_a_run_that_will_be_long_is_announced_after_two_steps(limits, words, monkeypatch, capsys):
-    if limits == {"minutes": 30}:
-        monkeypatch.setattr(schedule, "FEW_STEPS", 10**9)
-    options = {name: value for name, value in QUIET.items() if name not in limits}
-    fit(*pair(), dataset(), every=4, callbacks=[lambda check: True], **limits, **options)
-    said = capsys.readouterr().err
-    assert words in said and said.count("a step takes") == bool(words)
-
-
-# What training converges to
+from capsule_zoo.inference import NonFiniteLoss
+from capsule_zoo.inference.training import progress
 
 
 def test_training_finds_the_posterior():
@@ -167,9 +142,6 @@ def test_any_torch_optimizer_and_clipping():
         model, guide, conjugate_images(40), steps=1, optimizer=torch.optim.SGD, clip=1e-3, **options
     )
     assert 0 < abs(guide.offset.item() - before) <= 1e-3
-
-
-# When it stops
 
 
 def test_the_record_of_a_run(tmp_path):
@@ -284,27 +256,3 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
 def test_a_transform_that_spoils_the_images_is_told_from_a_rate_that_is_too_high(validated):
     with pyro.validation_enabled(validated), pytest.raises(ValueError, match="images holds NaN"):
         fit(*pair(), dataset(), steps=1, transform=lambda images: images * math.nan, **QUIET)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda model, guide, data: fit(model, guide, data.images, steps=2, **QUIET),
-        lambda model, guide, data: fit(model, guide, data, steps=2, **QUIET),
-        lambda model, guide, data: evaluate(model, guide, data, num_particles=2),
-        lambda model, guide, data: widen(model, guide, data, steps=2),
-        lambda model, guide, data: latents(guide, data.images, ["code"]),
-    ],
-    ids=["fit images", "fit a split", "evaluate", "widen", "latents"],
-)
-def test_the_model_says_which_pixels_it_takes(use):
-    """Standardized images are right for a model of real pixels, and for no other."""
-
-    class Real(Conjugate):
-        space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
-
-    data = Split(4 * conjugate_images(40) - 2, torch.zeros(40, dtype=torch.int64))
-    real, other = Real().double(), Conjugate().double()
-    use(real, PointGuide(real).double(), data)
-    with pytest.raises(ValueError, match=r"images must lie in \[0, 1\], but these span"):
-        use(other, PointGuide(other).double(), data)
