@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from toys import (
     QUIET,
     Conjugate,
+    Items,
     LinearGuide,
     assert_same,
     conjugate_images,
@@ -29,21 +30,6 @@ from capsule_zoo.registry import create, small_settings
 
 SHORT = QUIET | {"steps": 9}
 UNBATCHED = {name: value for name, value in SHORT.items() if name != "batch_size"}
-
-
-class Items(torch.utils.data.Dataset):
-    """A data set of single images, with or without labels."""
-
-    def __init__(self, images, labels=None):
-        self.images = images
-        self.labels = labels
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, number):
-        image = self.images[number]
-        return image if self.labels is None else (image, self.labels[number])
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from toys import (
     QUIET,
     Conjugate,
     ExactGuide,
+    Items,
     LinearGuide,
     assert_same,
     dataset,
@@ -30,19 +31,6 @@ from capsule_zoo.inference.training.stages import Stage, fit_stages
 
 IMAGES = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(0)).double()
 BYTES = np.zeros((4, 1, 2, 2), np.uint8)
-
-
-class Items(torch.utils.data.Dataset):
-    """A data set of single images."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, number):
-        return self.images[number]
 
 
 KINDS = "must be a Dataset, a Split, images .*, a list of such batches, .* or a torch DataLoader"

@@ -6,8 +6,8 @@ import pyro
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from toys import ExactGuide, conjugate_images, pair
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from toys import ExactGuide, Items, conjugate_images, pair
 
 from capsule_zoo import data as zoo_data
 from capsule_zoo.data import Split
@@ -30,22 +30,6 @@ from capsule_zoo.registry import create, list_models, small_settings
 
 NAMES = list_models()
 NUMBER = 5
-
-
-class Items(Dataset):
-    """A map-style data set, of images alone or of images and labels."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-        self.read = 0
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, number):
-        self.read += 1
-        item = tuple(tensor[number] for tensor in self.tensors)
-        return item if len(item) > 1 else item[0]
 
 
 class Flow(IterableDataset):

@@ -207,6 +207,22 @@ def binary_images(number: int) -> Tensor:
     return torch.randint(2, (number, 1, 2, 2)).double()
 
 
+class Items(torch.utils.data.Dataset):
+    """Single images, or images with their labels, counted as they are read."""
+
+    def __init__(self, *columns) -> None:
+        self.columns = columns
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, number: int):
+        self.read += 1
+        item = tuple(column[number] for column in self.columns)
+        return item if len(item) > 1 else item[0]
+
+
 QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of short runs of `fit`
 
 
