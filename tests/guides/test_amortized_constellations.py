@@ -96,8 +96,6 @@ def test_more_proposals_give_no_smaller_evidence():
     torch.manual_seed(2)
     one, many = (guide.with_proposals(n).parse(points).log_evidence for n in (1, 12))
     assert (many >= one).all() and (many > one).any()
-    with pytest.raises(ValueError, match="proposals"):
-        guide.with_proposals(0)
 
 
 def test_every_point_sees_the_others_in_a_frame_of_its_own():
@@ -137,5 +135,3 @@ def test_it_learns_to_share_from_samples_and_leaves_the_model_alone():
         losses.append(loss.item())
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="AmortizedMatching, not ExactMatching"):
-        objective.differentiable_loss(model, ExactMatching(model), points)

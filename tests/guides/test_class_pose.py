@@ -56,8 +56,3 @@ def test_the_decoder_learns_while_the_network_stays(pair):
     fit(model, guide, split, steps=2, inputs=Inputs(labels=True), checks=Checks(progress=False))
     assert all(torch.equal(p, before[name]) for name, p in parameters.items())
     assert not torch.equal(model.decoder.paint.weight, painted)
-
-
-def test_a_code_of_another_size_is_refused(pair):
-    with pytest.raises(ValueError, match="latent must be 48"):
-        ClassPose(VariationalAutoencoder(SHAPE, 47), pair[1].classifier)

@@ -91,10 +91,3 @@ def test_it_reads_the_window_and_nothing_else():
     other[..., 2, 2] += 0.1
     changed = guide.expectations(other)
     assert not torch.equal(seen["object_pose"], changed["object_pose"])
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="window must lie in 10x8 pixels, not be 11x4"):
-        pair(window=(11, 4))
-    with pytest.raises(ValueError, match="hidden must be at least 1"):
-        ConditionalEncoder(convolutional(), hidden=0)

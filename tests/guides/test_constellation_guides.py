@@ -219,31 +219,3 @@ def test_a_parse_moves_its_templates_onto_the_points():
     found = ExactMatching(model_of(sigma=0.01)).parse(scene)
     assert found.objects.tolist() == [[1, 1, 1]]
     assert found.corners.tolist() == [order.tolist()]
-
-
-@pytest.mark.parametrize(
-    "guide", [ExactMatching, RansacMatching, SinkhornMatching, MixtureMatching]
-)
-def test_bad_scenes_are_refused_with_a_remedy(guide):
-    used, points = guide(model_of()), torch.rand(2, 7, 2)
-    for wrong, words in (
-        ((points[0],), "points\\[None\\]"),
-        ((points, torch.ones(2, 6)), "present must be \\(2, 7\\)"),
-        ((points, torch.full((2, 7), 0.5)), "0 and 1"),
-        ((points / 0, torch.ones(2, 7)), "set present to 0"),
-        ((points, torch.arange(7).expand(2, 7) < 1), "fewer than two"),
-        ((points, torch.arange(7).expand(2, 7) < 5), "scenes of 5 points"),
-        ((torch.rand(1, 30, 2),), "at most 7"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            used.parse(*wrong)
-
-
-def test_wrong_models_are_refused():
-    with pytest.raises(ValueError, match="fewer than two different points"):
-        Constellations([torch.zeros(1, 2)])
-    with pytest.raises(ValueError, match="templates is empty"):
-        Constellations([])
-    for wrong in (dict(sigma=-1.0), dict(presence=1.0), dict(clutter=-1), dict(sigma_floor=0.0)):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Constellations([torch.tensor(SHAPES["square"])], **wrong)

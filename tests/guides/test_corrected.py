@@ -9,8 +9,7 @@ import torch
 from pyro import poutine
 from variants import create, small_settings
 
-from capsule_zoo.guides import Corrected, Guide, PartWholeGuide
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides import Corrected, Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.fitted import kinds_for
@@ -163,17 +162,3 @@ def test_the_guide_that_is_corrected_is_left_as_it_was():
     assert not own & {id(p) for p in refined.parameters()}
     for before, now in zip(kept, entry.guide.parameters(), strict=True):
         assert torch.equal(before, now) and now.requires_grad and now.grad is None
-
-
-def test_what_cannot_be_corrected_is_named():
-    entry = create("stacked-capsule-autoencoder", **small_settings("stacked-capsule-autoencoder"))
-    images = torch.rand(2, *entry.model.image_shape)
-    with pytest.raises(UnservedSite, match=r"draws 'object_presence': its law NoisyLogit .*FreeF"):
-        Corrected(entry.guide, images)
-    assert "corrected" not in kinds_for(entry.model, entry.guide)
-    with pytest.raises(ValueError, match="guide must be a Guide, not Conv"):
-        Corrected(torch.nn.Conv2d(1, 1, 1), images)
-    part_whole = create("part-whole", **small_settings("part-whole"))
-    assert isinstance(part_whole.guide, PartWholeGuide)
-    with pytest.raises(ValueError, match="law 'corrected' corrects the laws of one guide"):
-        refine(part_whole.model, None, images, law="corrected")

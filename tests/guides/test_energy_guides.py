@@ -106,10 +106,3 @@ def test_weights_of_an_unnormalized_joint_are_not_called_a_bound():
     model = small()
     summary = summarize(evaluate(model, ExactSwitches(model), some_images(model), draws=0))
     assert not summary["is_bound"] and summary["elbo"] != summary["elbo"]
-
-
-def test_guides_refuse_what_they_do_not_fit():
-    with pytest.raises(ValueError, match="model must have switches; for an RBM use ExactSwitches"):
-        MeanFieldSwitches(RBM(4, 2))
-    with pytest.raises(ValueError, match="iterations must be at least 1"):
-        MeanFieldSwitches(small(), 0)

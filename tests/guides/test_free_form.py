@@ -4,8 +4,6 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
-from pyro.infer.autoguide.initialization import init_to_sample
 
 from capsule_zoo.guides import FreeForm, PartWholeGuide
 from capsule_zoo.inference import Checks, check_pair, evaluate, fit, summarize
@@ -82,16 +80,6 @@ def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, 
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_it_refuses_other_images(pair, images):
-    model, guide = pair
-    with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
-        FreeForm(model, images, guide)(images[:3])
-    with pytest.raises(ValueError, match="law must be one of 'delta', 'normal', 'low"):
-        FreeForm(model, images, guide, law="full")
-    with pytest.raises(ValueError, match="rank must be at least 1, not 0"):
-        FreeForm(model, images, guide, law="low_rank", rank=0)
-
-
 def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair, images):
     """The density of the auxiliary draw and of presences is all that there is, in every plate."""
     model, guide = pair
@@ -116,20 +104,6 @@ def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair,
     check_pair(model, free, images)
     chosen = free.select(torch.tensor([2, 0]))
     assert torch.equal(chosen.factors["part_pose"], free.factors["part_pose"][[2, 0]])
-
-
-@pytest.mark.parametrize("automatic", [AutoDelta, AutoNormal])
-@pytest.mark.parametrize("selection", ["marginal", "enumerate"])
-def test_pyros_own_guides_fit_too(pair, images, automatic, selection):
-    """Nothing depends on our guides: Pyro's free-standing ones train on the same model."""
-    model = pair[0].with_selection(selection)
-    visible = poutine.block(model, hide=["part_parent"])
-    guide = automatic(visible, init_loc_fn=init_to_sample)  # medians are singular poses
-    guide(images)  # AutoGuides find the sites and their shapes on the first call
-    check_pair(model, guide, images)
-    run = fit(model, guide, images, steps=30, lr=0.02, **FITTING)
-    losses = run.history["loss"]
-    assert losses.iloc[-5:].mean() < losses.iloc[:5].mean()
 
 
 def test_delta_poses_lose_nothing_but_density(pair, images):

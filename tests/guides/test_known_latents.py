@@ -36,11 +36,3 @@ def test_its_bound_is_the_joint_density_of_its_values(name):
     found = evaluate(model, KnownLatents(model, values), images, num_particles=1)
     joint = trace.log_prob_sum().item()
     assert float(found["sample_stats"]["log_weight"].sum()) == pytest.approx(joint, rel=1e-5)
-
-
-def test_missing_values_and_other_images_are_refused():
-    model, images, values = known("vae")
-    with pytest.raises(ValueError, match="this guide has values for 3 images, not 2"):
-        KnownLatents(model, values)(images[:2])
-    with pytest.raises(ValueError, match=r"values lacks .*; give a value to each of the latent"):
-        KnownLatents(model, {})

@@ -9,23 +9,9 @@ from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
-
-
-@pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
-def model(request):
-    torch.manual_seed(0)
-    return PartWholeCapsules(
-        (1, 12, 12), layers=request.param, painting=Painting(template_size=5)
-    ).double()
-
-
-@pytest.fixture
-def images():
-    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
 
 
 def traced(guide, images, seed=0):
@@ -96,14 +82,3 @@ def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)
     assert all(a is b for a, b in zip(guide.parameters(), discrete.parameters(), strict=True))
-
-
-def test_refusals(model):
-    with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal', 'low_rank'"):
-        PartWholeGuide(model, "gamma")
-    with pytest.raises(ValueError, match="rank must be at least 1"):
-        PartWholeGuide(model, "low_rank", rank=0)
-    with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
-        configure(PartWholeGuide, model, **SMALL).double()(
-            torch.zeros(1, 1, 8, 8, dtype=torch.float64)
-        )

@@ -131,12 +131,6 @@ def test_the_narrowing_is_bounded_and_means_are_means_of_draws():
         torch.testing.assert_close(ratio, torch.full_like(ratio, limit))
 
 
-def test_units_of_other_families_have_no_such_parameter():
-    for family in ("bernoulli", "poisson"):
-        _, guide = randomized(4, (2, 2), 2, hidden_family=family)
-        assert not any("narrowing" in name for name, _ in guide.named_parameters())
-
-
 def test_capsules_start_on_in_both_halves():
     model = CapsuleHelmholtzMachine(4, (2, 3), 2, switch_start=1.5)
     guide = RecognitionMachine(model)

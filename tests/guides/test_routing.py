@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from capsule_zoo.guides import DynamicRouting, EMRouting, Routing, VBRouting
+from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
 from capsule_zoo.models.routing.votes import Votes, Windows
-from capsule_zoo.registry import create, small_settings
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]
@@ -270,22 +269,6 @@ def test_nothing_is_there_when_no_child_is(routing):
     assert (scattered.presence < 0.5).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("presence", [0.0, 1e-30, 1.0])
-@pytest.mark.parametrize("children", [1, 2])
-@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
-def test_one_child_gives_no_nan(routing, children, presence, dtype):
-    """Its votes have no spread at all; deviations of zero would give NaN gradients."""
-    values = torch.randn(2, 1, J, 16).to(dtype).repeat(1, children, 1, 1).requires_grad_()
-    weight = torch.full((2, children), presence, dtype=dtype, requires_grad=True)
-    rule = law(noise=5e-4)
-    rule = rule._replace(beta_a=rule.beta_a.to(dtype), beta_u=rule.beta_u.to(dtype))
-    belief = routing(Votes.dense(values, weight), rule)
-    (belief.mean.square().sum() + belief.presence.sum()).backward()
-    for found in (*belief, values.grad, weight.grad):
-        assert found.isfinite().all()
-
-
 @pytest.mark.parametrize("routing", ROUTINGS[:2], ids=repr)
 def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
     """This holds for EM alone: VB's prior and dynamic routing's squash tie poses to the origin."""
@@ -302,23 +285,6 @@ def test_free_energies_are_reported_on_the_same_votes(routing, votes):
     torch.testing.assert_close(energies[0], EMRouting().free_energies(votes, law())[0])
 
 
-@pytest.mark.parametrize(
-    ("routing", "setting", "words"),
-    [
-        *((kind, dict(iterations=0), "iterations must be at least 1") for kind in KINDS),
-        *((kind, dict(anneal=1.0), "anneal must lie in") for kind in KINDS[:2]),
-        *((kind, dict(anneal="geometric"), "or be 'linear', not 'geom") for kind in KINDS[:2]),
-        *((kind, dict(power=0.0), "power must be positive") for kind in KINDS[:2]),
-        (EMRouting, dict(costs="mean"), "costs must be one of 'summed', 'standardized'"),
-        (EMRouting, dict(e_step="fast"), "e_step must be one of 'paper', 'exact'"),
-        (VBRouting, dict(nu=0.0), "nu must be positive"),
-    ],
-)
-def test_bad_settings_are_refused(routing, setting, words):
-    with pytest.raises(ValueError, match=words):
-        routing(**setting)
-
-
 def test_softmax_is_over_all_parents_of_a_windowed_layer():
     """One parent type, nine windows: a child seen from all nine gives a ninth to each at first."""
     windows = Windows.sliding(5, 5, 3, 1)
@@ -328,44 +294,3 @@ def test_softmax_is_over_all_parents_of_a_windowed_layer():
     assert len(middle) == 9
     for position, place in middle.tolist():
         assert responsibility[0, position, 0, place] == pytest.approx(1 / 9)
-
-
-@pytest.mark.parametrize("found", [lambda belief: belief, lambda belief: [], lambda belief: [None]])
-def test_a_routing_that_yields_no_belief_is_named(votes, found):
-    class Own(Routing):
-        def beliefs(self, votes, law):
-            return found(best_belief(votes, votes.uniform(), law))
-
-    with pytest.raises(ValueError, match="beliefs of Own must yield a Belief, at least once"):
-        Own(2)(votes, law())
-
-
-def test_a_routing_without_beliefs_and_a_share_of_an_iteration_are_named(votes):
-    with pytest.raises(NotImplementedError, match="Routing must write beliefs"):
-        Routing()(votes, law())
-    with pytest.raises(ValueError, match=r"iterations must be a whole number, 1 or more, not 1\.5"):
-        EMRouting(1.5)
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (lambda votes, belief: [belief._replace(responsibility=rand(B, 1, J, I))], "in .0, 1."),
-        (lambda votes, belief: [], "must yield a Belief"),
-        (lambda votes, belief: [votes.uniform(), belief], "must yield a Belief"),
-    ],
-)
-def test_beliefs_that_are_none_are_refused(votes, found, words):
-    class Mine(Routing):
-        def beliefs(self, votes, law):
-            yield from found(votes, best_belief(votes, votes.uniform(), law))
-
-    with pytest.raises(ValueError, match=rf"of Mine .*{words}"):
-        Mine().free_energies(votes, law())
-
-
-def test_words_and_votes_of_another_form_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"routing must be a Routing such as .*, not 'em'"):
-        create("matrix-capsules", **small_settings("matrix-capsules")).model.with_routing("em")
-    with pytest.raises(ValueError, match=r"votes are .*, not \(12, 3, 16\)"):
-        Votes.dense(rand(12, 3, 16))

@@ -1,7 +1,5 @@
 """Routing is coordinate ascent on the model's log joint: each step against the model itself."""
 
-from functools import partial
-
 import pytest
 import torch
 from machines import shifted
@@ -120,11 +118,3 @@ def test_it_fits_every_model_and_trains(layers, pose):
     (trace.log_prob_sum() - joint.log_prob_sum()).backward()
     for name, parameter in guide.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-
-
-def test_iterations_are_checked():
-    with pytest.raises(ValueError, match="iterations must be at least 1"):
-        PartWholeGuide(
-            PartWholeCapsules((1, 12, 12), objects=3, parts=4),
-            above=partial(EMObjects, iterations=0),
-        )

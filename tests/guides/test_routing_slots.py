@@ -85,10 +85,3 @@ def test_it_is_a_guide_to_scenes_of_several_objects(objects):
         whole, objects=objects, starts=1, reader=partial(PartReader, channels=2)
     ).double()
     check_pair(whole, guide, images)
-
-
-def test_it_refuses_sizes_by_name():
-    with pytest.raises(ValueError, match="rounds"):
-        RoutingSlots(made(), rounds=0)
-    with pytest.raises(ValueError, match="starts"):
-        RoutingSlots(made(), starts=0)

@@ -5,6 +5,7 @@ import torch
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
+from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Checks, Inputs, fit
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.routing.parent_law import ParentLaw
@@ -12,6 +13,8 @@ from capsule_zoo.models.routing.votes import Votes
 
 B, I, J, D = 2, 9, 3, 16  # noqa: E741
 ROUTINGS = [EMRouting, lambda n: EMRouting(n, e_step="exact"), VBRouting, DynamicRouting]
+ROUTINGS += [lambda _: EMRouting(3, anneal="linear", costs="standardized")]
+ROUTINGS += [lambda _, kind=kind: kind() for kind in LEARNED.values()]
 VOTES = {
     "of unit size": lambda: torch.randn(B, I, J, D),
     "huge": lambda: 1e4 * torch.randn(B, I, J, D),

@@ -6,10 +6,8 @@ import pytest
 import torch
 from machines import shifted
 from pyro import poutine
-from torch import Tensor
 
 from capsule_zoo.guides import FreeForm, Guide
-from capsule_zoo.guides.per_image.site_laws import UnservedSite, family_of
 from capsule_zoo.inference import check_pair, evaluate
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model, Site
@@ -116,34 +114,3 @@ def test_it_starts_at_the_laws_of_another_free_form_guide(images):
         if name in ("logits.kind", "logits.choice", "logits.relaxed_kind"):
             value, expected = value.log_softmax(-1), parameter.log_softmax(-1)
         torch.testing.assert_close(value, expected, msg=name)
-
-
-def test_a_site_that_nothing_serves_is_named():
-    counts = dist.Poisson(torch.ones(2)).to_event(1)
-    with pytest.raises(UnservedSite, match="site 'count' has the law Poisson, which is discrete"):
-        family_of("count", counts)
-    trials = dist.Binomial(3, logits=torch.zeros(2)).to_event(1)  # more than its logits
-    with pytest.raises(UnservedSite, match="'tries' has the law Binomial, which is discrete"):
-        family_of("tries", trials)
-    on_a_sphere = dist.ProjectedNormal(torch.ones(3))
-    with pytest.raises(UnservedSite, match="has no transform from the reals"):
-        family_of("axis", on_a_sphere)
-
-
-def test_a_site_of_no_image_is_named(images):
-    class Shared(AllKinds):
-        sites = (Site("real", (), event_dim=1),)
-
-    with pytest.raises(UnservedSite, match=r"'real' of Shared lies outside the plate 'images'"):
-        FreeForm(Shared(), images)
-
-
-def test_a_start_that_lacks_a_site_is_named(images):
-    model = AllKinds()
-
-    class Empty(Guide):
-        def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-            pass
-
-    with pytest.raises(ValueError, match="init, a Empty, draws no site 'real'"):
-        FreeForm(model, images, Empty(model))

@@ -7,12 +7,7 @@ import pytest
 import torch
 from machines import values_of
 
-from capsule_zoo.guides import (
-    EMConstellations,
-    PartReader,
-    SetTransformerObjects,
-    StackedCapsuleGuide,
-)
+from capsule_zoo.guides import EMConstellations, PartReader, StackedCapsuleGuide
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import NoisyLogit, SureLogit
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses
@@ -116,25 +111,3 @@ def test_laws_of_logits_expand_and_integrate_to_one():
     assert NoisyLogit(logits, 4.0).log_prob(logits + 2.1).max() == -torch.inf
     sure = SureLogit(logits).expand(torch.Size((3, 2)))
     assert torch.equal(sure.rsample(), logits.expand(3, 2))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (dict(pose="low_rank"), "pose must be one of 'delta', 'normal'"),
-        (dict(noise="loud"), "noise must be one of"),
-        (dict(noise_width=0.0), "noise_width must be positive"),
-        (dict(reader=partial(PartReader, turns=2)), "reader must see each image as it is"),
-        (dict(reader=partial(PartReader, centered=True)), "reader must see each image as it is"),
-    ],
-)
-def test_wrong_options_are_refused(model, options, words):
-    with pytest.raises(ValueError, match=words):
-        StackedCapsuleGuide(model, **options)
-
-
-def test_wrong_sizes_of_objects_are_refused(model):
-    with pytest.raises(ValueError, match="iterations must be at least 1"):
-        EMConstellations(model, iterations=0)
-    with pytest.raises(ValueError, match="width must be at least 1"):
-        SetTransformerObjects(model, width=0)

@@ -83,10 +83,3 @@ def test_objects_from_reads_are_those_from_images(guide, images):
     below = values_of(guide.with_scope("parts"), images)
     assert set(below) == {"part_presence", "part_pose", "part_feature"}
     assert all(torch.equal(below[name], whole[name]) for name in below)
-
-
-def test_wrong_sizes_are_refused(guide):
-    with pytest.raises(ValueError, match="width must be at least 1"):
-        PerceptronObjects(guide.model, width=0)
-    with pytest.raises(ValueError, match="spread must be positive"):
-        PerceptronObjects(guide.model, spread=0.0)

@@ -38,11 +38,6 @@ def model(request):
     return model.double()
 
 
-@pytest.fixture
-def images():
-    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
-
-
 def turn_poses(values, angle):
     """Return the same parse for the image turned counter-clockwise by `angle`."""
     by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))
@@ -180,11 +175,3 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
         poses_found[known] = parts[1] - parts[0]
     assert poses_found[False].abs().max() < 1e-12
     assert poses_found[True].abs().max() > 1e-5
-
-
-def test_refusals():
-    wide = PartWholeCapsules((1, 12, 16), objects=2, parts=3)
-    with pytest.raises(ValueError, match="turns must be at least 1, not 0"):
-        configure(PartWholeGuide, wide, turns=0, **SMALL)
-    with pytest.raises(ValueError, match="need square images, not 12x16"):
-        configure(PartWholeGuide, wide, turns=4, **SMALL)

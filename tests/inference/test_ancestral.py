@@ -1,7 +1,6 @@
 """Running a model downwards: given sites keep their values, all others are drawn."""
 
 import pyro.distributions as dist
-import pytest
 import torch
 
 from capsule_zoo.guides import PartWholeGuide
@@ -68,20 +67,3 @@ def test_log_prior_is_that_of_the_top():
     pose = dist.Normal(identity, model.pose.sigma_top).log_prob(parsed["object_pose"])
     expected = presence.sum(1) + pose.sum((1, 2))
     torch.testing.assert_close(log_prior(model, parsed, batch_size=4), expected)
-
-
-def test_the_stream_of_draws_and_the_mode_are_left_alone():
-    model, guide, images = pair()
-    guide.train()
-    before = torch.get_rng_state()
-    parsed = infer(guide, images)
-    mean_images(model, 3)
-    image_log_likelihood(model, images, parsed)
-    assert torch.equal(torch.get_rng_state(), before) and guide.training and model.training
-    assert torch.equal(infer(guide, images)["part_presence"], parsed["part_presence"])
-
-
-def test_a_given_name_that_is_no_site_is_refused():
-    model, _, _ = pair()
-    with pytest.raises(ValueError, match="unknown site 'object_presences'; did you mean"):
-        mean_images(model, 2, {"object_presences": torch.ones(2, 2)})

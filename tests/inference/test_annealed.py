@@ -18,24 +18,21 @@ from toys import (
     NoGuide,
     Parts,
     PartsGuide,
-    PointGuide,
     binary_images,
     conjugate_images,
     pair,
 )
 from variants import create, list_models, small_settings, takes_images
 
-from capsule_zoo.data import progress as bars
 from capsule_zoo.guides import FreeForm, Guide
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
-from capsule_zoo.inference import SemiAmortized, evaluate, summarize
+from capsule_zoo.inference import SemiAmortized, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, scored
 from capsule_zoo.inference.annealing.transitions import Moves, changed, transition, turn
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
-from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
+from capsule_zoo.models import CapsuleHelmholtzMachine
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 
@@ -44,10 +41,7 @@ Z = 4.5  # standard errors of a mean that is exact: passed by chance once in 150
 
 
 class Mixed(Model):
-    """A kind of three, two presences and a code; given the discrete ones all is Gaussian.
-
-    The image, four pixels, is level[kind] code + bumps of the parts that are present + noise.
-    """
+    """A kind of three, two presences and a code; given the discrete ones all is Gaussian."""
 
     sites = (
         Site("object_kind", ("images",), event_dim=1, discrete=True),
@@ -164,11 +158,11 @@ class Units(CapsuleHelmholtzMachine):
         values = dict(zip([*sizes, "capsule1_hidden"], (top, hidden, switch, units), strict=True))
         values["capsule2_hidden"] = hidden.unflatten(1, (1, 2))
         values["capsule1_hidden"] = units.unflatten(1, (2, 2))
-        found = []
-        for image in images:
+        found, (binary, rows) = [], images.unique(dim=0, return_inverse=True)
+        for image in binary:
             repeated = image.expand(len(states), -1, -1, -1)
             found.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
-        return torch.stack(found)
+        return torch.stack(found)[rows]
 
 
 CASES = {
@@ -215,11 +209,7 @@ def test_forward_weights_are_unbiased(case, share):
 @pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 @pytest.mark.parametrize("case, share", STARTS)
 def test_both_directions_are_of_one_path(case, share):
-    """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other.
-
-    With g(w) = 1 / (1 + w / p(image)) both sides are bounded (Bennett 1976), so that means of
-    inverse weights, whose variance may be infinite, need not be taken.
-    """
+    """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other."""
     torch.manual_seed(0)
     model, guide = CASES[case]()
     options = dict(chains=1, simulated=2000, batch_size=10**6, prior_share=share, **QUICK)
@@ -284,18 +274,6 @@ def test_few_temperatures_leave_a_gap_that_more_close():
         for number in (2, 25)
     ]
     assert gaps[0] > 6 > 3 > gaps[1] > -1  # 17 to 18 and 1.1 to 1.8 at two seeds
-
-
-def test_a_bound_from_annealing_is_tighter_than_the_guides():
-    model, guide = pair()
-    shown = conjugate_images(20)
-    elbo = summarize(evaluate(model, guide, shown, num_particles=50))["elbo"]
-    found = annealed_log_likelihood(
-        model, guide, shown, temperatures=20, leapfrogs=2, chains=8, simulated=0, pilot_chains=2
-    )
-    log_evidence = model.log_evidence(shown).mean().item()
-    assert elbo < annealed_bounds(found)["lower"] < log_evidence + 0.1
-    assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
@@ -367,8 +345,6 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
         for share in (0.0, 0.5)
     ]
     assert gaps[0] > 20 and abs(gaps[1]) < 4
-    with pytest.raises(ValueError, match="prior_share must be from 0"):
-        annealed_log_likelihood(model, Narrow(model), shown, prior_share=1.0)
 
 
 @pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04), (Units, 1.0)])
@@ -527,33 +503,6 @@ def test_enumerated_sites_are_summed_out():
     torch.testing.assert_close(terms.at(1.0), model.log_evidence(images))
 
 
-def test_progress_is_shown_for_each_pass_on_request(monkeypatch, capsys):
-    monkeypatch.setattr(bars, "SECONDS_TO_FIRST_LINE", 0)
-    model, guide = pair()
-    for progress, passes in ((False, 0), (True, 3)):
-        how = dict(chains=2, simulated=2, progress=progress, **QUICK)
-        annealed_log_likelihood(model, guide, conjugate_images(1), **how)
-        shown = capsys.readouterr().err
-        assert shown.count("100%") == passes and ("annealing back" in shown) == progress
-
-
-def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
-    model, guide = pair()
-    shown = conjugate_images(3)
-    options = dict(chains=3, simulated=2, **QUICK)
-    before = torch.get_rng_state()
-    first = annealed_log_likelihood(model, guide, shown, **options)
-    assert torch.equal(before, torch.get_rng_state())
-    again = annealed_log_likelihood(model, guide, shown, **options)
-    other = annealed_log_likelihood(model, guide, shown, seed=1, **options)
-    for name in ("log_weight", "simulated_log_weight", "reverse_log_weight"):
-        value = first.sample_stats[name].values
-        assert (value == again.sample_stats[name].values).all()
-        assert (value != other.sample_stats[name].values).all()
-    assert not any(parameter.grad is not None for parameter in model.parameters())
-    assert all(parameter.requires_grad for parameter in guide.parameters())
-
-
 def test_steps_come_from_other_chains(monkeypatch):
     """The lengths of the steps do not change with anything that the measured chains do."""
     from capsule_zoo.inference.annealing import bounds as annealed
@@ -573,54 +522,10 @@ def test_steps_come_from_other_chains(monkeypatch):
     assert torch.equal(*seen) and seen[0].shape == (4, 3)
 
 
-def test_result_is_an_evaluation():
-    model, guide = pair()
-    found = annealed_log_likelihood(model, guide, conjugate_images(3), chains=5, **QUICK)
-    assert dict(found.sample_stats.sizes) == dict(chain=1, draw=5, image=3, simulated=16)
-    assert found.attrs["is_bound"] == 1 and found.attrs["bound_on"] == "log p(image)"
-    assert found.attrs["estimator"] == "annealed importance sampling"
-    assert found.observed_data["pixels"].dims == ("image", "channel", "row", "column")
-    numbers = annealed_bounds(found)
-    assert numbers["num_chains"] == 5 and numbers["num_simulated"] == 16
-    without = annealed_log_likelihood(
-        model, guide, conjugate_images(3), chains=5, simulated=0, **QUICK
-    )
-    assert "gap" not in annealed_bounds(without)
-
-
 def test_temperatures_rise_from_0_to_1():
     betas = temperatures_along_sigmoid(50)
     assert betas[0] == 0 and betas[-1] == 1 and len(betas) == 51
     assert all(later > earlier for earlier, later in itertools.pairwise(betas))
-
-
-def refused(match: str, model: Model, guide, error=ValueError, **options) -> None:
-    with pytest.raises(error, match=match):
-        annealed_log_likelihood(
-            model, guide, conjugate_images(2).to(torch.get_default_dtype()), **{**QUICK, **options}
-        )
-
-
-def test_refusals_name_what_to_do():
-    model, guide = pair()
-    refused("chains must be at least 1", model, guide, chains=0)
-    refused("temperatures must be at least 2", model, guide, temperatures=1)
-    refused("points at code.*widen", model, PointGuide(model).double())
-    refused("log_partition", CapsuleRBM((1, 2, 2), 2, 2), None)
-    free = FreeForm(model, conjugate_images(2), guide, "normal")
-    refused("belong to its own images.*simulated=0", model, free)
-    refused("guide is empty; give guides by name", model, {})
-    refused("guide 'prior' is not a guide; leave it out", model, {"prior": None, "own": guide})
-    with pytest.raises(ValueError, match="not an annealing"):
-        annealed_bounds(evaluate(model, guide, conjugate_images(2), num_particles=2))
-
-
-def test_a_site_that_cannot_move_is_named():
-    class Counted(Conjugate):
-        def code(self) -> Tensor:
-            return pyro.sample("count", dist.Poisson(torch.tensor(2.0).double()))
-
-    refused("site 'count'.*Poisson.*cannot move", Counted().double(), None, UnservedSite)
 
 
 def test_a_guide_to_these_images_alone_serves_without_simulation():

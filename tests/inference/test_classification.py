@@ -28,14 +28,6 @@ def split():
     return Split(torch.rand(7, 1, 2, 2), torch.tensor([0, 1, 0, 1, 1, 0, 0]))
 
 
-def test_images_alone_have_no_labels(split):
-    model = Weighing()
-    pair = model, ExactLabel(model)
-    with pytest.raises(ValueError, match="images has no labels, which are needed here: give a Spl"):
-        error_rate(*pair, split.images)
-    assert error_rate(*pair, (split.images, split.labels)) == error_rate(*pair, split)
-
-
 def test_the_error_rate_counts_wrong_answers(split):
     model = Weighing()
     guide = ExactLabel(model)
@@ -59,8 +51,6 @@ def test_the_attack_moves_every_pixel_against_its_weight(split):
         assert torch.equal(fgsm(model, split, 0.1).images, moved.images)
     whole = Split(split.images, split.labels.int())
     assert torch.equal(fgsm(model, whole, 0.1).images, moved.images)
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
-        fgsm(model, split, -0.1)
 
 
 class Bent(Classifier):
@@ -82,8 +72,6 @@ def test_several_steps_follow_the_gradient_where_they_are():
     assert near == pytest.approx(0.45, abs=0.02)
     far = fgsm(model, split, 0.1, steps=40).images.item()  # no further than epsilon
     assert far == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        fgsm(model, split, 0.1, steps=0)
 
 
 def test_both_look_at_the_model_as_it_is_used_and_leave_it_as_it_was():

@@ -3,9 +3,7 @@
 import pyro
 import pytest
 import torch
-from pyro.infer import SVI
 from small_rbms import PAIRS, binary_images, log_masses, small
-from toys import Conjugate, LinearGuide
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
@@ -131,32 +129,6 @@ def test_held_out_checks_leave_the_chains_alone(options):
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-def test_svi_and_torch_optimizers_train_every_parameter_alike():
-    images = binary_images()
-    found = []
-    for way in ("svi", "module"):
-        pyro.clear_param_store()
-        model = small()
-        guide, objective = ExactSwitches(model), ContrastiveDivergence(persistent=True, chains=5)
-        before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        pyro.set_rng_seed(0)
-        if way == "svi":
-            svi = SVI(model, guide, pyro.optim.SGD({"lr": 0.1}), loss=objective)
-            for _ in range(3):
-                svi.step(images)
-        else:
-            module = objective(model, guide)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(3):
-                optimizer.zero_grad()
-                module(images).backward()
-                optimizer.step()
-        assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
-        found.append(model.state_dict())
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-12)
-
-
 def test_gaussian_training_cannot_leave_the_normalizable_machines():
     torch.manual_seed(0)
     model = CapsuleRBM(4, 2, 3, visible_family="gaussian", hidden_family="gaussian")
@@ -183,32 +155,6 @@ def test_sparsity_charges_every_switch_that_is_on():
     for gradient, expected in zip(found, wanted, strict=True):
         expected = torch.zeros_like(gradient) if expected is None else expected
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(sparsity=-1), "sparsity must be at least 0, not -1"),
-        (dict(k=0), "k must be at least 1"),
-        (dict(chains=0), "chains must be at least 1"),
-        (dict(tempering=(1, 0.5)), "tempering needs persistent=True"),
-        (dict(tempering=(0.9, 0.5), persistent=True), "tempering must be 1 and then falling"),
-        (dict(tempering=(1, 1), persistent=True), "tempering must be 1 and then falling"),
-        (dict(tempering=(1,), persistent=True), "tempering must be 1 and then falling"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        ContrastiveDivergence(**options)
-
-
-def test_models_without_a_free_energy_are_refused():
-    model = Conjugate()
-    with pytest.raises(ValueError, match="needs a CapsuleRBM or an RBM as model, not a Conjugate"):
-        ContrastiveDivergence().loss(model, LinearGuide(model), torch.rand(2, 1, 2, 2))
-    with pytest.raises(ValueError, match="needs a guide with a free energy in closed form"):
-        ContrastiveDivergence().loss(small(), LinearGuide(model), binary_images())
-    assert not ContrastiveDivergence().is_bound
 
 
 @pytest.mark.parametrize("options", MODES[1:], ids=str)

@@ -8,14 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from toys import (
     BernoulliMixture,
     Conjugate,
     ExactGuide,
     Labelaw,
     LabelFactor,
-    LinearGuide,
     NoGuide,
     PointGuide,
     binary_images,
@@ -23,16 +21,8 @@ from toys import (
     pair,
 )
 
-from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import (
-    IncompatibleGuide,
-    check_pair,
-    compare,
-    evaluate,
-    log_weights,
-    summarize,
-)
+from capsule_zoo.inference import evaluate, log_weights, summarize
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -144,16 +134,6 @@ def test_the_batch_size_changes_nothing_but_the_draws():
     assert shapes == {(1, 5, 7)}
 
 
-def test_seeds_repeat_and_the_random_state_is_left_alone():
-    model, guide = pair()
-    images = conjugate_images(4)
-    before = torch.get_rng_state()
-    first, again, other = (evaluate(model, guide, images, seed=s) for s in (3, 3, 4))
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(weights(first), weights(again))
-    assert not torch.equal(weights(first), weights(other))
-
-
 def test_chains_have_draws_of_their_own_and_the_first_is_that_of_one_chain():
     model, guide = pair()
     images = conjugate_images(4)
@@ -161,25 +141,8 @@ def test_chains_have_draws_of_their_own_and_the_first_is_that_of_one_chain():
         evaluate(model, guide, images, chains=n, seed=3).sample_stats["log_weight"] for n in (1, 3)
     )
     np.testing.assert_array_equal(one[0], three[0])
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert (three[i] != three[j]).all()
-
-
-def test_groups_and_attributes():
-    model, guide = pair()
-    images = conjugate_images(6)
-    split = Split(images.float(), torch.zeros(6, dtype=torch.int64), "toy/test")
-    idata = evaluate(model, guide, split, num_particles=9, draws=3, batch_size=12)
-    assert idata.posterior["code"].dims[:3] == ("chain", "draw", "image")
-    assert idata.posterior["code"].shape == (1, 3, 6)
-    assert set(idata.posterior.data_vars) == {"code"}
-    assert idata.posterior_predictive["pixels"].shape == (1, 3, 6, 1, 2, 2)
-    np.testing.assert_allclose(idata.observed_data["pixels"].values, images, atol=1e-7)
-    attributes = idata.attrs
-    assert attributes["num_particles"] == 9 and attributes["seed"] == 0
-    assert attributes["model"] == "Conjugate" and attributes["guide"] == "LinearGuide"
-    assert attributes["data"] == "toy/test" and attributes["units"] == "nats per image"
-    assert attributes["is_bound"] == 1 and attributes["pyro"] == pyro.__version__
+    neighbor = evaluate(model, guide, images, seed=4).sample_stats["log_weight"]
+    assert len({row.tobytes() for row in (*three.values, neighbor.values[0])}) == 4
 
 
 def test_the_kept_draws_belong_to_their_images_and_weights():
@@ -208,14 +171,6 @@ def test_a_point_is_no_bound_and_can_exceed_the_evidence():
     assert summary["map_objective"] > model.log_evidence(images).mean().item() + 1
 
 
-@pytest.mark.parametrize(("guide", "bound"), [(AutoNormal, 1), (AutoDelta, 0)])
-def test_autoguides_are_evaluated_on_their_own_images(guide, bound):
-    model, _ = pair()
-    images = conjugate_images(4)
-    idata = evaluate(model, guide(model), images, num_particles=7, batch_size=2)
-    assert weights(idata).shape == (1, 7, 4) and idata.attrs["is_bound"] == bound
-
-
 def test_values_of_each_image_are_evaluated_together():
     model, _ = pair()
     images = conjugate_images(5)
@@ -233,33 +188,6 @@ def test_values_of_each_image_are_evaluated_together():
     pixels = dist.Normal(codes[:, None], model.noise).log_prob(images.detach().flatten(1)).sum(1)
     expected = pixels + dist.Normal(model.mean, 1.0).log_prob(codes)
     torch.testing.assert_close(weights(idata)[0, 0], expected.detach())
-
-
-def test_an_error_that_holds_the_number_of_images_by_chance_gets_no_note():
-    model, _ = pair()
-
-    def guide(images, labels=None):
-        raise ValueError("the network takes 5 channels")
-
-    with pytest.raises(ValueError, match="takes 5 channels") as caught:
-        evaluate(model, guide, conjugate_images(5))
-    assert not hasattr(caught.value, "__notes__")
-
-
-def test_the_model_itself_is_no_guide():
-    """Its weights were all 1, and the bound 0 nats."""
-    model, _ = pair()
-    with pytest.raises(IncompatibleGuide, match="'image' is observed in the guide"):
-        evaluate(model, model, conjugate_images(2))
-
-
-def test_a_guide_with_one_density_for_all_images_is_evaluated_on_one():
-    model, _ = pair()
-    images = conjugate_images(4)
-    with pytest.raises(ValueError, match="one image at a time"):
-        evaluate(model, AutoMultivariateNormal(model), images)
-    summary = summarize(evaluate(model, AutoMultivariateNormal(model), images[:1]))
-    assert summary["is_bound"] and math.isnan(summary["elbo_se"])
 
 
 def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
@@ -304,59 +232,12 @@ def test_a_tail_of_a_hundred_nats_is_heavy_in_every_precision():
     assert np.isinf(pareto_shape(log_weight)).all()
 
 
-def test_bad_input():
-    model, guide = pair()
-    images = conjugate_images(3)
-    with pytest.raises(ValueError, match="num_particles must be at least 1"):
-        evaluate(model, guide, images, num_particles=0)
-    with pytest.raises(ValueError, match="images is an empty batch"):
-        evaluate(model, guide, images[:0])
-    with pytest.raises(IncompatibleGuide, match="'code' is missing"):
-        evaluate(model, NoGuide(model), images)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": -1}, "seed must be a whole number from 0"),
-        ({"seed": 1.5}, "seed must be a whole number from 0"),
-        ({"seed": 2**63}, "seed must be a whole number from 0"),
-        ({"chains": 0}, "chains must be at least 1"),
-        ({"num_particles": 2.5}, "num_particles must be a whole number, 1 or more"),
-        ({"labels": torch.zeros(2, dtype=torch.int64)}, r"labels must be \(3,\), .*not \(2,\)"),
-        ({"labels": torch.zeros(3)}, "labels must be integers.*float32"),
-        ({"labels": torch.zeros(3, dtype=torch.bool)}, "labels must be integers.*bool"),
-        ({"labels": ["a", "b", "c"]}, "labels must be a tensor.*not list; number classes"),
-        ({"labels": 3}, "labels must be a tensor.*not int"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    model, guide = pair()
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, guide, conjugate_images(3), **arguments)
-
-
-def test_numpy_images_and_labels_are_those_of_tensors():
-    model, guide = pair()
-    images = conjugate_images(4)
-    labels = np.arange(4)
-    seen = evaluate(model, guide, images.numpy(), labels=labels, num_particles=3)
-    assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
-    with pytest.raises(ValueError, match="divide bytes by 255"):
-        evaluate(model, guide, np.zeros((2, 1, 2, 2), np.uint8))
-    seen = evaluate(model, guide, images, labels=labels.tolist(), num_particles=3)
-    assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
-
-
 def test_draws_under_autocast_are_kept():
     entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     with torch.autocast("cpu", torch.bfloat16):
         found = evaluate(entry.model, entry.guide, images, num_particles=2)
     assert found.posterior["image_code"].dtype == found.sample_stats.log_weight.dtype == np.float32
-    for kind in (torch.bfloat16, torch.float16):
-        with pytest.raises(ValueError, match="log weights round in 16 bits; call float"):
-            evaluate(entry.model.to(kind), entry.guide.to(kind), images)
 
 
 def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
@@ -379,15 +260,8 @@ def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
     idata = evaluate(model, guide, images, num_particles=6)
     torch.testing.assert_close(weights(idata), expected, rtol=0, atol=1e-12)
     assert idata.attrs["guide"] == "guide" and mean.item() == 5
-    check_pair(model, guide, images)
-    table = compare({"function": (model, guide), "module": (model, linear)}, images)
-    assert table.loc["module", "elbo_difference"] == pytest.approx(0, abs=1e-12)
-
-    def program(images=None, labels=None):
-        return model(images, labels)
-
     for one in (guide, linear):
-        plain = evaluate(program, one, images, num_particles=6)
+        plain = evaluate(lambda images, labels=None: model(images), one, images, num_particles=6)
         torch.testing.assert_close(weights(plain), expected, rtol=0, atol=1e-12)
 
 
@@ -408,13 +282,9 @@ def test_attributes_say_what_was_bounded():
     assert attrs["not_a_bound"] == "densities are scaled, as by plates that subsample: code, image"
 
 
-def test_a_model_of_labels_has_no_bound_without_labels():
+def test_a_model_of_labels_is_weighed_by_the_density_of_labels():
     entry = create("cnn", **small_settings("cnn"))
     images, labels = torch.rand(4, *entry.model.image_shape), torch.tensor([0, 1, 1, 0])
-    with pytest.raises(
-        ValueError, match=r"ConvolutionalClassifier explains labels.*labels=.*error_rate"
-    ):
-        evaluate(entry.model, entry.guide, images)
     idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=2)
     scores = entry.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
     torch.testing.assert_close(weights(idata)[0, 1], scores.detach(), rtol=1e-5, atol=1e-5)
@@ -423,19 +293,3 @@ def test_a_model_of_labels_has_no_bound_without_labels():
     images = torch.rand(4, *entry.model.image_shape)
     idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=1)
     assert idata.attrs["is_bound"] == 0 and idata.attrs["not_a_bound"]
-
-
-def test_a_site_outside_the_images_plate_is_refused():
-    class Global(Conjugate):
-        def forward(self, images=None, labels=None, batch_size=1):
-            pyro.sample("tilt", dist.Normal(0.0, 1.0))
-            return super().forward(images, labels, batch_size)
-
-    class GlobalGuide(LinearGuide):
-        def forward(self, images, labels=None):
-            pyro.sample("tilt", dist.Normal(0.0, 1.0))
-            super().forward(images, labels)
-
-    model = Global().double()
-    with pytest.raises(ValueError, match="'tilt' lies outside the plate 'images'"):
-        evaluate(model, GlobalGuide(model).double(), conjugate_images(3))

@@ -7,7 +7,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.distributions import constraints
 from toys import QUIET, LinearGuide, conjugate_images, fit, pair
@@ -72,23 +71,6 @@ def test_the_trained_function_needs_no_wrapper_and_trains_on():
     torch.testing.assert_close(law.scale, scale, atol=0.05, rtol=0)
 
 
-def test_running_a_function_for_its_parameters_leaves_the_random_state():
-    before = torch.get_rng_state()
-    module = as_module(guide_function, conjugate_images(3))
-    images = conjugate_images(3)
-    torch.set_rng_state(before)
-    as_module(guide_function, images)
-    assert torch.equal(before, torch.get_rng_state())
-    assert set(module.state_dict()) == {
-        "unconstrained.slope",
-        "unconstrained.a/b",
-        "unconstrained.scale",
-    }
-    assert module.value("scale").item() == pytest.approx(0.5)
-    model = pair()[0]
-    assert as_module(model, images) is model
-
-
 def test_freeze_and_resume_hold_for_functions(tmp_path):
     path, images = tmp_path / "run.safetensors", conjugate_images(40)
     options = QUIET | {"freeze": "model"}
@@ -132,31 +114,3 @@ def test_handlers_over_modules_and_partial_functions_are_functions():
     run = fit(*programs, images, steps=5, **QUIET)
     assert list(run.history["loss"]) == list(expected.history["loss"])
     assert other.mean.item() == model.mean.item() != 0
-
-
-def test_an_autoguide_to_a_function():
-    images = conjugate_images(5)
-    guide = AutoNormal(model_function)
-    run = fit(model_function, guide, images, steps=80, **QUIET | {"lr": 0.05})
-    assert run.history["loss"].iloc[-10:].mean() < run.history["loss"].iloc[:10].mean() - 0.3
-
-
-def restless(images):
-    restless.calls += 1
-    pyro.param(f"number {restless.calls}", number(0.0))
-
-
-@pytest.mark.parametrize(
-    ("program", "match"),
-    [
-        (3, r"guide must be a torch\.nn\.Module or a function with pyro\.param, not int"),
-        (LinearGuide, r"not the class LinearGuide; make one by LinearGuide\(\.\.\.\)"),
-        (lambda: None, r"<lambda> cannot run on these images"),
-        (lambda images: None, "site 'code' is missing in the guide"),
-        (restless, "pyro.param 'number 2' of restless is not among those of the first call"),
-    ],
-)
-def test_what_is_no_guide(program, match):
-    restless.calls = 0
-    with pytest.raises(ValueError, match=match):
-        fit(pair()[0], program, conjugate_images(4), steps=1, **QUIET)

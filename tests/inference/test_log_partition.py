@@ -105,10 +105,7 @@ def test_exact_probabilities_of_all_images_sum_to_one():
 
 
 def log_weights_of_annealing(model, families, number, temperatures, reverse):
-    """Return log weights divided by the exact ratio of partition functions, in either direction.
-
-    Reverse chains start at exact draws of the model, all taken for one image's.
-    """
+    """Return log weights divided by the exact ratio of partition functions, in either direction."""
     masses, listed = log_masses(model, families)
     torch.manual_seed(9)
     exact = listed[torch.multinomial(masses.softmax(0).detach(), number, replacement=True)]
@@ -147,9 +144,9 @@ def test_annealing_brackets_the_exact_value(kind):
     options = dict(hidden=16) if kind is RBM else dict(capsules=4, units=3)
     model = randomized(kind(16, **options), scale=1.0)
     exact = log_partition(model).value
-    start = model.gibbs(model.base_images(400), 1000)
-    low = log_partition(model, "ais", images=start, temperatures=500)
-    high = log_partition(model, "raise", images=start, chains=400, temperatures=500)
+    start = model.gibbs(model.base_images(400), 400)
+    low = log_partition(model, "ais", images=start, temperatures=300)
+    high = log_partition(model, "raise", images=start, chains=400, temperatures=300)
     assert (low.direction, high.direction) == ("low", "high")
     assert abs(low.value - exact) < max(0.1, 3 * low.standard_error)
     assert abs(high.value - exact) < max(0.1, 3 * high.standard_error)
@@ -159,7 +156,7 @@ def test_annealing_brackets_the_exact_value(kind):
 def test_gaussian_annealing_agrees_with_the_determinants():
     model = randomized(CapsuleRBM(4, 3, 2, visible_family="gaussian", hidden_family="gaussian"))
     exact = log_partition(model).value
-    found = log_partition(model, "ais", chains=500, temperatures=500)
+    found = log_partition(model, "ais", chains=300, temperatures=300)
     assert abs(found.value - exact) < max(0.05, 5 * found.standard_error)
 
 
@@ -170,25 +167,7 @@ def test_the_schedule_is_denser_towards_one():
         assert ((betas <= beta + 1e-12).sum() - 1).item() == below
 
 
-def test_draws_leave_the_random_state_alone_and_seeds_repeat_them():
-    model = small()
-    before = torch.get_rng_state()
-    first, again = (log_partition(model, "ais", temperatures=5, seed=3) for _ in range(2))
-    assert first == again and torch.equal(before, torch.get_rng_state())
-    assert log_partition(model, "ais", temperatures=5, seed=4) != first
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="method must be one of 'exact', 'ais', 'raise'"):
-        log_partition(small(), "reverse")
-    with pytest.raises(ValueError, match="needs images to start from"):
-        log_partition(small(), "raise")
-    with pytest.raises(ValueError, match="chains must be at least 1"):
-        log_partition(small(), "ais", chains=0)
-    with pytest.raises(ValueError, match="at most 2\\^25 states"):
-        log_partition(CapsuleRBM(36, 2, 16))
-    with pytest.raises(ValueError, match="at most 2\\^25 states"):
-        log_partition(small("poisson", "poisson"))
+def test_a_machine_whose_density_cannot_be_normalized_is_refused():
     wild = small("gaussian", "gaussian")
     with torch.no_grad():
         wild.weight.mul_(10)

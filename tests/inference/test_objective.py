@@ -4,14 +4,14 @@ import pyro
 import pytest
 import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, pair
+from small_entries import images_for, small_entry
+from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, fit, pair
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference import Checks, Inputs, Objective, fit, is_bound, loss_per_image
+from capsule_zoo.inference import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.base import units_of
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.training.default_objective import default_objective
-from capsule_zoo.registry import create, small_settings
 
 
 class MeanELBO(Objective):
@@ -22,25 +22,6 @@ class MeanELBO(Objective):
     def differentiable_loss(self, model, guide, *args, **kwargs):
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
         return (guide_trace.log_prob_sum() - model_trace.log_prob_sum()) / len(args[0])
-
-
-def gradients(model, guide):
-    return {n: p.grad for m in (model, guide) for n, p in m.named_parameters()}
-
-
-def test_svi_and_module_give_the_same_loss_and_gradients():
-    images = conjugate_images(6)
-    model, guide = pair()
-    pyro.set_rng_seed(3)
-    by_svi = MeanELBO().loss_and_grads(model, guide, images)
-    expected = gradients(model, guide)
-    other_model, other_guide = pair()
-    pyro.set_rng_seed(3)
-    by_module = MeanELBO()(other_model, other_guide)(images)
-    by_module.backward()
-    assert by_svi == by_module.item()
-    for name, gradient in gradients(other_model, other_guide).items():
-        assert gradient is not None and torch.equal(gradient, expected[name]), name
 
 
 def test_svi_steps_are_the_torch_optimizers_steps():
@@ -104,43 +85,18 @@ def test_which_objectives_are_bounds():
     assert not Objective.is_bound
 
 
-def test_an_objective_without_differentiable_loss_is_refused():
-    model, guide = pair()
-    with pytest.raises(ValueError, match="RenyiELBO offers no differentiable_loss"):
-        loss_per_image(RenyiELBO(), model, guide, conjugate_images(2))
+UNITS = {
+    "vae": "nats per image",
+    "cnn": "nats per image, of log p(label | image)",
+    "matrix-capsules": "spread loss per image",
+}
 
 
-@pytest.mark.parametrize(
-    ("loss", "form"), [(torch.zeros(6), r"\(6,\)"), (0.5, "float"), (None, "NoneType")]
-)
-@pytest.mark.parametrize("graded", [True, False])
-def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, form, graded):
-    class Wrong(Objective):
-        def differentiable_loss(self, model, guide, *args, **kwargs):
-            return loss
-
-    words = rf"differentiable_loss of Wrong must return a scalar tensor, .*, not {form}$"
-    with torch.set_grad_enabled(graded), pytest.raises(ValueError, match=words):
-        loss_per_image(Wrong(), *pair(), conjugate_images(6))
-
-
-@pytest.mark.parametrize(
-    ("name", "units"),
-    [
-        ("vae", "nats per image"),
-        ("cnn", "nats per image, of log p(label | image)"),
-        ("matrix-capsules", "spread loss per image"),
-    ],
-)
-def test_a_run_says_the_unit_of_its_loss(name, units):
-    entry = create(name, **small_settings(name))
-    assert units_of(entry.objective, entry.model) == units
-    shape, labels = entry.model.image_shape, torch.arange(8) % 2
-    data = Split(torch.rand(8, *shape), labels)
-    how: dict = dict(inputs=Inputs(labels=entry.model.supervised, validation=data))
-    checks = Checks(every=1, patience=1, progress=False)
-    how |= dict(objective=entry.objective, checks=checks, lr=0.3, steps=100)
-    fitted = fit(entry.model, entry.guide, data, **how)
-    assert fitted.units == fitted.metrics["units"] == units
-    assert f" {units}), which is restored" in fitted.stopped
+@pytest.mark.parametrize("name", UNITS)
+def test_a_run_says_the_unit_of_its_loss(name):
+    entry = small_entry(name)
+    data = Split(images_for(entry, 8), torch.arange(8) % 2)
+    how = dict(labels=entry.model.supervised, objective=entry.objective, progress=False)
+    run = fit(entry.model, entry.guide, data, steps=1, **how)
+    assert run.units == run.metrics["units"] == UNITS[name]
     assert units_of(SleepPhase(), None) == "nats per scene"

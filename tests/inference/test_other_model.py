@@ -9,6 +9,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
+from small_entries import images_for, small_entry
 from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
 from variants import create, list_models, small_settings
 
@@ -30,24 +31,12 @@ from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.other_model import foreign_parameters
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.registry import Entry
 
 PAIRS = [
     (name, guide) for name in list_models() for guide in create(name, **small_settings(name)).guides
 ]
 PATTERN = r"was made from another .* make the guide anew .* copy\.deepcopy\(\(model, guide\)\)"
 QUIET = dict(checks=Checks(progress=False))
-
-
-def make(name: str, guide: str = "", seed: int = 0) -> Entry:
-    pyro.set_rng_seed(seed)
-    entry = create(name, **small_settings(name))
-    return entry.use_guide(guide or entry.default_guide)
-
-
-def images_for(entry: Entry, number: int = 3) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return entry.model.space.example(number, torch.float32, generator)
 
 
 def loaded(*parts):
@@ -80,7 +69,7 @@ def draws(guide, images: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_a_guide_is_named_if_its_draws_depend_on_another_model(name, guide):
-    entry = make(name, guide)
+    entry = small_entry(name, guide)
     images = images_for(entry)
     together = copy.deepcopy((entry.model, entry.guide))
     apart = copy.deepcopy(entry.model), copy.deepcopy(entry.guide)
@@ -101,18 +90,8 @@ def test_a_guide_is_named_if_its_draws_depend_on_another_model(name, guide):
     assert len(result) == reads, result
 
 
-def test_the_words_name_the_guide_the_model_and_a_parameter():
-    entry = make("part-whole", "routing")
-    model, images = copy.deepcopy(entry.model), images_for(entry)
-    with pytest.warns(UserWarning, match=rf"^{type(entry.guide).__name__} {PATTERN}") as caught:
-        check_pair(model, entry.guide, images)
-    (warning,) = caught
-    assert "PartWholeCapsules" in str(warning.message) and "presence_logits" in str(warning.message)
-    assert "\n" not in str(warning.message)
-
-
 def test_files_of_each_half_are_no_pair_and_one_file_of_both_is():
-    entry = make("capsule-rbm")
+    entry = small_entry("capsule-rbm")
     images = images_for(entry)
     model, guide = loaded(entry.model, entry.guide)
     assert not warnings_of(lambda: check_pair(model, guide, images))
@@ -124,7 +103,10 @@ def test_files_of_each_half_are_no_pair_and_one_file_of_both_is():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_function_that_takes_a_pair_says_so_once(seed):
     """Also of a guide to a model of another seed."""
-    entry, other = make("part-whole", "routing"), make("part-whole", "routing", seed=seed)
+    entry, other = (
+        small_entry("part-whole", "routing"),
+        small_entry("part-whole", "routing", seed=seed),
+    )
     model, guide, images = entry.model, other.guide, images_for(entry)
     for call in (
         lambda: check_pair(model, guide, images),
@@ -151,7 +133,7 @@ def test_a_bound_of_a_guide_to_another_model_is_a_bound():
 
 @pytest.mark.parametrize("kind", [ExactSwitches, MeanFieldSwitches])
 def test_contrastive_divergence_refuses_the_free_energy_of_another_model(kind):
-    entry = make("capsule-rbm")
+    entry = small_entry("capsule-rbm")
     model, guide, images = entry.model, kind(entry.model), images_for(entry, 6).round()
     apart = copy.deepcopy(model)
     weights = [p.detach().clone() for p in apart.parameters()]
@@ -172,7 +154,7 @@ def test_contrastive_divergence_refuses_the_free_energy_of_another_model(kind):
 
 def test_objects_of_another_model_are_refused():
     """The subsets of objects are weighed by the densities of the guide's own model."""
-    entry = make("scenes")
+    entry = small_entry("scenes")
     images, model = images_for(entry), copy.deepcopy(entry.model)
     with pytest.raises(ValueError, match=PATTERN):
         find_objects(model, entry.guide, images)

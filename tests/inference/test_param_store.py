@@ -1,7 +1,4 @@
-"""Pyro's parameter store and the zoo's modules hold the same values, whatever a user changes.
-
-A new process is played by a clear store and by numbers of names that begin again at 0.
-"""
+"""Pyro's parameter store and the zoo's modules hold the same values, whatever a user changes."""
 
 import copy
 import itertools
@@ -13,6 +10,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
+from small_entries import images_for, small_entry
 
 from capsule_zoo.inference import encode, evaluate, summarize
 from capsule_zoo.models import base
@@ -29,15 +27,6 @@ def new_process(monkeypatch):
 
     start()
     return start
-
-
-def make(name: str = "vae", seed: int = 0) -> Entry:
-    pyro.set_rng_seed(seed)
-    return create(name, **small_settings(name))
-
-
-def images_for(entry: Entry) -> torch.Tensor:
-    return entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
 
 
 def svi_of(entry: Entry) -> SVI:
@@ -71,27 +60,52 @@ def loss_at(entry: Entry, seed: int = 5) -> float:
     return svi_of(entry).evaluate_loss(images_for(entry))
 
 
-@pytest.mark.parametrize("name", ["vae", "part-whole", "capsule-helmholtz", "scenes"])
-def test_training_goes_on_after_the_store_was_loaded_as_if_it_had_not_been(name, tmp_path):
-    store, losses = pyro.get_param_store(), []
-    for loads in (False, True):
-        entry = make(name)
+def load_store(folder, entry: Entry, svi: SVI) -> SVI:
+    pyro.get_param_store().save(folder / "store.pt")
+    pyro.get_param_store().load(folder / "store.pt")
+    return svi
+
+
+def load_optimizer(folder, entry: Entry, svi: SVI) -> SVI:
+    svi.optim.save(folder / "optim.pt")
+    new = svi_of(entry)
+    load_store(folder, entry, svi)
+    new.optim.load(folder / "optim.pt")
+    return new
+
+
+def clear_store(folder, entry: Entry, svi: SVI) -> SVI:
+    pyro.clear_param_store()
+    return svi
+
+
+OTHERS = ("part-whole", "capsule-helmholtz", "scenes")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [*(("vae", each) for each in (load_store, load_optimizer, clear_store))]
+    + [(name, load_store) for name in OTHERS],
+)
+def test_training_goes_on_as_if_the_store_had_not_been_changed(name, change, tmp_path):
+    losses = []
+    for changes in (False, True):
+        entry = small_entry(name)
         svi = trained(entry)
-        if loads:
-            store.save(tmp_path / "store.pt")
-            store.load(tmp_path / "store.pt")
+        if changes:
+            svi = change(tmp_path, entry, svi)
         losses.append([svi.step(images_for(entry)) for _ in range(5)])
     assert losses[1] == losses[0]
 
 
 @pytest.mark.parametrize("name", ["vae", "part-whole"])
 def test_a_new_process_takes_the_saved_values_over_and_trains_them(name, tmp_path, new_process):
-    old = make(name)
+    old = small_entry(name)
     trained(old)
     values, loss = parameters(old), loss_at(old)
     pyro.get_param_store().save(tmp_path / "store.pt")
     new_process()
-    entry = make(name, seed=1)
+    entry = small_entry(name, seed=1)
     pyro.get_param_store().load(tmp_path / "store.pt")
     assert loss_at(entry) == loss
     assert_same(entry, values)
@@ -127,7 +141,7 @@ def assert_trains(entry: Entry, svi: SVI) -> None:
 
 @pytest.mark.parametrize("way", [by_set_state, by_assignment])
 def test_values_that_are_set_in_the_store_are_those_of_the_module(way):
-    entry = make()
+    entry = small_entry("vae")
     svi = trained(entry)
     before = parameters(entry)
     way()
@@ -160,11 +174,11 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_whatever_reads_a_module_first_reads_the_values_that_were_loaded(reader, tmp_path):
-    entry = make()
+    entry = small_entry("vae")
     values, read = save_and_load(tmp_path, entry), READERS[reader]
     pyro.set_rng_seed(3)
     found = float(read(entry))
-    plain = make(seed=1)
+    plain = small_entry("vae", seed=1)
     for role, module in {"model": plain.model, "guide": plain.guide}.items():
         module.load_state_dict({n: values[f"{role}.{n}"] for n in module.state_dict()})
     pyro.set_rng_seed(3)
@@ -178,23 +192,25 @@ def _pickled(pair, path):
 
 @pytest.mark.parametrize("way", ["deepcopy", "torch", "save"])
 def test_copies_and_files_hold_the_values_that_were_loaded(way, tmp_path):
-    entry = make()
+    entry = small_entry("vae")
     values = save_and_load(tmp_path, entry)
     pair = entry.model, entry.guide
     if way == "save":
         save_entry(entry, tmp_path / "run")
         twin = load(tmp_path / "run")
     else:
-        twin = make(seed=1)
+        twin = small_entry("vae", seed=1)
         copied = copy.deepcopy(pair) if way == "deepcopy" else _pickled(pair, tmp_path / "pair.pt")
         twin.model, twin.guide = copied
     assert_same(twin, values)
 
 
 def test_what_is_loaded_last_counts(tmp_path):
-    entry = make()
+    entry = small_entry("vae")
     values = save_and_load(tmp_path, entry)
-    other = {role: getattr(make(seed=1), role).state_dict() for role in ("model", "guide")}
+    other = {
+        role: getattr(small_entry("vae", seed=1), role).state_dict() for role in ("model", "guide")
+    }
     entry.model.load_state_dict(other["model"])
     entry.guide.load_state_dict(other["guide"])
     loss_at(entry)
@@ -206,15 +222,15 @@ def test_what_is_loaded_last_counts(tmp_path):
 
 @pytest.mark.parametrize("called_before", [False, True])
 def test_pyro_module_that_updates_a_module_is_followed(called_before, tmp_path, new_process):
-    old = make()
+    old = small_entry("vae")
     for role in ("model", "guide"):
         pyro.module(role, getattr(old, role))
     trained(old)
     values = parameters(old)
     pyro.get_param_store().save(tmp_path / "store.pt")
     new_process()
-    make(), make()  # other numbers
-    entry = make(seed=1)
+    small_entry("vae"), small_entry("vae")  # other numbers
+    entry = small_entry("vae", seed=1)
     if called_before:
         trained(entry)
     with warnings.catch_warnings():
@@ -232,20 +248,20 @@ def test_pyro_module_that_updates_a_module_is_followed(called_before, tmp_path, 
 
 
 def test_values_of_other_numbers_are_reported(tmp_path, new_process):
-    trained(make())
+    trained(small_entry("vae"))
     pyro.get_param_store().save(tmp_path / "store.pt")
     new_process()
-    make()
-    entry = make()  # numbers 2 and 3
+    small_entry("vae")
+    entry = small_entry("vae")  # numbers 2 and 3
     pyro.get_param_store().load(tmp_path / "store.pt")
     with pytest.warns(UserWarning, match=r"loaded values of .*_[01], which .*_[23] does not take"):
         trained(entry, steps=1)
     with pytest.warns(UserWarning, match="state_dict"):
-        evaluate(make().model, entry.guide, images_for(entry))
+        evaluate(small_entry("vae").model, entry.guide, images_for(entry))
 
 
 def test_two_models_in_one_process_say_nothing(tmp_path):
-    first, second = make(), make()
+    first, second = small_entry("vae"), small_entry("vae")
     trained(first)
     trained(second)
     store = pyro.get_param_store()
@@ -254,11 +270,11 @@ def test_two_models_in_one_process_say_nothing(tmp_path):
     trained(first)
     trained(second)
     del first, second
-    trained(make())
+    trained(small_entry("vae"))
 
 
 def test_values_of_another_shape_are_refused(tmp_path, new_process):
-    trained(make())
+    trained(small_entry("vae"))
     pyro.get_param_store().save(tmp_path / "store.pt")
     new_process()
     sizes = {**small_settings("vae"), "latent": 7}
@@ -268,19 +284,8 @@ def test_values_of_another_shape_are_refused(tmp_path, new_process):
         loss_at(entry)
 
 
-def test_a_cleared_store_stops_no_training():
-    losses = []
-    for clears in (False, True):
-        entry = make()
-        svi = trained(entry)
-        if clears:
-            pyro.clear_param_store()
-        losses.append([svi.step(images_for(entry)) for _ in range(5)])
-    assert losses[1] == losses[0]
-
-
 def test_frozen_parameters_stay_frozen_in_the_store():
-    entry = make()
+    entry = small_entry("vae")
     entry.model.requires_grad_(False)
     before = parameters(entry)
     trained(entry)
@@ -290,23 +295,8 @@ def test_frozen_parameters_stay_frozen_in_the_store():
     assert not any(p.requires_grad for p in entry.model.parameters())
 
 
-def test_an_optimizer_of_pyro_finds_its_state_again(tmp_path):
-    losses = []
-    for saves in (False, True):
-        entry = make()
-        svi = trained(entry)
-        if saves:
-            pyro.get_param_store().save(tmp_path / "store.pt")
-            svi.optim.save(tmp_path / "optim.pt")
-            pyro.get_param_store().load(tmp_path / "store.pt")
-            svi = svi_of(entry)
-            svi.optim.load(tmp_path / "optim.pt")
-        losses.append([svi.step(images_for(entry)) for _ in range(5)])
-    assert losses[1] == losses[0]
-
-
 def test_an_autoguide_takes_loaded_values_over_when_it_is_called(tmp_path):
-    entry = make()
+    entry = small_entry("vae")
     model, images = entry.model, images_for(entry)
     old = AutoNormal(model)
     svi = SVI(model, old, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
@@ -338,7 +328,7 @@ class Pair(PyroModule):
 def test_a_model_inside_of_another_module_takes_loaded_values_over(tmp_path):
     losses = []
     for loads in (False, True):
-        entry = make()
+        entry = small_entry("vae")
         guide = create("vae", **small_settings("vae")).guide
         svi = SVI(Pair(entry.model), guide, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
         pyro.set_rng_seed(1)

@@ -1,8 +1,4 @@
-"""What is observed need not be an image: sets of points, from one file, train and evaluate.
-
-A place is drawn from Normal(0, 1)^2, and a set of points around it. Sets differ in size: absent
-points are NaN. Place and evidence have closed forms.
-"""
+"""What is observed need not be an image: sets of points, from one file, train and evaluate."""
 
 import math
 from dataclasses import dataclass

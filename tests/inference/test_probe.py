@@ -72,11 +72,3 @@ def test_latents_are_probabilities_and_poses_in_the_order_asked():
     assert (features[:, :3] > 0).all() and (features[:, :3] < 1).all()
     parts = latents(guide, images, ["part_pose"])
     np.testing.assert_allclose(features[:, 3:], parts, rtol=1e-5, atol=1e-6)
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="train has 3 rows but 2 labels"):
-        linear_probe(np.zeros((3, 1)), torch.zeros(2), np.zeros((1, 1)), torch.zeros(1))
-    model = PartWholeCapsules((1, 12, 12), objects=2, parts=2, painting=Painting(template_size=5))
-    with pytest.raises(ValueError, match=r"sites holds \['wing_pose'\]"):
-        latents(PartWholeGuide(model), torch.rand(1, 1, 12, 12), ["wing_pose"])

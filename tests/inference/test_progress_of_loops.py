@@ -18,7 +18,6 @@ from capsule_zoo.inference.posterior.fitted import auto_normal
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import ConvolutionalClassifier
-from capsule_zoo.registry import create
 
 FEW = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=2, simulated=2)
 
@@ -28,11 +27,6 @@ def classified():
     return error_rate(
         model, ExactLabel(model), Split(torch.rand(3, 1, 12, 12), torch.ones(3).long())
     )
-
-
-def encoded():
-    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=2, guide=dict(hidden=3))
-    return encode(entry.model, entry.guide, torch.rand(3, 1, 12, 12))
 
 
 def objects(slots: int):
@@ -47,7 +41,7 @@ LOOPS = {
         {"first": pair(), "second": pair()}, conjugate_images(3), num_particles=1
     ),
     "classifying": classified,
-    "encoding": encoded,
+    "encoding": lambda: encode(*pair(), conjugate_images(3)),
     "drawing images": lambda: mean_images(Conjugate(), 3),
     "finding objects: 1 of 1 batches": lambda: objects(3),
     "looking for objects: 1 of 3 slots": lambda: objects(3),
@@ -76,19 +70,6 @@ def test_a_long_loop_says_how_far_it_is(line, monkeypatch, capsys):
     with show_progress():
         LOOPS[line]()
     assert line in capsys.readouterr().err
-
-
-def test_pictures_of_a_folder_are_read_with_progress(monkeypatch, capsys, tmp_path):
-    from PIL import Image
-
-    for number in range(5):
-        picture = Image.new("L", (4, 4), 50 * number)
-        picture.putpixel((1, 1), 255)
-        picture.save(tmp_path / f"{number}.png")
-    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
-    with show_progress():
-        load_dataset(tmp_path)
-    assert "reading pictures: 1 of 5 files" in capsys.readouterr().err
 
 
 def test_training_shows_its_own_bar_alone(monkeypatch, capsys):

@@ -1,7 +1,4 @@
-"""Pyro's traps: each is shown in Pyro, followed by the zoo's remedy.
-
-A test here that fails at its first half says that Pyro has changed, and a remedy can go.
-"""
+"""Pyro's traps: each is shown in Pyro, followed by the zoo's remedy."""
 
 import math
 import warnings
@@ -29,7 +26,6 @@ from capsule_zoo.inference import (
     log_weights,
     summarize,
 )
-from capsule_zoo.inference.evaluation.inference_data import inference_data
 from capsule_zoo.inference.isolation import isolated_parameters
 
 
@@ -290,19 +286,6 @@ def test_autoguides_have_no_parameters_before_their_first_call_and_fit_resumes_t
 
 
 # 9. arviz's from_dict takes keywords before 1.0, and a nested dict from then on.
-
-
-def test_the_groups_are_where_they_belong_in_the_installed_arviz():
-    draws = ("chain", "draw", "image")
-    groups = {
-        "posterior": {"code": (draws, np.zeros((1, 2, 5)))},
-        "sample_stats": {"log_weight": (draws, np.ones((1, 7, 5)))},
-        "observed_data": {"pixels": (("image", "c", "row", "column"), np.zeros((5, 1, 2, 2)))},
-    }
-    idata = inference_data(groups, {"seed": 3})
-    assert idata.sample_stats["log_weight"].dims == ("chain", "draw", "image")
-    assert idata.observed_data["pixels"].shape == (5, 1, 2, 2)
-    assert idata.attrs["seed"] == 3
 
 
 @pytest.mark.skipif(int(arviz.__version__.split(".")[0]) >= 1, reason="fixed in arviz 1.0")

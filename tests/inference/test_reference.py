@@ -142,10 +142,7 @@ def test_draws_of_chains_balance_the_gradient(problem):
 
 
 def exact_by_hand(problem):
-    """Return log weight, mean and variance of every matching of the scene, object by object.
-
-    Rows of F for corner p are [1 0 p_x p_y] and [0 1 p_y -p_x].
-    """
+    """Return log weight, mean and variance of every matching of the scene, object by object."""
     points, variance = problem.images[0], math.exp(2 * problem.model.log_floor.item())
     designs = []
     for corners in problem.model.corners.split(3):
@@ -278,23 +275,5 @@ def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):
 
 def test_chains_that_have_not_mixed_write_nothing(tmp_path):
     with pytest.raises(ValueError, match="chains did not pass: R-hat"):
-        write_reference("generative-capsnet", tmp_path, chains=4, transitions=20)
+        write_reference("generative-capsnet", tmp_path, chains=4, transitions=10)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_does_not_fit_is_refused():
-    problem = load_reference("generative-capsnet")
-    with pytest.raises(ValueError, match="unknown reference problem 'constelation'; there are"):
-        load_reference("constelation")
-    with pytest.raises(
-        ValueError, match=r"vectors \(..., 8\) for 'generative-capsnet', not \(3, 7\)"
-    ):
-        problem.log_prob(torch.zeros(3, 7))
-    with pytest.raises(ValueError, match=r"must be \(draws, 8\)"):
-        problem.score(torch.zeros(8))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        problem.score(torch.full((3, 8), torch.nan))
-    with pytest.raises(ValueError, match=r"lacks .'part_jitter'."):
-        problem.vector({"object_pose": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match="num_draws"):
-        problem.score(problem.draws, num_draws=1)

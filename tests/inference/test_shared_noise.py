@@ -7,13 +7,7 @@ from means import same_means
 from torch import tensor
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.posterior.shared_noise import (
-    NoRule,
-    carried,
-    carry,
-    same_gumbels,
-    same_law,
-)
+from capsule_zoo.inference.posterior.shared_noise import carried, carry, same_gumbels, same_law
 from capsule_zoo.models import Constellations
 from capsule_zoo.models.constellations.matching_laws import MatchedPoints, RandomMatching
 from capsule_zoo.models.parts.parent_selection import ParentMixture
@@ -190,10 +184,3 @@ def test_points_move_with_their_corners_and_clutter_stays():
     torch.testing.assert_close(moved[0], value[2] + 1)
     torch.testing.assert_close(moved[1], value[0] + 1)
     assert torch.equal(moved[2], value[1]) and moved[3:].isnan().all()
-
-
-def test_a_law_without_a_rule_is_refused_only_if_it_changes():
-    value = tensor(0.4)
-    assert carry(value, dist.Gamma(2.0, 1.0), dist.Gamma(2.0, 1.0)) is value
-    with pytest.raises(NoRule, match="no rule by which the noise of Gamma is kept"):
-        carry(value, dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 1.0))

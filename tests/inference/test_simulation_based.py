@@ -8,11 +8,9 @@ import pytest
 import torch
 from machines import calibrated
 
-from capsule_zoo.guides import ExactMatching, FreeForm, Guide
-from capsule_zoo.inference import IncompatibleGuide
-from capsule_zoo.inference.calibration import Calibration, check_calibration
+from capsule_zoo.guides import ExactMatching, Guide
+from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.models import Constellations, ImageSpace, Model, Site
-from capsule_zoo.registry import create, small_settings
 
 SCALE = 0.5  # of the noise on pixels
 
@@ -86,15 +84,9 @@ def test_p_values_of_an_exact_guide_are_not_too_small():
     assert sum(each < 0.1 for each in p) < 0.1 * 60 + 4 * math.sqrt(60 * 0.09)
 
 
-def test_batches_and_the_random_state_do_not_matter():
+def test_batches_do_not_matter():
     model = Linear()
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
     whole = check_calibration(model, Posterior(model), number=200)
-    assert torch.equal(torch.get_rng_state(), state)
-    again = check_calibration(model, Posterior(model), number=200)
-    other = check_calibration(model, Posterior(model), number=200, seed=1)
-    assert torch.equal(whole.ranks, again.ranks) and not torch.equal(whole.ranks, other.ranks)
     small = check_calibration(model, Posterior(model), number=200, batch_size=37)
     assert small.p > 0.01 and small.ranks.shape == whole.ranks.shape
 
@@ -156,20 +148,3 @@ def test_sites_that_the_model_sums_out_are_left_out():
     model = Switched()
     found = check_calibration(model, TwoSided(model), number=1000)
     assert found.quantities == ("z", "log joint") and found.p > 1e-3
-
-
-def test_pairs_without_simulations_or_answers_are_refused():
-    model = Linear()
-    exact = Posterior(model)
-    machine = create("capsule-rbm", **small_settings("capsule-rbm"))
-    with pytest.raises(ValueError, match=r"up to a constant only.*simulated=\(values, images\)"):
-        check_calibration(machine.model, machine.guide)
-    with pytest.raises(ValueError, match="parameters for certain images"):
-        check_calibration(model, FreeForm(model, torch.rand(3, 1, 1, 3).double()))
-    with pytest.raises(ValueError, match="too few for 16 bins; give 80 or more"):
-        check_calibration(model, exact, number=79)
-    with pytest.raises(ValueError, match="draws"):
-        check_calibration(model, exact, draws=0)
-    with pytest.raises(IncompatibleGuide):
-        check_calibration(create("vae", **small_settings("vae")).model, exact)
-    assert isinstance(check_calibration(model, exact, number=40, bins=8), Calibration)

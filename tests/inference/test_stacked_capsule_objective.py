@@ -12,8 +12,8 @@ from machines import shifted
 from pyro import poutine
 from torch.distributions import Normal
 
-from capsule_zoo.guides import FreeForm, PartReader, SetTransformerObjects, StackedCapsuleGuide
-from capsule_zoo.inference import Checks, SemiAmortized, StackedCapsuleObjective, compare, fit
+from capsule_zoo.guides import PartReader, SetTransformerObjects, StackedCapsuleGuide
+from capsule_zoo.inference import Checks, StackedCapsuleObjective, fit
 from capsule_zoo.inference.objectives.stacked_capsules import (
     TERMS,
     TermHistory,
@@ -21,8 +21,7 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     entropy_sparsity,
     squared_sparsity,
 )
-from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
+from capsule_zoo.models import StackedCapsuleAutoencoder
 from capsule_zoo.models.parts.object_votes import VoteSizes, log_parents
 from capsule_zoo.models.parts.parent_selection import as_presence
 
@@ -159,6 +158,7 @@ FROM_OBJECTS = [name for name in TERMS if name != "image"]
 @pytest.mark.parametrize("name", FROM_OBJECTS)
 def test_stopped_gradients_leave_presences_and_poses_of_parts_alone(pair, images, name):
     """Features of parts are cut out of the encoder's input: only they keep their gradients."""
+    assert reader_gradient(pair, images, name) > 0
     with torch.no_grad():
         embed = pair[1].infer_objects.transformer.embed.weight
         embed[:, 7 : 7 + pair[0].part_features] = 0
@@ -167,11 +167,6 @@ def test_stopped_gradients_leave_presences_and_poses_of_parts_alone(pair, images
     targets = reader_gradient(pair, images, name, stop_targets=False)
     poses_enter = name in ("parts", "posterior_within", "posterior_between")
     assert (targets > 0) == poses_enter
-
-
-@pytest.mark.parametrize("name", FROM_OBJECTS)
-def test_features_of_parts_keep_their_gradients(pair, images, name):
-    assert reader_gradient(pair, images, name) > 0
 
 
 def test_the_image_trains_parts_and_not_objects(pair, images):
@@ -208,11 +203,9 @@ def test_noise_is_uniform_of_its_width_and_can_be_switched_off(pair, images):
     quiet = [drawn(pair, images)[1].presence for _ in range(2)]
     assert torch.equal(*quiet)
 
-    shifts = []
-    for _ in range(200):
-        nodes = poutine.trace(guide.with_switches(noise="uniform", width=2.0)).get_trace(images)
-        shifts.append(nodes.nodes["part_presence"]["value"] - quiet[0])
-    shift = torch.stack(shifts)
+    noisy = guide.with_switches(noise="uniform", width=2.0)
+    nodes = poutine.trace(noisy).get_trace(images.repeat(200, 1, 1, 1)).nodes
+    shift = nodes["part_presence"]["value"] - quiet[0].repeat(200, 1)
     assert shift.abs().max() <= 1 and shift.abs().max() > 0.99
     assert shift.var().item() == pytest.approx(4 / 12, rel=0.1)
 
@@ -237,33 +230,6 @@ def test_term_history_keeps_every_term_and_leaves_random_numbers_alone(pair, ima
     second = fit(model, guide, few, checks=often, **arguments)
     assert first.history["loss"].tolist() == second.history["loss"].tolist()
     assert history.rows and set(history.rows[0]) == {"step", *TERMS}
-
-
-def test_a_free_form_and_a_semi_amortized_guide_serve_the_model(pair, images):
-    model, guide = (program.float() for program in pair)
-    normal, few = guide.with_poses("normal"), images.float()
-    free = FreeForm(model, few, normal, "normal")
-    before = StackedCapsuleObjective().terms(model, free, few)
-    assert all(term.isfinite() for term in before.values())
-    refined = refine(model, normal, few, steps=10, law="normal").refinement
-    assert (refined.end >= refined.start).all() and refined.end.mean() > refined.start.mean()
-    semi = SemiAmortized(normal, 3)
-    table = compare({"normal": (model, normal), "semi": (model, semi)}, few, num_particles=3)
-    assert table["is_bound"].all() and table["elbo"].notna().all()
-
-
-def test_other_models_and_wrong_weights_are_refused(pair, images):
-    other = VariationalAutoencoder((1, 8, 8), 2)
-    with pytest.raises(ValueError, match="model must be a StackedCapsuleAutoencoder"):
-        StackedCapsuleObjective().terms(other, pair[1], images)
-    with pytest.raises(ValueError, match="prior_within must be at least 0"):
-        StackedCapsuleObjective(prior_within=-1.0)
-    with pytest.raises(ValueError, match="noise must be one of"):
-        StackedCapsuleObjective(noise="normal")
-    with pytest.raises(ValueError, match="present must be positive"):
-        StackedCapsuleObjective(present=0.0)
-    with pytest.raises(ValueError, match="noise must be positive"):
-        StackedCapsuleObjective(noise=0.0)
 
 
 def test_the_terms_of_a_scope_are_those_of_its_level(pair, images):

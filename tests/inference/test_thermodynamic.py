@@ -100,9 +100,3 @@ def test_points_are_equally_far_apart_on_a_log_scale():
     assert points(1, 0.1) == [0.0, 1.0]
     assert points(2, 0.1) == [0.0, 0.1, 1.0]
     assert points(4, 0.001) == pytest.approx([0.0, 0.001, 0.01, 0.1, 1.0])
-
-
-@pytest.mark.parametrize("wrong", [dict(num_particles=1), dict(intervals=0), dict(first=1.0)])
-def test_bad_options_are_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ThermodynamicObjective(**wrong)

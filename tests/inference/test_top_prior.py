@@ -2,14 +2,12 @@
 
 import itertools
 
-import pytest
 import torch
 
-from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
+from capsule_zoo.inference.evaluation.ancestral import log_prior
 from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import create, small_settings
 
 
 def model():
@@ -30,14 +28,6 @@ def two_kinds(number, seed=1):
     own = torch.randn(number, 12, generator=generator, dtype=torch.float64)
     pose = (center + 0.3 * common + 0.1 * own).view(number, 2, 6)
     return {"object_presence": presence, "object_pose": pose}
-
-
-def test_draws_have_the_shapes_of_the_sites_and_run_the_model():
-    top = fit_top_prior(model(), two_kinds(200), components=4, steps=5)
-    drawn = top.sample(30)
-    assert drawn["object_presence"].shape == (30, 2) and drawn["object_pose"].shape == (30, 2, 6)
-    assert set(drawn["object_presence"].unique().tolist()) == {0.0, 1.0}
-    assert mean_images(model(), 30, drawn).shape == (30, 1, 8, 8)
 
 
 def test_binary_states_sum_to_the_law_of_the_poses():
@@ -121,20 +111,3 @@ def test_numbers_that_hardly_vary_are_as_likely_on_fresh_images():
     top = fit_top_prior(model(), values, components=2)
     gap = top.log_prob(values).mean() - top.log_prob(fresh).mean()
     assert abs(gap) < 2
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="fewer than components=30"):
-        fit_top_prior(model(), two_kinds(20), components=30)
-    with pytest.raises(ValueError, match=r"values hold \['wing_pose'\]"):
-        fit_top_prior(model(), {"wing_pose": torch.zeros(5, 2)}, components=2)
-    with pytest.raises(ValueError, match="components"):
-        fit_top_prior(model(), two_kinds(20), components=0)
-
-
-def test_a_choice_among_several_is_refused():
-    """Its whole numbers once passed for binary ones."""
-    values = {"object_kind": torch.arange(20) % 3, "object_pose": torch.randn(20, 6)}
-    shape_codes = create("shape-codes", **small_settings("shape-codes")).model
-    with pytest.raises(ValueError, match="'object_kind', a choice; leave it out"):
-        fit_top_prior(shape_codes, values, components=2)

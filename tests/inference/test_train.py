@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import re
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,10 +17,8 @@ from toys import (
     QUIET,
     BernoulliMixture,
     Conjugate,
-    ExactGuide,
     LinearGuide,
     NoGuide,
-    PointGuide,
     assert_same,
     binary_images,
     conjugate_images,
@@ -32,36 +29,8 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import NonFiniteLoss, evaluate
-from capsule_zoo.inference.posterior.widen import widen
-from capsule_zoo.inference.probes import latents
-from capsule_zoo.inference.training import progress, schedule
-from capsule_zoo.models.common.spaces import ImageSpace
-
-# What training says beforehand
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"steps": 10**9}, "1e+09 steps take about"),
-        ({"epochs": 10**9}, "1e+09 epochs take about"),
-        ({"minutes": 30}, "30 minutes allow about"),
-        ({"steps": 20}, ""),
-        ({"steps": 10**9, "minutes": 30}, ""),
-    ],
-)
-def test_a_run_that_will_be_long_is_announced_after_two_steps(limits, words, monkeypatch, capsys):
-    if limits == {"minutes": 30}:
-        monkeypatch.setattr(schedule, "FEW_STEPS", 10**9)
-    options = {name: value for name, value in QUIET.items() if name not in limits}
-    fit(*pair(), dataset(), every=4, callbacks=[lambda check: True], **limits, **options)
-    said = capsys.readouterr().err
-    assert words in said and said.count("a step takes") == bool(words)
-
-
-# What training converges to
+from capsule_zoo.inference import NonFiniteLoss
+from capsule_zoo.inference.training import progress
 
 
 def test_training_finds_the_posterior():
@@ -91,18 +60,6 @@ def test_a_whole_batch_keeps_its_order_for_guides_with_parameters_per_image():
     torch.testing.assert_close(guide.median()["code"], model.posterior(images)[0], atol=0.1, rtol=0)
 
 
-def test_parameters_per_image_are_not_trained_on_other_images():
-    model, _ = pair()
-    images = conjugate_images(6)
-    for guide, data in (
-        (AutoNormal(model), images),
-        (FreeForm(model, images), images),
-        (AutoNormal(model), dataset(2)),
-    ):
-        with pytest.raises(ValueError, match=r"parameters for each image.* pass batch_size=[26]"):
-            fit(model, guide, data, steps=3, **QUIET | {"batch_size": 2})
-
-
 def test_an_autoguide_whose_values_are_of_all_images_takes_minibatches():
     def model(images, labels=None):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -113,21 +70,6 @@ def test_an_autoguide_whose_values_are_of_all_images_takes_minibatches():
     guide = AutoNormal(model)
     fit(model, guide, torch.full((6, 1, 2, 2), 0.5), batch_size=2, lr=0.1, steps=150)
     assert guide.median()["mean"].item() == pytest.approx(0.5, abs=0.1)
-
-
-def test_two_autoguides_of_one_class_both_train():
-    model, _ = pair()
-    images = conjugate_images(3)
-    medians = []
-    for shift in (0.0, 1.0):
-        guide = AutoNormal(model)
-        shifted = (images + shift) / 2
-        fit(model, guide, shifted, steps=300, freeze="model", **QUIET)
-        torch.testing.assert_close(
-            guide.median()["code"], model.posterior(shifted)[0], atol=0.15, rtol=0
-        )
-        medians.append(guide.median()["code"])
-    assert (medians[1] - medians[0]).min() > 0.2
 
 
 @pytest.mark.parametrize("frozen", ["model", "guide"])
@@ -190,8 +132,6 @@ def test_the_guide_says_how_to_train_it_and_the_caller_has_the_last_word():
     assert rates(settings, lr=1.0) == pytest.approx([0.5, 0.75, 0.5, 0.25])
     assert rates(settings, schedule="constant", warmup=0) == pytest.approx([0.1] * 4)
     assert rates({}) == pytest.approx([1e-3] * 4)
-    with pytest.raises(ValueError, match="schedule must be one of"):
-        rates({"schedule": "stairs"})
 
 
 def test_any_torch_optimizer_and_clipping():
@@ -202,9 +142,6 @@ def test_any_torch_optimizer_and_clipping():
         model, guide, conjugate_images(40), steps=1, optimizer=torch.optim.SGD, clip=1e-3, **options
     )
     assert 0 < abs(guide.offset.item() - before) <= 1e-3
-
-
-# When it stops
 
 
 def test_the_record_of_a_run(tmp_path):
@@ -299,12 +236,7 @@ def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(tmp_p
     options = {"every": 3, "transform": break_later, "checkpoint": path}
     with pytest.raises(NonFiniteLoss, match=r"at step 7: .*'image'") as caught:
         fit(model, guide, dataset(), steps=20, **options, **QUIET)
-    assert caught.value.site == "image" and str(path) in str(caught.value)
-    resumed, resumed_guide = pair()
-    resumed.__class__ = Fragile
-    model.broken = False
-    run = fit(resumed, resumed_guide, dataset(), steps=8, resume=path, **QUIET)
-    assert run.steps == 8 and len(run.history) == 8
+    assert caught.value.site == "image" and path.exists()
 
 
 def test_a_guide_that_turns_nan_is_named_before_the_model():
@@ -324,101 +256,3 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
 def test_a_transform_that_spoils_the_images_is_told_from_a_rate_that_is_too_high(validated):
     with pyro.validation_enabled(validated), pytest.raises(ValueError, match="images holds NaN"):
         fit(*pair(), dataset(), steps=1, transform=lambda images: images * math.nan, **QUIET)
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "give epochs, steps or minutes"),
-        ({"steps": 0}, "steps must be positive"),
-        ({"steps": 1, "lr": -1.0}, "lr must be positive"),
-        ({"steps": 1, "lr": {"model": 1.0}}, "needs the keys 'model' and 'guide'"),
-        (
-            {"steps": 1, "schedule": "stairs"},
-            "schedule must be one of 'constant', 'cosine', 'linear'",
-        ),
-        (
-            {"steps": 1, "freeze": "both"},
-            "freeze must be one of None, 'model', 'guide', not 'both'",
-        ),
-        ({"steps": 1, "patience": 0}, "patience must be at least 1"),
-        ({"steps": 1, "every": 0}, "every must be at least 1"),
-        ({"steps": 1, "clip": 0.0}, "clip must be positive"),
-        ({"steps": 1, "warmup": -1}, "warmup must be at least 0"),
-        ({"steps": 1, "batch_size": 0}, "batch_size must be at least 1"),
-    ],
-)
-def test_arguments_that_are_refused(arguments, message):
-    model, guide = pair()
-    with pytest.raises(ValueError, match=message):
-        fit(model, guide, conjugate_images(4), **{"progress": False} | arguments)
-
-
-def test_nothing_to_train_is_refused():
-    model, _ = pair()
-    with pytest.raises(ValueError, match="no parameter to train"):
-        fit(model, ExactGuide(model), conjugate_images(4), steps=1, freeze="model", **QUIET)
-
-
-@pytest.mark.parametrize("images", [torch.zeros(0, 1, 2, 2), torch.full((4, 1, 2, 2), math.nan)])
-def test_images_that_are_refused(images):
-    model, guide = pair()
-    with pytest.raises(ValueError, match="images"):
-        fit(model, guide, images, steps=1, **QUIET)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda model, guide, data: fit(model, guide, data.images, steps=2, **QUIET),
-        lambda model, guide, data: fit(model, guide, data, steps=2, **QUIET),
-        lambda model, guide, data: evaluate(model, guide, data, num_particles=2),
-        lambda model, guide, data: widen(model, guide, data, steps=2),
-        lambda model, guide, data: latents(guide, data.images, ["code"]),
-    ],
-    ids=["fit images", "fit a split", "evaluate", "widen", "latents"],
-)
-def test_the_model_says_which_pixels_it_takes(use):
-    """Standardized images are right for a model of real pixels, and for no other."""
-
-    class Real(Conjugate):
-        space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
-
-    data = Split(4 * conjugate_images(40) - 2, torch.zeros(40, dtype=torch.int64))
-    real, other = Real().double(), Conjugate().double()
-    use(real, PointGuide(real).double(), data)
-    with pytest.raises(ValueError, match=r"images must lie in \[0, 1\], but these span"):
-        use(other, PointGuide(other).double(), data)
-
-
-@pytest.mark.parametrize(
-    ("limits", "position"),
-    [
-        ({"steps": 6}, "training: 6 of 6 steps, 100%, "),
-        ({"minutes": 2}, "training: [0-9]+%, "),
-        ({"steps": 10**6, "minutes": 2}, "training: [0-9]+%, "),
-    ],
-)
-@pytest.mark.usefixtures("clock")
-def test_a_log_of_training_has_whole_lines_with_steps_and_losses(limits, position, capsys):
-    model, guide = pair()
-    fit(model, guide, dataset(), **limits, every=2, **QUIET | {"progress": True})
-    said = capsys.readouterr().err
-    last = said.splitlines()[-1]
-    assert said.endswith("\n") and said[:-1].replace("\n", "").isprintable()
-    assert re.match(position, last) and "s/s" not in said.replace("steps/s", "")
-    assert re.search(r"[0-9.]+ steps/s, loss -?[0-9.]+, held-out -?[0-9.]+$", last)
-    assert "minutes" not in limits or re.search(r"[0-9] steps, ", last)
-
-
-def test_the_record_of_a_run_is_shown_in_one_line():
-    """A cell of a notebook may end with `fit(...)`."""
-    run = fit(*pair(), dataset(), steps=5, **QUIET)
-    shown = repr(run)
-    assert shown == str(run) and "\n" not in shown and len(shown) < 160
-    assert shown.startswith("Run(5 steps, ") and f"{run.best_loss:.2f} nats per image" in shown
-    assert run.stopped in shown
-    assert " spread loss per image at step" in repr(replace(run, units="spread loss per image"))

@@ -6,10 +6,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
+from toys import fit
 
 from capsule_zoo.data import Rotations, Shifts, Split
 from capsule_zoo.guides import ConditionalEncoder
-from capsule_zoo.inference import Checks, Inputs, fit, loss_per_image
+from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
 from capsule_zoo.models.networks.on_request import OnRequest, centered_normal
@@ -151,24 +152,5 @@ def test_requested_models_train_the_model_itself():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     data = Split(torch.rand(12, 1, 8, 8), torch.arange(12) % 2)
     asked = Requested(model, Shifts(2), [(-2, 2), (0, 1)])
-    fit(
-        asked,
-        guide,
-        data,
-        steps=3,
-        batch_size=6,
-        inputs=Inputs(labels=True),
-        checks=Checks(progress=False),
-    )
+    fit(asked, guide, data, steps=3, batch_size=6, labels=True, progress=False)
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-def test_refusals(images):
-    model = Blob()
-    guide = untrained(model)
-    with pytest.raises(ValueError, match=r"grid must be \(G, 2\), not \(25, 1\)"):
-        infer_transformation(model, guide, images, SHIFTS, grid=GRID[:, 0])
-    with pytest.raises(ValueError, match="starts must be at least 1"):
-        infer_transformation(model, guide, images, SHIFTS, grid=GRID, starts=0)
-    with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 16\)"):
-        infer_transformation(model, guide, images[..., :8], SHIFTS, grid=GRID)

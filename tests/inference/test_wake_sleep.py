@@ -7,21 +7,12 @@ import pytest
 import torch
 from machines import helmholtz_pair
 from pyro import poutine
-from pyro.infer import SVI
 from pyro.poutine import Trace
 from small_rbms import binary_images
 from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images, pair
 
 from capsule_zoo.guides import RecognitionMachine
-from capsule_zoo.inference import (
-    Checks,
-    ReweightedWakeSleep,
-    WakeSleep,
-    compare,
-    evaluate,
-    fit,
-    summarize,
-)
+from capsule_zoo.inference import Checks, ReweightedWakeSleep, WakeSleep, evaluate, fit, summarize
 from capsule_zoo.inference.energy.pretrain import pretrain
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.models import CapsuleHelmholtzMachine, ImageSpace
@@ -191,34 +182,6 @@ def test_training_raises_the_bound(objective):
     assert losses.iloc[0] > 2.3 and losses.iloc[-1] < 1.5  # log 16 = 2.77; the optimum is log 2
 
 
-def test_svi_trains_both_halves():
-    model, guide = helmholtz_pair(4, (2, 2), 1)
-    before = {p: p.detach().clone() for p in (*model.parameters(), *guide.parameters())}
-    svi = SVI(model, guide, pyro.optim.SGD({"lr": 0.1}), loss=ReweightedWakeSleep(3))
-    for _ in range(2):
-        svi.step(binary_images(6))
-    assert all(not torch.equal(p, old) for p, old in before.items())
-
-
-def test_three_objectives_train_one_pair_and_stand_in_one_table():
-    pairs, images = {}, binary_images(40).float()
-    objectives = {
-        "wake-sleep": WakeSleep(),
-        "reweighted": ReweightedWakeSleep(3),
-        "elbo": ScoreFunctionELBO(3),
-    }
-    for name, objective in objectives.items():
-        torch.manual_seed(0)
-        model = CapsuleHelmholtzMachine(4, (2, 2), 2)
-        guide = RecognitionMachine(model)
-        fit(model, guide, images, objective=objective, steps=20, checks=Checks(progress=False))
-        pairs[name] = (model, guide)
-    table = compare(pairs, images, num_particles=10)
-    assert list(table.index) == list(objectives) and table["is_bound"].all()
-    assert (table["elbo"] < table["iwae"]).all()
-    assert summarize(evaluate(*pairs["elbo"], images, num_particles=5))["is_bound"]
-
-
 def test_pretraining_puts_each_rbm_into_both_halves():
     model, guide, images = of_two_images()
     before = (
@@ -277,38 +240,6 @@ def test_score_function_credits_every_draw_with_what_it_adds_to_the_mean_of_the_
     others = torch.stack([log_weight[torch.arange(count) != k].mean(0) for k in range(count)])
     credit = log_weight - others
     assert_gradients({model: -log_p.mean(), guide: -(credit * log_q).mean()})
-
-
-def test_bad_options_are_refused_by_name():
-    with pytest.raises(ValueError, match="num_particles must be at least 1"):
-        ReweightedWakeSleep(0)
-    with pytest.raises(ValueError, match="num_particles must be at least 2"):
-        ScoreFunctionELBO(1)
-    with pytest.raises(ValueError, match="sleep must be from 0 to 1, not -1"):
-        ReweightedWakeSleep(sleep=-1)
-    toy = Conjugate()
-    with pytest.raises(ValueError, match="needs a model that names its top_sites, and Conjugate"):
-        WakeSleep().loss(toy, LinearGuide(toy), conjugate_images(2, torch.float32))
-    families = dict(visible_family="poisson", hidden_family="gaussian")
-    gaussian = CapsuleHelmholtzMachine(4, (2, 2), 2, **families)
-    with pytest.raises(ValueError, match="may not be one Gaussian and one Poisson"):
-        pretrain(gaussian, RecognitionMachine(gaussian), binary_images(6).float(), steps=1)
-
-
-@pytest.mark.parametrize(
-    ("visible", "hidden", "lr"),
-    [
-        ("bernoulli", "bernoulli", 0.05),
-        ("gaussian", "bernoulli", 3e-4),
-        ("bernoulli", "gaussian", 3e-4),
-    ],
-)
-def test_pretraining_is_slower_where_units_or_pixels_are_not_bernoulli(visible, hidden, lr):
-    families = dict(visible_family=visible, hidden_family=hidden)
-    model = CapsuleHelmholtzMachine(4, (2, 3), 2, **families)
-    how = dict(steps=1, checks=Checks(progress=False))
-    runs = pretrain(model, RecognitionMachine(model), binary_images(6).float(), **how)
-    assert [run.history["lr"].iloc[0] for run in runs] == [pytest.approx(lr)] * 2
 
 
 def test_pretraining_with_gaussian_units_raises_the_bound():

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
@@ -20,10 +21,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 
 
 class Conjugate(Model):
-    """A model with z ~ Normal(mean, 1) per image and four pixels ~ Normal(z, noise).
-
-    The posterior is Normal((mean + sum(x) / noise^2) v, v), v = 1 / (1 + 4 / noise^2).
-    """
+    """A model with z ~ Normal(mean, 1) per image and four pixels ~ Normal(z, noise)."""
 
     sites = (Site("code", ("images",)),)
     space = ImageSpace((1, 2, 2))
@@ -64,11 +62,7 @@ class Conjugate(Model):
 
 
 class Correlated(Model):
-    """A model whose posterior is normal and correlated within a site and between two sites.
-
-    place ~ Normal(0, I_2), log size ~ Normal(0, 1), pixels ~ Normal(paint [place, log size], .5).
-    The size is drawn as a log-normal site, so that its unconstrained coordinate is the logarithm.
-    """
+    """A model whose posterior is normal and correlated within a site and between two sites."""
 
     sites = (Site("place", ("images",), event_dim=1), Site("size", ("images",)))
     space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
@@ -213,6 +207,22 @@ def binary_images(number: int) -> Tensor:
     return torch.randint(2, (number, 1, 2, 2)).double()
 
 
+class Items(torch.utils.data.Dataset):
+    """Single images, or images with their labels, counted as they are read."""
+
+    def __init__(self, *columns) -> None:
+        self.columns = columns
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, number: int):
+        self.read += 1
+        item = tuple(column[number] for column in self.columns)
+        return item if len(item) > 1 else item[0]
+
+
 QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of short runs of `fit`
 
 
@@ -236,6 +246,11 @@ def pair(seed: int = 1) -> tuple[Conjugate, LinearGuide]:
     torch.manual_seed(seed)
     model = Conjugate().double()
     return model, LinearGuide(model).double()
+
+
+def on_toys(call: Callable, *arguments: object, **settings: object) -> object:
+    """Return what a verb makes of the linear pair, of three images and of further arguments."""
+    return call(*pair(), conjugate_images(3), *arguments, **settings)
 
 
 def dataset(number: int = 60) -> Dataset:

@@ -285,21 +285,8 @@ def odd_images(chance: random.Random, entry: Any) -> None:
 
 
 WORDS = (
-    "-1",
-    "0",
-    "1.5",
-    "nan",
-    "inf",
-    "1e400",
-    "",
-    " ",
-    "None",
-    "digits",
-    "mnst",
-    "vae",
-    "../x",
-    "\0",
-    "é",
+    *("-1", "0", "1.5", "nan", "inf", "1e400", "", " "),
+    *("None", "digits", "mnst", "vae", "../x", "\0", "é"),
 )
 COMMANDS: dict[str, list[str]] = {
     "show": ["vae"],

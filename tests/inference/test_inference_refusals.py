@@ -1,0 +1,359 @@
+"""What does not fit is refused in one line, which names it, says what is allowed, and a remedy."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from small_entries import check_refused, images_for, on, small_entry
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from toys import (
+    Conjugate,
+    ExactGuide,
+    Labelaw,
+    LinearGuide,
+    NoGuide,
+    PointGuide,
+    conjugate_images,
+    on_toys,
+    pair,
+)
+
+from capsule_zoo import models
+from capsule_zoo.data import Split
+from capsule_zoo.data.tensors import as_tensor
+from capsule_zoo.guides import ExactLabel
+from capsule_zoo.inference import (
+    Comparison,
+    IncompatibleGuide,
+    classify,
+    compare,
+    encode,
+    error_rate,
+    evaluate,
+    fgsm,
+    fill_in,
+    gauss_newton,
+    infer,
+    intervene,
+    mean_images,
+    posterior_predictive,
+    reconstruct,
+    refine,
+    sample,
+    widen,
+)
+from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
+from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe
+from capsule_zoo.inference.sample_quality import frechet_distance, train_classifier
+from capsule_zoo.inference.segmentation import segmentation_accuracy
+
+
+class Outside(Conjugate):
+    """A model with a site outside the plate of images."""
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        pyro.sample("tilt", dist.Normal(0.0, 1.0))
+        return super().forward(images, labels, batch_size)
+
+
+class OutsideGuide(LinearGuide):
+    def forward(self, images, labels=None):
+        pyro.sample("tilt", dist.Normal(0.0, 1.0))
+        super().forward(images, labels)
+
+
+def classifier() -> tuple[models.ConvolutionalClassifier, ExactLabel]:
+    model = models.ConvolutionalClassifier((1, 8, 8), 3, channels=(2, 2), hidden=4)
+    return model, ExactLabel(model)
+
+
+def split(classes: int = 2) -> Split:
+    return Split(torch.rand(4, 1, 8, 8), torch.arange(4) % classes)
+
+
+def outside() -> tuple[Outside, OutsideGuide]:
+    model = Outside().double()
+    return model, OutsideGuide(model).double()
+
+
+def labeled_and_not() -> dict:
+    models = {"joint": Labelaw().double(), "plain": Conjugate().double()}
+    return {name: (model, ExactGuide(model)) for name, model in models.items()}
+
+
+def soft_and_hard(model, guide) -> dict:
+    pair = model, guide.with_poses("normal")
+    return {"soft": pair, "hard": tuple(program.discretized() for program in pair)}
+
+
+def classifier_and_vae(model, guide) -> dict:
+    vae = small_entry("vae", image_shape=model.image_shape)
+    return {"vae": (vae.model, vae.guide), "cnn": (model, guide)}
+
+
+def plain(images=None, labels=None):
+    """A plain program, which declares no site."""
+
+
+class Flow(IterableDataset):
+    """Images that come one after the other."""
+
+    def __iter__(self):
+        return iter(torch.rand(3, 1, 2, 2))
+
+
+HALVES = torch.tensor([[0, 0, 1, 1, 2, 2, -1]])
+HERE = torch.ones_like(HALVES, dtype=torch.bool)
+LABELS = torch.tensor([0, 1, 1])
+BYTES = np.zeros((2, 1, 2, 2), np.uint8)
+PARTICLES = "num_particles must be at least 1"
+REFUSALS = [
+    # evaluations
+    (lambda: on_toys(evaluate, num_particles=0), PARTICLES),
+    (lambda: on_toys(evaluate, num_particles=2.5), "num_particles must be a whole numbe"),
+    (lambda: on_toys(evaluate, chains=0), "chains must be at least 1"),
+    (lambda: on_toys(evaluate, seed=-1), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, seed=1.5), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, seed=2**63), "seed must be a whole number from 0"),
+    (lambda: on_toys(evaluate, labels=LABELS[:2]), r"labels must be \(3,\), .*not \(2,\)"),
+    (lambda: on_toys(evaluate, labels=torch.zeros(3)), "labels must be integers.*float32"),
+    (lambda: on_toys(evaluate, labels=LABELS > 0), "labels must be integers.*bool"),
+    (lambda: on_toys(evaluate, labels=["a", "b"]), "must be a tensor.*not list; number classes"),
+    (lambda: on_toys(evaluate, labels=3), "labels must be a tensor.*not int"),
+    (lambda: evaluate(*pair(), conjugate_images(3)[:0]), "images is an empty batch"),
+    (lambda: evaluate(*pair(), BYTES), "divide bytes by 255"),
+    (lambda: on("cnn", evaluate), "ConvolutionalClassifier explains labels.*labels=.*error_rate"),
+    # comparisons
+    (lambda: compare({}, conjugate_images(3)), "pairs is empty"),
+    *(
+        (
+            lambda kind=kind: compare(kind(pair()), conjugate_images(3)),
+            "must be {.name.: .model, guide.}",
+        )
+        for kind in (tuple, list)
+    ),
+    (
+        lambda: compare({"a": small_entry("vae")}, torch.rand(2, 1, 5, 6)),
+        r"'a' must be \(model, guide\), not a Entry; of an entry",
+    ),
+    (lambda: Comparison({"iwae": [0.0]}).draw(), r"columns are missing: elbo, elbo_se.*plot"),
+    # verbs
+    *(
+        (lambda verb=verb, wrong=wrong: on("vae", verb, **{"num_samples": 1, **wrong}), words)
+        for verb in (encode, reconstruct, posterior_predictive)
+        for wrong, words in (
+            ({"num_samples": 0}, "num_samples must be at least 1"),
+            ({"num_samples": 1.5}, "num_samples must be a whole number"),
+            ({"seed": -1}, "seed must be a whole number"),
+            ({"seed": 2**64}, "seed must be a whole number"),
+            ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        )
+    ),
+    *(
+        (lambda verb=verb, change=change: verb(*change(small_entry("vae"))), words)
+        for verb in (encode, reconstruct, posterior_predictive)
+        for change, words in (
+            (lambda e: (e.guide, e.model, images_for(e)), r"is a guide; call \w+\(model, guide"),
+            (lambda e: (e.model, e.guide, images_for(e)[:, 0]), "images must have shape"),
+            (lambda e: (e.model, e.guide, images_for(e).tolist()), "images must be .*not a list"),
+            (lambda e: (e.model, lambda images: None, images_for(e)), "as_module"),
+        )
+    ),
+    (
+        lambda: encode(small_entry("vae").model, conjugate_images(3)),
+        r"call encode\(model, gu",
+        TypeError,
+    ),
+    (lambda: classify(classifier()[0], conjugate_images(3)), r"call classify\(model", TypeError),
+    (lambda: error_rate(classifier()[1], split()), r"call error_rate\(model", TypeError),
+    (lambda: sample(small_entry("vae").model, 0), "number must be at least 1"),
+    (lambda: mean_images(small_entry("vae").model, 0), "number must be at least 1"),
+    (lambda: infer(small_entry("vae").guide, torch.rand(2, 1, 5, 6), batch_size=0), "batch_size"),
+    *(
+        (lambda name=name: on(name, classify), "linear probe")
+        for name in ("vae", "part-whole", "draw")
+    ),
+    *(
+        (lambda name=name, verb=verb: on(name, verb), r"use classify\(model, guide, images\)")
+        for name in ("cnn", "matrix-capsules")
+        for verb in (reconstruct, posterior_predictive, lambda model, *_: sample(model, 2))
+    ),
+    # filling in
+    *(
+        (lambda wrong=wrong: on("vae", fill_in, torch.ones(5, 6) > 0, **wrong), next(iter(wrong)))
+        for wrong in ({"num_particles": 0}, {"steps": -1}, {"batch_size": 0})
+    ),
+    # counterfactuals
+    *(
+        (lambda action=action: on("part-whole", intervene, action), words)
+        for action, words in (
+            ({}, "do is empty"),
+            ({"object_poses": 0.0}, "sites of PartWholeCapsules are .*'object_pose'"),
+            ({"image": 0.0}, "do sets 'image', but the latent sites"),
+            ({"object_pose": torch.zeros(5)}, r"shape \(5,\), but the site has .* \(3, 2, 6\)"),
+            ({"object_pose": lambda pose: pose[:2]}, r"shape \(2, 2, 6\), but"),
+            ({"object_presence": 0.5}, "'object_presence' to values outside of its support"),
+            ({"object_pose": torch.nan}, "'object_pose' to values outside of its support"),
+        )
+    ),
+    (lambda: on("vae", intervene, {"image_code": 0.0}, num_samples=0), "num_samples"),
+    (lambda: on("vae", intervene, {"image_code": 0.0}, seed=-1), "seed must be"),
+    (
+        lambda: carry(torch.tensor(0.4), dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 1.0)),
+        "no rule by which the noise of Gamma is kept",
+        NoRule,
+    ),
+    # classifiers
+    (lambda: error_rate(*classifier(), split().images), "has no labels, which are needed here: gi"),
+    (lambda: error_rate(*classifier(), Split(split().images)), "labels, which a classifier needs"),
+    (
+        lambda: error_rate(*classifier(), Split(split().images, torch.arange(4) + 10)),
+        r"labels must lie in 0 to 2, but these span 10 to 13",
+    ),
+    (lambda: fgsm(classifier()[0], split(), -0.1), "epsilon must be at least 0"),
+    (lambda: fgsm(classifier()[0], split(), 0.1, steps=0), "steps must be at least 1"),
+    (lambda: fgsm(classifier()[0], DataLoader(split()), 0.1), "must be a Split, not a DataLoader"),
+    (lambda: train_classifier(split(), num_classes=1), "lie in 0 to 0, but these span 0 to 1"),
+    (lambda: frechet_distance(np.zeros((1, 3)), np.zeros((5, 3))), "N of at least 2"),
+    (lambda: frechet_distance(np.zeros((5, 2)), np.zeros((5, 3))), "equally many features"),
+    # probes and segmentations
+    (
+        lambda: linear_probe(np.zeros((3, 1)), LABELS[:2], np.zeros((1, 1)), LABELS[:1]),
+        "train has 3 rows but 2 labels",
+    ),
+    (
+        lambda: cluster_accuracy(np.zeros((3, 1)), LABELS, np.zeros((3, 1)), LABELS[1:]),
+        "test has 3 rows but 2 labels",
+    ),
+    (
+        lambda: cluster_accuracy(np.zeros((0, 1)), LABELS[:0], np.zeros((3, 1)), LABELS),
+        "train has no rows",
+    ),
+    (lambda: segmentation_accuracy(HALVES[:, 1:], HALVES, HERE), "one shape"),
+    (lambda: segmentation_accuracy(HALVES, HALVES, ~HERE), "no point"),
+    (lambda: segmentation_accuracy(HALVES, HALVES, HERE, [0, 1]), "kinds names 2"),
+    # arrays and labels in place of tensors
+    *(
+        (
+            lambda value=value: as_tensor("grid", value),
+            rf"grid must be a torch.Tensor, a numpy array or a .*, not {type(value).__name__}",
+        )
+        for value in ("word", [[1.0], [1.0, 2.0]], [None], object(), {1: 2})
+    ),
+    *(
+        (lambda labels=labels: Split(torch.rand(3, 1, 2, 2), labels), "labels must be")
+        for labels in (["a", "b", "c"], [0.5, 1.5, 2.5], [[0, 1, 2]], 3, np.array(["a"] * 3))
+    ),
+    (lambda: Split([[0.5]]), "images must be a torch.Tensor or a numpy array, not list"),
+]
+
+
+PLAIN = r"a plain Pyro program, and \w+ needs one"
+OUTSIDE = r"images must lie in \[0, 1\], but these span"
+UNREAD = r"images must be .*; call torch\."
+OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
+    ("toys", lambda m, g, x: evaluate(m, NoGuide(m), x), "'code' is missing", IncompatibleGuide),
+    ("toys", lambda m, g, x: evaluate(m, m, x), "'image' is observed in th", IncompatibleGuide),
+    ("toys", lambda m, g, x: evaluate(m, AutoMultivariateNormal(m), x), "one image at a time"),
+    ("toys", lambda m, g, x: evaluate(*outside(), x), "'tilt' lies outside the plate 'images'"),
+    ("vae", lambda m, g, x: evaluate(m.half(), g.half(), x), "log weights round in 16 bits; call"),
+    ("vae", lambda m, g, x: evaluate(m.bfloat16(), g.bfloat16(), x), "log weights round in 16 bit"),
+    ("toys", lambda m, g, x: compare({"a": (m, g), "b": (m, NoGuide(m))}, x), "'code' is missing"),
+    (
+        "cnn",
+        lambda m, g, x: compare(classifier_and_vae(m, g), x),
+        r"labels \('cnn'\).*labels=.*error_rate",
+    ),
+    (
+        "toys",
+        lambda m, g, x: compare(labeled_and_not(), x, labels=LABELS),
+        "'joint' bounds log p.im",
+    ),
+    (
+        "part-whole",
+        lambda m, g, x: compare(soft_and_hard(m, g), x, discrete=False),
+        "but not in 'h",
+    ),
+    ("vae", lambda m, g, x: mean_images(m, 2, {"image_codes": x}), "'image_codes'; did you mean"),
+    (
+        "vae",
+        lambda m, g, x: mean_images(m, 4, {"image_code": "word"}),
+        "'image_code'. must be .*, n",
+    ),
+    (
+        "part-whole",
+        lambda m, g, x: reconstruct(m, AutoNormal(m), x),
+        "relaxed presences only .* use",
+    ),
+    ("vae", lambda m, g, x: m(batch_size=2.5), "batch_size must be a whole number, 1 or more"),
+    ("vae", lambda m, g, x: m(x.numpy()), UNREAD),
+    ("vae", lambda m, g, x: m(x.tolist()), UNREAD),
+    (
+        "conditional-autoencoder",
+        lambda m, g, x: m(x, request=BYTES),
+        "request must be a torch.Tens",
+    ),
+    ("vae", lambda m, g, x: latents(g, x, ["wing"]), r"holds \['wing'\]"),
+    ("vae", lambda m, g, x: encode(plain, g, x), PLAIN),
+    ("vae", lambda m, g, x: reconstruct(plain, g, x), PLAIN),
+    ("vae", lambda m, g, x: refine(plain, g, x), PLAIN),
+    ("vae", lambda m, g, x: gauss_newton(plain, g, x), PLAIN),
+    ("vae", lambda m, g, x: fill_in(plain, g, x), PLAIN),
+    ("vae", lambda m, g, x: sample(plain, 2), PLAIN),
+    ("vae", lambda m, g, x: sample("vae", 2), "model is a str, which is no capsule_zoo.models.Mod"),
+    ("toys", lambda m, g, x: evaluate(m, g, 4 * x - 2), OUTSIDE),
+    ("toys", lambda m, g, x: latents(g, 4 * x - 2, ["code"]), OUTSIDE),
+    ("toys", lambda m, g, x: widen(m, PointGuide(m).double(), 4 * x - 2, steps=1), OUTSIDE),
+    ("vae", lambda m, g, x: mean_images(plain, 2), PLAIN),
+    ("vae", lambda m, g, x: intervene(plain, g, x, {"image_code": 0.0}), PLAIN),
+    ("vae", lambda m, g, x: intervene(m, g, x[0], {}), "images must have shape"),
+    ("vae", lambda m, g, x: fill_in(m, g, x * math.nan, x[0, 0] > -1), "NaN at observed pixels"),
+    (
+        "vae",
+        lambda m, g, x: fill_in(m, AutoNormal(m), x),
+        "guide must be a Guide, .* not AutoNorma",
+    ),
+]
+
+
+@pytest.mark.parametrize("refusal", OF_PAIRS, ids=lambda refusal: refusal[2])
+def test_what_does_not_fit_a_pair_is_refused(refusal):
+    name, call, message, *error = refusal
+    verb = on_toys if name == "toys" else partial(on, name)
+    check_refused(lambda: verb(call), message, *error)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal[1])
+def test_what_does_not_fit_is_refused(refusal):
+    check_refused(*refusal)
+
+
+LOADER = DataLoader(TensorDataset(torch.rand(5, 1, 2, 2), torch.arange(5)), 3, shuffle=True)
+DATA = [
+    (None, "not None"),
+    ("digits", r"not a str; see load_dataset\(name\)"),
+    ([], "not a list"),
+    ([torch.rand(1, 2, 2)] * 3, "not a list; .*numpy.stack for a list of images"),
+    ([[0.5, 0.5]], "not a list"),
+    (0.5, "not a float"),
+    (DataLoader([], batch_size=2), "without a batch; give at least one image"),
+    (DataLoader(torch.rand(3, 1, 3, 3), batch_size=2), r"images must be \(B, 1, 2, 2\)"),
+    (Flow(), "wrap it in a torch.utils.data.DataLoader"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), DATA, ids=[message for _, message in DATA])
+@pytest.mark.parametrize("verb", [evaluate, encode, reconstruct, refine])
+def test_other_data_are_refused_in_one_line(verb, data, message):
+    check_refused(lambda: verb(*pair(), data), message)
+
+
+@pytest.mark.parametrize("verb", [encode, reconstruct, posterior_predictive, refine, infer])
+def test_a_loader_that_shuffles_is_refused_where_rows_are_those_of_images(verb):
+    call = verb if verb is not infer else lambda model, *others: infer(*others)
+    check_refused(lambda: call(*pair(), LOADER), r"shuffles.*give DataLoader\(..., shuffle=False\)")
