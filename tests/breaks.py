@@ -252,7 +252,7 @@ BREAKS = (
         "experiments/capsule_network/overlaps.py",
         "(highest != classes).any(1)",
         "(highest != classes).all(1)",
-        "capsule_zoo/test_recurrent_experiments.py",
+        "capsule_zoo/test_network_experiments.py",
     ),
     Break(
         "class error of recurrent capsules on training images",

@@ -177,20 +177,6 @@ def test_training_of_a_guide_leaves_learned_templates_as_em_found_them():
     assert stage.prepare is None and stage.settings["freeze"] == "model"
 
 
-@pytest.mark.slow
-def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
-    settings = dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16)
-    options = Options(progress=False, processes=1, runs=tmp_path)
-    result = find_experiment("constellations/learned")(options, **settings)
-    metrics, _ = flatten(result.metrics)
-    assert metrics["segmentation_exact_01"]["value"] > 0.9
-    assert 0.03 < metrics["found_noise_01"]["value"] < 0.2
-    bounds = [metrics[f"evidence_{g}_01"]["value"] for g in ("exact", "proposals", "amortized")]
-    assert bounds == sorted(bounds, reverse=True)
-    assert result.figures.keys() == {"noise_01", "templates"}
-    assert result.entry.default_guide == "amortized"
-
-
 def one_wrong_of(points: int) -> tuple[Matchings, Scenes]:
     """Return a scene of many points, and a parse that has one of them wrong."""
     true = torch.zeros(1, points, dtype=torch.long)

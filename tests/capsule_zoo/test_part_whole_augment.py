@@ -3,23 +3,12 @@
 import pytest
 import torch
 
-from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments.common.findings import over_seeds
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
-from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept, rotated
+from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept
 from capsule_zoo.experiments.shape_codes.objects import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_settings
-
-SMALL = {key: value for key, value in small_settings("part-whole").items() if key != "image_shape"}
-
-
-def test_the_error_of_several_seeds_is_between_seeds():
-    runs = [{"accuracy": [0.5, 0.01, 100]}, {"accuracy": [0.7, 0.01, 100]}]
-    value, error, number = over_seeds(runs)["accuracy"]
-    assert (value, number) == (pytest.approx(0.6), 2) and error == pytest.approx(0.1)
-    assert over_seeds(runs[:1]) == {"accuracy": (0.5, 0.01, 100)}
 
 
 def test_every_kind_reads_an_image_at_its_own_turn():
@@ -41,12 +30,6 @@ def test_every_kind_reads_an_image_at_its_own_turn():
         torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
     with pytest.raises(ValueError, match="views is empty"):
         read_at_own_turns(entry.guide, [])
-
-
-def test_rotated_splits_are_the_same_every_time():
-    split = load_dataset("digits").test[:5]
-    assert torch.equal(rotated(split, 90).images, rotated(split, 90).images)
-    assert torch.equal(rotated(split, 0).images.round(decimals=4), split.images.round(decimals=4))
 
 
 @pytest.mark.parametrize("swap, share", [(False, 1.0), (True, 0.0)])

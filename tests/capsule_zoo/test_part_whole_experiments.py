@@ -8,14 +8,9 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.part_whole import classification as part_whole
-from capsule_zoo.experiments.part_whole import refine as part_whole_refine
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
-from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, load, save_entry
-
-METHODS = ("plain", "scheduled")
+from capsule_zoo.registry import create
 
 
 @pytest.fixture
@@ -23,21 +18,6 @@ def small_digits(monkeypatch):
     """Use a few digits for every data set."""
     few = few_digits(80, 16)
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
-
-
-def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
-    torch.manual_seed(0)
-    entry = create("part-whole", objects=3, parts=4)
-    run_folder = tmp_path / "run"
-    save_entry(entry, run_folder, data="digits", seed=0)
-    options = Options(run=str(run_folder), progress=False)
-    result, _ = reproduce("part-whole/classify", options, folder=tmp_path)
-    state = load(run_folder).model.state_dict()
-    assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
-    record = read_record("part-whole/classify", tmp_path)
-    assert record["command"] == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
-    wanted = {"probe_presence", "probe_parts", "probe_drawn", "probe_components"}
-    assert wanted < set(record["metrics"])
 
 
 def test_principal_components_are_uncorrelated_and_span_the_images():
@@ -81,37 +61,6 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     assert ((shares > 0) & (shares < 1)).all()
     parts = part_whole.READERS["probe_parts"](entry.guide, data.test.images)
     assert parts.shape == (len(data.test), 4 * (1 + 6))
-
-
-def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits, tmp_path):
-    options = Options(minutes=0.01, progress=False)
-    result, _ = reproduce("part-whole/guides", options, folder=tmp_path, particles=10)
-    bounds = result.table[result.table["is_bound"]]
-    assert set(result.table.index) - set(bounds.index) == {"delta"}
-    assert {"normal", "low rank", "routing", "semi-amortized"} <= set(bounds.index)
-    assert (bounds["elbo"] < bounds["iwae"]).all()
-    metrics = read_record("part-whole/guides", tmp_path)["metrics"]
-    assert {"iwae_10_low_rank", "ess_semi_amortized", "map_autodelta_relaxed"} <= set(metrics)
-    relaxed = {n for n in metrics if n.startswith("elbo_") and n.endswith("relaxed")}
-    assert {"elbo_free_form_normal_relaxed", "elbo_autonormal_relaxed"} <= relaxed
-    assert "elbo_autodelta_relaxed" not in relaxed
-
-
-def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
-    monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
-    monkeypatch.setattr(part_whole_refine, "PLAIN_RATES", (1e-3,))
-    monkeypatch.setattr(part_whole_refine, "RATES", (0.03,))
-    options = Options(minutes=0.01, progress=False)
-    settings = dict(images=8, plain_steps=12, budgets=(4, 11))
-    reproduce("part-whole/refine", options, folder=tmp_path, **settings)
-    metrics = read_record("part-whole/refine", tmp_path)["metrics"]
-    for name in ("upright", "rotated"):
-        value = {key: metrics[f"{name}_{key}"]["value"] for key in ("goal", "start")}
-        arrived = [metrics[f"{name}_{method}_arrived"]["value"] for method in METHODS]
-        ends = [metrics[f"{name}_{method}_end"]["value"] for method in METHODS]
-        assert max(arrived) == 1 and max(ends) >= value["goal"] > value["start"] - 2
-        seconds = [metrics[f"{name}_{method}_seconds"]["value"] for method in METHODS]
-        assert metrics[f"speedup_{name}"]["value"] == pytest.approx(seconds[0] / seconds[1])
 
 
 def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():

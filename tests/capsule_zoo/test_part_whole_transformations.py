@@ -1,72 +1,10 @@
 """The experiments on transformed images run in miniature; turning helps where it should."""
 
-import json
-
-import pytest
 import torch
-from miniature import few_digits
-from torch.nn import functional as F
 
-from capsule_zoo import registry
-from capsule_zoo.cli import main
 from capsule_zoo.data import Split
-from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole import transformations as part_whole_transformations
 from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, turn_to_best
-from capsule_zoo.records import flatten, read_record
-from capsule_zoo.registry import create, load, small_settings
-from capsule_zoo.runs import folder
-from tools.publish import publish
-
-SMALL = {key: value for key, value in small_settings("part-whole").items() if key != "image_shape"}
-
-
-@pytest.fixture
-def small(monkeypatch, tmp_path):
-    """Use few digits for every data set, small models, and one process for everything."""
-    few = few_digits(60, 12)
-
-    def read(name, root=None, size=None):
-        return few.transformed(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
-
-    monkeypatch.setattr(part_whole_transformations, "load_dataset", read)
-    monkeypatch.setattr(folder, "load_dataset", read)  # the data of a card
-    monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
-    monkeypatch.chdir(tmp_path)
-
-
-def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
-    command = ["reproduce", "part-whole/generalise", "--minutes", "0.005", "--keep", "kept"]
-    command += ["--out", "results"]
-    command += ["--set", "turns=4", "--set", "degrees=[0, 90]", "--set", "refining=2"]
-    command += ["--set", f"sizes={json.dumps(SMALL)}"]
-    with pytest.raises(SystemExit) as done:
-        main(command)
-    assert done.value.code in (0, None)
-    publish("kept", "mine", ["part-whole/generalise"])
-    record = read_record("part-whole/generalise", tmp_path / "results")
-    kinds = ("upright", "affnist", "rotated")
-    endings = ("", "_turned", "_few", "_turned_few", "_refined", "_turned_refined")
-    wanted = {f"{kind}_presence_pose{ending}" for kind in kinds for ending in endings}
-    wanted |= {f"{kind}_{features}" for kind in kinds for features in ("presence", "chosen")}
-    wanted |= {f"rotation_{d}{turned}" for d in (0, 90) for turned in ("", "_turned")}
-    assert set(record["metrics"]) == wanted | {"steps"} and record["data"] == "affnist"
-    assert all(record["metrics"][name]["n"] == 12 for name in wanted)
-    pictures = {path.stem for path in (tmp_path / "results" / "part-whole").glob("*.png")}
-    assert pictures == {f"generalise_{n}" for n in ("rotations", "parses", "templates", "samples")}
-    card = json.loads((tmp_path / "weights" / "mine.json").read_text())
-    made = "capsule-zoo reproduce part-whole/generalise --minutes 0.005 --set turns=4"
-    assert card["training"]["command"].startswith(made)
-    assert card["records"]["part-whole/generalise"]["metrics"] == record["metrics"]
-    entry = load("mine")
-    assert entry.model.image_shape == (1, 40, 40) and entry.guide.reader.coordinates
-    options, settings = (
-        Options(run="mine", progress=False),
-        dict(turns=4, degrees=(0, 90), refining=2),
-    )
-    again, _ = reproduce("part-whole/generalise", options, folder="new", **settings)
-    values = {name: metric["value"] for name, metric in flatten(again.metrics)[0].items()}
-    assert values == {name: record["metrics"][name]["value"] for name in wanted}
+from capsule_zoo.registry import create, small_settings
 
 
 def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
