@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from capsule_zoo.data import Dataset, dataset_names, load_dataset
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
+from capsule_zoo.experiments.part_whole.classification import fit_probes
 from capsule_zoo.experiments.training import begun
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
@@ -47,9 +48,10 @@ def sizes_of(name: str) -> dict[str, Any]:
     return {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
 
 
-def small_shape_codes(*_: object) -> Entry:
+def small_shape_codes(kinds: object = 2, *_: object) -> Entry:
     pyro.set_rng_seed(0)
-    return create("shape-codes", **small_settings("shape-codes"))
+    number = kinds if isinstance(kinds, int) else 2
+    return create("shape-codes", **{**small_settings("shape-codes"), "kinds": number})
 
 
 def with_a_border(few: Dataset, name: str, root: object = None) -> Dataset:
@@ -152,7 +154,7 @@ MINIATURES = {
         {"shape_codes.affnist.on_published_parts": small_shape_codes},
     ),
     "shape-codes/objects": Miniature(
-        dict(kinds=(2,), main=2, steps=2, images=20, held_out=4, turned=3, seeds=2),
+        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, turned=3, seeds=2),
         None,
         12,
         (60, 20),
@@ -190,13 +192,19 @@ MINIATURES = {
         None,
         (60, 12),
     ),
-    "part-whole/classify": Miniature({}, 0.005, None, (80, 16)),
-    "part-whole/guides": Miniature(dict(particles=10), 0.005, None, (80, 16)),
+    "part-whole/classify": Miniature(
+        {},
+        0.001,
+        14,
+        (60, 12),
+        {"part_whole.classification.fit_probes": partial(fit_probes, probed=40)},
+    ),
+    "part-whole/guides": Miniature(dict(images=8, particles=4), 0.001, 14, (60, 12)),
     "part-whole/refine": Miniature(
         dict(images=8, plain_steps=12, budgets=(4, 11)),
-        0.01,
-        None,
-        (80, 16),
+        0.002,
+        14,
+        (60, 12),
         {"part_whole.refine.PLAIN_RATES": (1e-3,), "part_whole.refine.RATES": (0.03,)},
     ),
     "part-whole/generalise": Miniature(

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pyro
 import pytest
@@ -12,6 +13,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments.shape_codes import from_images as letters
+from capsule_zoo.experiments.shape_codes.clusters import cluster
 from capsule_zoo.experiments.shape_codes.objects import (
     classes_found,
     lost,
@@ -139,6 +141,13 @@ def test_features_weigh_codes_and_poses_by_the_tempered_belief():
     assert torch.equal(sharp.tempered, sharp.belief)
     assert torch.equal(found.belief, sharp.belief)  # the belief itself is not tempered
     assert (found.tempered.amax(-1) < sharp.belief.amax(-1)).all()
+
+
+def test_clusters_are_made_by_training_rows_alone():
+    train = np.array([[0.0], [0.1], [5.0], [5.1]])
+    known, asked = cluster(train, np.array([[0.2], *[[50.0]] * 9]), 2, seed=0)
+    assert torch.equal(asked[0], known[0]) and torch.equal(asked[1], known[2])
+    assert torch.equal(known.sum(0), torch.tensor([2.0, 2.0]))
 
 
 def test_worst_and_mean_of_the_seeds():
