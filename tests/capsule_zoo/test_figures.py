@@ -9,7 +9,6 @@ from matplotlib import pyplot as plt
 from matplotlib.text import Text
 from pyro import poutine
 
-from capsule_zoo import figures
 from capsule_zoo.figures import grids
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.guides import PartWholeGuide
@@ -38,23 +37,6 @@ def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
     torch.testing.assert_close(painted, expected)
 
 
-@pytest.mark.parametrize("name", figures.__all__)
-def test_every_figure_of_the_face_is_there(name):
-    assert callable(getattr(figures, name))
-
-
-def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
-    rows = grids.in_rows("parts", torch.arange(29), 12)
-    assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
-    assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
-
-
-def test_part_colors_are_all_different():
-    colors = grids.part_colors(24)
-    distance = torch.cdist(colors, colors) + 9 * torch.eye(24)
-    assert colors.shape == (24, 3) and distance.min() > 0.05
-
-
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
     guide = configure(
         PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2
@@ -75,12 +57,6 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
 def pixels(figure):
     """Return the pixels of all pictures in a figure of rows."""
     return np.stack([image.get_array() for axis in figure.axes for image in axis.images])
-
-
-def test_every_place_of_any_curve_has_a_tick():
-    number = 0.1, None, 9
-    curves = {"long": dict.fromkeys(("0", "1", "4"), number), "short": {"2": number}}
-    assert list(number_curves({"error": curves}, "size").axes[0].get_xticks()) == [0, 1, 2, 4]
 
 
 def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
@@ -126,8 +102,3 @@ def test_a_title_lies_within_the_figure_of_few_images(number):
     title, whole = figure._suptitle.get_window_extent(), figure.bbox
     assert title.x0 >= whole.x0 and title.x1 <= whole.x1
     plt.close(figure)
-
-
-def test_colors_beyond_the_range_are_cut_off_in_silence(caplog):
-    grids.image_rows({"rows": torch.linspace(-1, 2, 24).view(2, 3, 2, 2)})
-    assert not caplog.records

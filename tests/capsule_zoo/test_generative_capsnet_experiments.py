@@ -1,7 +1,6 @@
-"""The experiments on requests in miniature: the requests, the measured errors, the records."""
+"""The experiments on requests: what is requested, and the errors that are measured."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from miniature import few_digits
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.generative_capsnet import beyond_training, bounds
 from capsule_zoo.experiments.generative_capsnet.beyond_training import (
-    DECODERS,
     RARE,
     SHIFTED,
     TURNED,
@@ -21,41 +19,19 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     errors_of_rare,
     load_on_canvas,
 )
-from capsule_zoo.experiments.generative_capsnet.bounds import turn_and_infer
 from capsule_zoo.experiments.study import Job
-from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import flatten
-from capsule_zoo.registry import create
 
 OPTIONS = Options(progress=False, processes=1)
-CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
-PLAIN = dict(latent=2, channels=3, hidden=4)
 SMALL = dict(steps=2, images=2)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Use few digits, small networks, and a short inference of angles."""
+    """Use few digits."""
     few = few_digits(40, 40)
     monkeypatch.setattr(beyond_training, "load_dataset", lambda *args, **kwargs: few)
-    monkeypatch.setattr(beyond_training, "ENCODER", dict(channels=3, hidden=6))
-    for name, decoder in DECODERS.items():
-        sizes = CAPSULES if decoder.entry.startswith("generative-capsnet") else PLAIN
-        changed = replace(decoder, sizes={**decoder.sizes, **sizes})
-        monkeypatch.setitem(DECODERS, name, changed)
-    short = partial(infer_transformation, steps=1, starts=1, num_particles=1)
-    monkeypatch.setattr(bounds, "infer_transformation", short)
     return few
-
-
-def test_turned_images_turn_back(small):
-    """The true angle turns an image back; inferred angles have the shape of the angles."""
-    entry = create("generative-capsnet-continuous", **CAPSULES, guide=dict(channels=3))
-    images = small.test.images[:3]
-    moved, angles, found = turn_and_infer(entry, images, seed=0)
-    assert found.shape == angles.shape == (3, 1)
-    back = TURNED.requests.move(moved, -angles)
-    assert (back - images).square().mean() < 0.1 * (moved - images).square().mean()
 
 
 def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):

@@ -46,16 +46,6 @@ def small(monkeypatch, few_climbs):
     return few
 
 
-def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):
-    options = Options(progress=False, data_root=mnist_root)
-    entry, _ = guide_swaps.open_trained("generative-capsnet-continuous", options, 2)
-    assert entry.name == "generative-capsnet-continuous" and entry.model.parts > 3
-    entry, _ = guide_swaps.open_trained(
-        "generative-capsnet", options, 2
-    )  # there are no weights of it
-    assert entry.name == "generative-capsnet" and entry.model.parts == 3
-
-
 def test_the_first_parameters_come_from_the_seed_alone(small):
     entries = []
     for state, seed in enumerate((0, 0, 1)):

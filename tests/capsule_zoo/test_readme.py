@@ -1,8 +1,6 @@
 """Pages that show records: their numbers are those of the records, and the README's Python runs."""
 
 import re
-import runpy
-import shutil
 from pathlib import Path
 
 import pytest
@@ -23,19 +21,6 @@ def test_every_number_is_that_of_its_record(name):
     text = PAGES[name].read_text()
     assert re.search("<!-- (record|value): ", text)
     assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.pages.markdown"
-
-
-def test_the_command_fills_the_pages_of_a_checkout(tmp_path, monkeypatch):
-    page = tmp_path / "results" / "scenes" / "README.md"
-    shutil.copytree(ROOT / "results" / "scenes", page.parent)
-    other = Path("results", "zoo", "gaps.json")  # whose numbers the page shows too
-    (tmp_path / other).parent.mkdir()
-    shutil.copy(ROOT / other, tmp_path / other)
-    right = PAGES["results/scenes/README.md"].read_text()
-    page.write_text(re.sub(r"\| 0\.9\d+", "| 0.1", right))
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(readme.__file__, run_name="__main__")
-    assert page.read_text() == right
 
 
 def test_the_readme_is_short_and_has_two_numbers_a_model():

@@ -291,13 +291,3 @@ def test_the_run_of_an_object_model_is_found_from_any_folder(tmp_path, monkeypat
     runs.train("scenes", "runs/scenes", {**given, "limits": {"steps": 2}}, resume=True)
     monkeypatch.chdir(tmp_path / "runs")
     assert load("scenes").model.thing.image_shape == (1, 8, 8)
-
-
-def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    given = {"data": "digits", "limits": {"steps": 1}, "settings": small_settings("vae")}
-    sizes = {**given["settings"], "image_shape": (1, 28, 28)}
-    runs.train("vae", tmp_path / "run", {**given, "settings": sizes}, progress=False)
-    with pytest.raises(SystemExit):
-        main(["segment", "run"])
-    assert "finds no objects" in capsys.readouterr().err

@@ -119,7 +119,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no name": (lambda: load_dataset("zebra"), "Known are: .*digits.*folder:PATH"),
     "modules": (lambda: load_dataset("sprites"), r"imported modules \(--import MODULE\)"),
     "no folder named": (lambda: load_dataset("folder:"), "folder:PATH"),
-    "no folder there": (lambda: load_dataset("folder:absent"), "there is no folder"),
+    "no folder there": (lambda: load_dataset("folder:gone"), "no folder .*gone; name the place w"),
+    "no file there": (lambda: load_dataset("folder:gone.npz"), r"no file .*gone\.npz; name the pl"),
+    "an empty name": (lambda: load_dataset(""), "unknown data set ''"),
     "no pictures": (lambda: load_dataset("./lettres"), "no such folder of pictures either"),
     **{
         f"size {size}": (lambda size=size: load_dataset(size=size), "size")
