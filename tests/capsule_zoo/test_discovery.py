@@ -75,10 +75,6 @@ def test_the_description_of_weights_ends_in_their_card():
         assert found.card == card == found.as_dict()["card"]
         *_, last = str(found).partition(f"how {name} was made\n")
         told = [card["training"]["command"], f"seed      {card['seed']}\n", *card["checks"]]
-        told += [
-            f"torch {card['training']['versions']['torch']}",
-            f"{card['split']['test']:,} test",
-        ]
         told += [record["command"] for record in card["records"].values()]
         assert [words for words in told if words not in last] == []
     assert describe("part-whole").card == {} and "was made" not in str(describe("part-whole"))
@@ -102,8 +98,6 @@ def test_list_shows_weights_and_says_that_it_can(capsys):
     assert run("list", "--weights", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(json.loads(last)) == list(list_weights())
-    mnist = next(line for line in lines if line.startswith("matrix-capsules-mnist"))
-    assert "error rate" in mnist and "mnist/test" in mnist and "MB" in mnist
 
 
 def test_show_prints_the_description_and_json(capsys):
@@ -114,8 +108,6 @@ def test_show_prints_the_description_and_json(capsys):
     assert places == sorted(places) and "Mazzia" in shown
     names = shown[places[-1] :]
     assert all(f"{name}={each.default!r}" in names for name, each in found.settings.items())
-    assert names.endswith("What each of them means: capsule-zoo show cnn --settings")
-    assert not any(each.description in shown for each in found.settings.values())
     assert json.loads(last) == found.as_dict() and found.data == "digits"
     assert run("show", "cnn", "--settings") == 0
     shown = capsys.readouterr().out

@@ -55,6 +55,12 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
     )
 
 
+def test_weights_are_replaced_only_by_overwriting(run):
+    publish(run, "mine", [])
+    with pytest.raises(ValueError, match="replace these weights by --overwrite"):
+        publish(run, "mine", [])
+
+
 def test_the_command_on_a_card_can_be_given_to_a_shell():
     made = {"entry": "vae", "settings": {}, "guide": "convolutional", "data": "folder:/my pictures"}
     made |= {"seed": 0, "lr": 0.00123456789, "limits": {"steps": 2_000_001, "minutes": 3.0}}

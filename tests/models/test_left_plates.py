@@ -133,34 +133,6 @@ def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide):
     assert reached[0] == reached[1]
 
 
-@pytest.mark.filterwarnings("ignore:site 'image' is observed by name with pixels outside")
-@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
-@pytest.mark.parametrize("observed", [False, True])
-def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):
-    if guide != create(name, **small_settings(name)).default_guide:
-        pytest.skip("the model has been tested with its default guide")
-    entry = make(name, sizes, guide)
-    for labeled in labelings(entry):
-        images, *labels = arguments_for(entry, labeled)
-        with torch.no_grad(), pyro.plate("outer", PARTICLES, dim=-2):
-            given = (images, *labels) if observed else (None, *labels)
-            trace = poutine.trace(entry.model).get_trace(*given, batch_size=IMAGES)
-        together = prune_subsample_sites(trace)
-        together.compute_log_prob()
-        image = together.nodes["image"]["value"]
-        assert image.shape == (*(() if observed else (PARTICLES,)), *images.shape)
-        assert together.nodes["image"]["fn"].batch_shape == (PARTICLES, IMAGES)
-        for k in range(PARTICLES):
-            values = {n: v for n, v in particle(together, k).items() if n != "image"}
-            if not observed and not entry.model.supervised:
-                values["image"] = image[k]
-                alone = log_densities(entry.model, values, *given, batch_size=IMAGES)
-            else:
-                seen = image if observed else image[k].clamp(0, 1)
-                alone = log_densities(entry.model, values, seen, *labels)
-            same_densities(together, k, alone)
-
-
 @pytest.mark.parametrize("change", ["moved", "expanded", "in place"])
 @pytest.mark.parametrize("name", ["draw", "recurrent-capsules"])
 def test_codes_that_were_changed_after_the_guide_are_drawn_again(name, change):
