@@ -252,7 +252,7 @@ BREAKS = (
         "experiments/capsule_network/overlaps.py",
         "(highest != classes).any(1)",
         "(highest != classes).all(1)",
-        "capsule_zoo/test_recurrent_experiments.py",
+        "capsule_zoo/test_network_experiments.py",
     ),
     Break(
         "class error of recurrent capsules on training images",
@@ -273,7 +273,7 @@ BREAKS = (
         "experiments/shape_codes/objects.py",
         "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)",
         "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], PENALTY)",
-        "capsule_zoo/test_shape_codes_entry.py",
+        "capsule_zoo/test_every_experiment.py",
     ),
     Break(
         "the last turn always wins",
@@ -338,7 +338,7 @@ BREAKS = (
         "experiments/zoo/equal_network.py",
         'return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}',
         'return {"validation_error": error_rate(entry.model, entry.guide, data.test)}',
-        "capsule_zoo/test_equal_network.py",
+        "capsule_zoo/test_every_experiment.py",
     ),
     Break(
         "presences that are visited twice count twice",

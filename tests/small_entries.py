@@ -6,8 +6,9 @@ import pyro
 import pytest
 import torch
 from torch import Tensor
+from variants import create, small_settings
 
-from capsule_zoo.registry import Entry, create, small_settings
+from capsule_zoo.registry import Entry
 
 
 def small_entry(name: str, guide: str | None = None, seed: int = 0, **settings: object) -> Entry:

@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from house import ROOT, House, report
+from house import ROOT, House
 
 # Files of shared folders that one file uses, and why they lie there.
 WITH_ONE_USER = {
@@ -26,10 +26,6 @@ def test_imports_run_down(house):
 
 def test_a_shared_folder_holds_what_two_files_use(house):
     assert set(house.lonely) == set(WITH_ONE_USER)
-
-
-def test_the_measurements_are_printed(house):
-    assert "circles of files" in report(house)
 
 
 @pytest.mark.parametrize("broken", ["circle", "upward", "lonely"])

@@ -5,11 +5,9 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO, infer_discrete
-from torch.utils.data import DataLoader
 from variants import create, list_models, small_settings
 
-from capsule_zoo.data import Split
-from capsule_zoo.inference import Inputs, intervene, loss_per_image
+from capsule_zoo.inference import intervene
 
 NAMES = list_models()
 BATCH = 4
@@ -113,37 +111,6 @@ def test_a_classifier_predicts_no_image(name):
     images = entry.model.space.example(2, torch.float32, torch.Generator().manual_seed(1))
     with pytest.raises(ValueError, match="explains labels and draws no images"):
         intervene(entry.model, entry.guide, images, {"label": 0})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_loop_by_hand_over_a_dataloader_learns(name):
-    pyro.set_rng_seed(0)
-    entry = create(name, **small_settings(name))
-    images = entry.model.space.example(8, torch.float32, torch.Generator().manual_seed(1))
-    loader = DataLoader(Split(images, torch.arange(8) % 2), batch_size=4, shuffle=False)
-    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=1e-4)
-    before = [p.detach().clone() for p in parameters]
-    for batch, labels in loader:
-        optimizer.zero_grad()
-        known = labels if entry.training.get("inputs", Inputs()).labels else None
-        loss = loss_per_image(entry.objective, entry.model, entry.guide, batch, known)
-        loss.backward()
-        optimizer.step()
-    assert torch.isfinite(loss)
-    assert all(not torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_dict_makes_another_instance_the_same(name):
-    pyro.set_rng_seed(0)
-    first = create(name, **small_settings(name))
-    pyro.set_rng_seed(1)
-    second = create(name, **small_settings(name))
-    for one, other in ((first.model, second.model), (first.guide, second.guide)):
-        other.load_state_dict(one.state_dict())
-        for key, value in one.state_dict().items():
-            assert torch.equal(value, other.state_dict()[key])
 
 
 @pytest.mark.parametrize("name", ["part-whole", "shape-codes"])

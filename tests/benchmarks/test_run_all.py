@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from capsule_zoo.pages import markdown as readme
-from capsule_zoo.records import flatten, read_record, write_record
+from capsule_zoo.records import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -69,21 +69,3 @@ def test_one_that_fails_stops_no_other_and_is_named(run_all, tmp_path, monkeypat
     run_all.main(["toy", "--out", "elsewhere"])
     assert (tmp_path / "elsewhere" / "benchmarks" / "toy.json").is_file()
     assert (tmp_path / "README.md").read_text() == page
-
-
-def test_unknown_names_are_refused(run_all, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_all.main(["rendr"])
-    assert ended.value.code == 2
-    assert "did you mean 'render'" in capsys.readouterr().err
-
-
-def test_memory_stands_beside_time(tmp_path):
-    seconds = {"seconds": {"peer": (9.0, 1.0, 3)}}
-    ratios = {"ratio": {"peer": (2.0, None, 3)}, "memory_ratio": {"peer": (1.5, None, 1)}}
-    rest = dict(command="do it", seed=0, data="noise", seconds=1.0, folder=tmp_path)
-    for name, found in {"one": {**ratios, **seconds}, "two": seconds}.items():
-        metrics, tables = flatten(found)
-        write_record(f"benchmarks/{name}", metrics, tables=tables, **rest)
-    rows = [line for line in readme.ratios("benchmarks", tmp_path).splitlines() if "peer |" in line]
-    assert rows[-1] == "| one | peer | 2.00 |  | 1.50 | 3 |" and "two" not in "".join(rows)

@@ -8,13 +8,13 @@ import torch
 from miniature import compare_small_machines, few_digits
 
 from capsule_zoo.data import Binarize
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_helmholtz import bounds as capsule_helmholtz
 from capsule_zoo.experiments.capsule_rbm import likelihood as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
-from capsule_zoo.registry import create, save_entry, small_settings
+from capsule_zoo.registry import create, small_settings
 
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 
@@ -27,9 +27,6 @@ def miniature(monkeypatch, unpainted):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
     compare_small_machines(monkeypatch)
     return few
-
-
-ANNEALING = dict(temperatures=5, chains=6)
 
 
 def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(miniature, monkeypatch):
@@ -80,16 +77,6 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     how["start"](create("capsule-helmholtz", **families), miniature.train.images)
     assert given["inputs"].transform is None  # of standardized pixels
-
-
-def test_a_given_run_is_measured_without_training(tmp_path):
-    torch.manual_seed(0)
-    entry = create("capsule-rbm", image_shape=(1, 12, 12), capsules=3, units=2)
-    save_entry(entry, tmp_path / "run", data="digits", seed=0)
-    options = Options(run=str(tmp_path / "run"), progress=False)
-    result, _ = reproduce("capsule-rbm/mnist", options, folder=tmp_path, **ANNEALING)
-    state = result.entry.model.state_dict()
-    assert all(torch.equal(v, state[k]) for k, v in entry.model.state_dict().items())
 
 
 def test_log_likelihoods_are_about_the_exact_value(miniature):

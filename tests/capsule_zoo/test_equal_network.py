@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from miniature import few_digits, names_in_record
+from miniature import few_digits
 
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
@@ -14,10 +14,6 @@ from capsule_zoo.registry import create, load, save_entry, small_settings
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"guide": {"channels": 16}}, "matrix-capsules": NETWORK}
-TINY = {
-    "capsule-network": dict(guide=dict(channels=4), hidden=(8, 8)),
-    "matrix-capsules": dict(features=4, capsules=(2, 2, 2)),
-}
 PAIRS = {
     "capsule-network": {"guide": {"channels": 8}},
     "recurrent-capsules": {"channels": (8, 8), "types": 2},
@@ -97,31 +93,6 @@ def test_settings_that_contradict_are_refused(settings, message):
         create("cnn", **settings)
 
 
-def test_the_record_has_every_network_and_try(few, tmp_path):
-    name = "matrix-capsules/equal-network"
-    options = Options(minutes=1e-9, progress=False, processes=1)
-    entry = name.partition("/")[0]
-    own = {k: v for k, v in small_settings(entry).items() if k not in ("image_shape", "classes")}
-    found, drawn = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=own)
-    short = {f"{q}_" for q in ("test_error", "updates", "weights", "rate", "decay")}
-    long = short | {"error_0_degrees_", "error_30_degrees_", "error_fgsm_100_"}
-    networks = ("capsules", "plain", "plain_equal_updates")
-    wanted = {
-        f"{quantity}{network}_{data}"
-        for data, quantities in (("mnist", long), ("fashion_mnist", long), ("affnist", short))
-        for quantity in quantities
-        for network in networks
-    }
-    wanted |= {
-        f"validation_{network}_rate_{rate}_decay_{decay}_{data}"
-        for network in networks[:2]
-        for rate in ("0_001", "0_01")
-        for decay in ("0", "0_1")
-        for data in ("mnist", "fashion_mnist")
-    }
-    assert found == wanted and drawn == {"turned", "attacked"}
-
-
 def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatch):
     seen = {}
 
@@ -163,9 +134,3 @@ def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
     assert losses[1] > losses[0]
     found = errors_of_changed(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
     assert found["error_0_degrees"] == found["error_fgsm_0"]
-
-
-def test_an_attack_needs_scores(few):
-    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, guide=dict(hidden=6))
-    with pytest.raises(ValueError, match="name a guide"):
-        fgsm(entry.model, few.test, 0.1)

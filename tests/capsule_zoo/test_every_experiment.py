@@ -1,11 +1,14 @@
 """Every experiment at its smallest: it runs to its end, and leaves what its record has."""
 
+import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyro
 import pytest
 from miniature import (
     change_defaults,
@@ -14,15 +17,17 @@ from miniature import (
     few_views,
     names_in_record,
 )
+from torch.nn import functional as F
 
+from capsule_zoo.data import Dataset, dataset_names, load_dataset
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
-from capsule_zoo.experiments.matrix_capsules import viewpoints
-from capsule_zoo.experiments.shape_codes import from_images
+from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
+from capsule_zoo.experiments.part_whole.classification import fit_probes
 from capsule_zoo.experiments.training import begun
-from capsule_zoo.experiments.zoo import guide_swaps
+from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import small_settings
+from capsule_zoo.registry import Entry, create, small_settings
 
 RUNS = r"\b(names_in_record|reproduce|find_experiment)\("
 RESULTS = Path(__file__).parents[2] / "results"
@@ -33,7 +38,39 @@ VIEWS = dict(
     **dict(seeds=1, size=17, checks=2, views=6, sizes=MATRIX),
     **dict(attacked=4, epsilons=(0.0, 0.1), iterated=(0.1,), attack_steps=2),
 )
+EQUAL = dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,), images=6, degrees=(0, 30))
 SHAPES = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
+ANGLES = dict(steps=2, images=2)
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    """Return the sizes of an entry in miniature, for images of any shape and classes."""
+    return {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
+
+
+def small_shape_codes(kinds: object = 2, *_: object) -> Entry:
+    pyro.set_rng_seed(0)
+    number = kinds if isinstance(kinds, int) else 2
+    return create("shape-codes", **{**small_settings("shape-codes"), "kinds": number})
+
+
+def with_a_border(few: Dataset, name: str, root: object = None) -> Dataset:
+    return few.transformed(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
+
+
+def small_decoders() -> dict[str, Any]:
+    capsules = dict(parts=3, maps=2, channels=3, hidden=4)
+    plain = dict(latent=2, channels=3, hidden=4)
+    return {
+        name: replace(
+            each,
+            sizes={
+                **each.sizes,
+                **(capsules if each.entry.startswith("generative-capsnet") else plain),
+            },
+        )
+        for name, each in DECODERS.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -45,21 +82,27 @@ class Miniature:
         minutes: of the option; None for a number of steps, which settings give.
         size: pixels along each side of the digits that stand for its data.
         digits: training and test images.
+        patches: values of names in modules of experiments; of a loader, a function of the digits.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     minutes: float | None = 1e-4
     size: int | None = 17
     digits: tuple[int, int] = (60, 30)
+    patches: dict[str, Any] = field(default_factory=dict)
 
 
-def sizes_of(name: str) -> dict[str, Any]:
-    """Return the sizes of an entry in miniature, for images of any shape and classes."""
-    return {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
-
-
+DECODING: dict[str, Any] = {
+    "generative_capsnet.beyond_training.ENCODER": dict(channels=3, hidden=6),
+    "generative_capsnet.beyond_training.DECODERS": small_decoders(),
+    "generative_capsnet.bounds.infer_transformation": partial(
+        infer_transformation, steps=1, starts=1, num_particles=1
+    ),
+}
+decoding = partial(Miniature, minutes=None, size=None, digits=(40, 40), patches=DECODING)
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
+    "capsule-network/mnist": Miniature(),
     "capsule-network/overlap": Miniature(
         dict(images=20, sizes=dict(guide=dict(channels=4), hidden=(12, 12))), 0.02, 9
     ),
@@ -74,34 +117,102 @@ MINIATURES = {
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
+    "generative-capsnet/mnist": decoding({**ANGLES, "inferred": 2, "bounded": 10, "particles": 3}),
+    "generative-capsnet/at-length": decoding(ANGLES),
+    "generative-capsnet/shift-at-length": decoding(ANGLES),
+    "generative-capsnet/shift-beyond-at-length": decoding(ANGLES),
     "matrix-capsules/mnist": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/votes": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
+    "matrix-capsules/equal-network": Miniature(
+        dict(EQUAL, epsilons=(0.1,), sizes=MATRIX), 1e-9, 17, (24, 12)
+    ),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
     "constellations/papers": Miniature(dict(scenes=3, sigmas=(0.1,))),
+    "stacked-capsule-autoencoder/affnist": Miniature(
+        dict(probed=40, tested=20),
+        0.001,
+        12,
+        patches={
+            "stacked_capsule_autoencoder.clusters.SIZES": {
+                name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")
+            }
+        },
+    ),
     "stacked-capsule-autoencoder/seeds": Miniature(
         dict(runs=("stacked-capsule-autoencoder-mnist",), probed=40, tested=20), None, 28
+    ),
+    "constellations/learned": Miniature(
+        dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16), None
+    ),
+    "shape-codes/affnist": Miniature(
+        dict(main=2, steps=2, images=6),
+        None,
+        12,
+        (60, 20),
+        {"shape_codes.affnist.on_published_parts": small_shape_codes},
+    ),
+    "shape-codes/objects": Miniature(
+        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, turned=3, seeds=2),
+        None,
+        12,
+        (60, 20),
+        {"shape_codes.objects.on_published_parts": small_shape_codes},
+    ),
+    "shape-codes/clusters": Miniature(
+        dict(components=5, numbers=(2, 10)),
+        None,
+        12,
+        patches={"shape_codes.clusters.load": small_shape_codes},
+    ),
+    "shape-codes/digits": Miniature(
+        dict(steps=6, tightening=2, images=4, particles=3, samples=12), None, None, (60, 12)
     ),
     "shape-codes/guides": Miniature(
         dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
     ),
+    "shape-codes/letters": Miniature(
+        dict(steps=(4,), seeds=2, samples=20),
+        None,
+        patches={
+            "shape_codes.from_images.load_dataset": lambda few, name: load_dataset(
+                name, size=12, validation=300
+            ),
+            "shape_codes.from_images.begun": small_shape_codes,
+            "shape_codes.from_images.EPOCHS": 1,
+        },
+    ),
     "part-whole/augment": Miniature(
         dict(
-            degrees=(0, 90),
-            seeds=1,
-            kinds=3,
-            probed=40,
-            turns=3,
+            **dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, steps=4),
             sizes=sizes_of("part-whole"),
-            steps=4,
         ),
         None,
         None,
         (60, 12),
     ),
-    "shape-codes/digits": Miniature(
-        dict(steps=6, tightening=2, images=4, particles=3, samples=12), None, None, (60, 12)
+    "part-whole/classify": Miniature(
+        {},
+        0.001,
+        14,
+        (60, 12),
+        {"part_whole.classification.fit_probes": partial(fit_probes, probed=40)},
+    ),
+    "part-whole/guides": Miniature(dict(images=8, particles=4), 0.001, 14, (60, 12)),
+    "part-whole/refine": Miniature(
+        dict(images=8, plain_steps=12, budgets=(4, 11)),
+        0.002,
+        14,
+        (60, 12),
+        {"part_whole.refine.PLAIN_RATES": (1e-3,), "part_whole.refine.RATES": (0.03,)},
+    ),
+    "part-whole/generalise": Miniature(
+        dict(turns=4, degrees=(0, 90), refining=2, sizes=sizes_of("part-whole")),
+        0.005,
+        None,
+        (60, 12),
+        {"part_whole.transformations.load_dataset": with_a_border},
     ),
 }
 
@@ -112,16 +223,20 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     list_experiments()
     for name, module in list(sys.modules.items()):
         if name.startswith("capsule_zoo.experiments."):
-            for loader in ("load_dataset",):
-                if hasattr(module, loader) and not name.endswith(f".{loader}"):
-                    monkeypatch.setattr(module, loader, lambda *_, **__: few)
+            if hasattr(module, "load_dataset"):
+                monkeypatch.setattr(module, "load_dataset", lambda *_, **__: few)
             if hasattr(module, "binary_mnist"):
                 monkeypatch.setattr(module, "binary_mnist", lambda *_: few.binarized())
-    monkeypatch.setattr(viewpoints, "load_views", lambda _: (few_views(), few_views()))
-    monkeypatch.setattr(guide_swaps, "list_weights", dict)
-    monkeypatch.setattr(guide_swaps, "begun", lambda name, *a: begun(name, *a, **sizes_of(name)))
+    patches: dict[str, Any] = {
+        "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
+        "zoo.guide_swaps.list_weights": dict,
+        "zoo.guide_swaps.begun": lambda name, *a: begun(name, *a, **sizes_of(name)),
+        "shape_codes.from_images.SIZES": SHAPES,
+    }
+    for place, value in {**patches, **small.patches}.items():
+        value = partial(value, few) if place in small.patches and "load_dataset" in place else value
+        monkeypatch.setattr(f"capsule_zoo.experiments.{place}", value)
     change_defaults(monkeypatch, "recurrent-capsules", **RECURRENT)
-    monkeypatch.setattr(from_images, "SIZES", SHAPES)
     compare_small_machines(monkeypatch)
 
 
@@ -130,6 +245,7 @@ def without_numbers(names: set[str]) -> set[str]:
     return {re.sub(r"(?<=_)\d+(_\d+)*(?=_|$)", "N", name) for name in names}
 
 
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
 @pytest.mark.parametrize("name", MINIATURES)
 def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, tmp_path):
     """Records may lack names that are newer, and few draws have no tail whose shape is fitted."""
@@ -137,6 +253,8 @@ def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, 
     in_miniature(monkeypatch, small)
     options = Options(minutes=small.minutes, progress=False, processes=1)
     found, figures = names_in_record(name, options, tmp_path, **small.settings)
+    if not (RESULTS / f"{name}.json").exists():
+        return
     record, stem = read_record(name, RESULTS), name.rpartition("/")[2]
     drawn = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(name, RESULTS)}
     recorded = {each for each in record["metrics"] if not each.startswith("pareto_k")}
@@ -151,3 +269,18 @@ def test_every_experiment_is_run_here_or_beside_its_laws():
     beside = " ".join(text for text in texts if re.search(RUNS, text))
     names = [name for name in list_experiments() if name not in MINIATURES]
     assert [name for name in names if f'"{name}"' not in beside] == []
+
+
+@pytest.mark.parametrize("name", list_experiments())
+def test_every_experiment_describes_itself_and_its_settings(name):
+    found = find_experiment(name)
+    assert found.summary and found.data in dataset_names()
+    found.check(found.filled({}))
+    json.dumps(found.filled({}))
+    assert [s.name for s in found.settings.values() if not s.description] == []
+
+
+@pytest.mark.parametrize("name", [n for n in list_experiments() if not find_experiment(n).of_runs])
+def test_a_run_is_refused_where_it_would_not_be_measured(name):
+    with pytest.raises(ValueError, match="leave --run out"):
+        find_experiment(name)(Options(run="part-whole-mnist", progress=False))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from capsule_zoo.data import dataset_names, load_dataset
-from capsule_zoo.experiments import Experiment, Options, find_experiment, list_experiments, trained
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Experiment, Options, trained
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
@@ -17,13 +17,6 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.inference import Comparison
 from capsule_zoo.registry import create, save_entry, small_settings
 
-OF_RUNS = {name for name in list_experiments() if find_experiment(name).of_runs}
-
-
-def test_every_experiment_says_what_it_shows_and_on_which_data():
-    for name in list_experiments():
-        assert find_experiment(name).summary and find_experiment(name).data in dataset_names()
-
 
 def test_an_experiment_draws_by_its_seed():
     toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
@@ -35,12 +28,6 @@ def test_numbers_of_variants_are_turned_over():
     rows = {"a": {"elbo": (1.0, None, 2), "ess": (3.0, None, 2)}, "b": {"elbo": (4.0, 0.5, 2)}}
     expected = {"elbo": {"a": (1.0, None, 2), "b": (4.0, 0.5, 2)}, "ess": {"a": (3.0, None, 2)}}
     assert by_quantity(rows) == expected
-
-
-@pytest.mark.parametrize("name", sorted({*list_experiments()} - OF_RUNS))
-def test_a_run_is_refused_where_it_would_not_be_measured(name):
-    with pytest.raises(ValueError, match="leave --run out"):
-        find_experiment(name)(Options(run="part-whole-mnist", progress=False))
 
 
 def test_a_run_of_another_entry_is_not_measured(tmp_path):

@@ -8,15 +8,21 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.text import Text
 from pyro import poutine
+from variants import create, small_settings
 
-from capsule_zoo import figures
-from capsule_zoo.figures import grids
+from capsule_zoo.figures import energy, generic, grids
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.guides import PartWholeGuide
+from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure
 from capsule_zoo.zoo.part_whole import figures as part_whole
+
+
+def shown(figure):
+    """Return the pictures of a figure, row by row."""
+    return [np.asarray(each.get_array()) for axis in figure.axes for each in axis.images]
 
 
 @pytest.fixture
@@ -36,23 +42,6 @@ def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
     painted = part_whole.colored_parts(model, parts)
     expected = model.render(parts).movedim(1, -1).expand_as(painted)
     torch.testing.assert_close(painted, expected)
-
-
-@pytest.mark.parametrize("name", figures.__all__)
-def test_every_figure_of_the_face_is_there(name):
-    assert callable(getattr(figures, name))
-
-
-def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
-    rows = grids.in_rows("parts", torch.arange(29), 12)
-    assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
-    assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
-
-
-def test_part_colors_are_all_different():
-    colors = grids.part_colors(24)
-    distance = torch.cdist(colors, colors) + 9 * torch.eye(24)
-    assert colors.shape == (24, 3) and distance.min() > 0.05
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
@@ -75,12 +64,6 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
 def pixels(figure):
     """Return the pixels of all pictures in a figure of rows."""
     return np.stack([image.get_array() for axis in figure.axes for image in axis.images])
-
-
-def test_every_place_of_any_curve_has_a_tick():
-    number = 0.1, None, 9
-    curves = {"long": dict.fromkeys(("0", "1", "4"), number), "short": {"2": number}}
-    assert list(number_curves({"error": curves}, "size").axes[0].get_xticks()) == [0, 1, 2, 4]
 
 
 def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
@@ -128,6 +111,64 @@ def test_a_title_lies_within_the_figure_of_few_images(number):
     plt.close(figure)
 
 
-def test_colors_beyond_the_range_are_cut_off_in_silence(caplog):
-    grids.image_rows({"rows": torch.linspace(-1, 2, 24).view(2, 3, 2, 2)})
-    assert not caplog.records
+# Energy models, and reconstructions of all
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *((name, {}) for name in ("capsule-rbm", "capsule-helmholtz", "vae")),
+        ("vae", {"likelihood": "bernoulli"}),
+        *((name, {}) for name in ("generative-capsnet", "generative-capsnet:continuous")),
+        *((name, {}) for name in ("conditional-autoencoder", "conditional-autoencoder:broadcast")),
+    ],
+)
+def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(name, sizes):
+    entry = create(name, **{**small_settings(name), **sizes})
+    images = torch.rand(4, *entry.model.image_shape)
+    images.view(-1)[:2] = torch.tensor([0.0, 1.0])  # pictures are on the images' own scale
+    with torch.no_grad():
+        for name, bias in entry.model.named_parameters():
+            if name.endswith("paint.bias"):
+                bias.zero_()  # some models start dark, and black pictures are all alike
+        expected = entry.model.mean_image(entry.guide.expectations(images))[:, 0]
+    rows = shown(entry.figures["reconstructions"](entry, images))
+    np.testing.assert_allclose(rows, torch.cat([images[:, 0], expected]).clamp(0, 1), atol=1e-6)
+    drawn = shown(entry.figures["samples"](entry, images))
+    np.testing.assert_allclose(drawn, mean_images(entry.model, 32)[:, 0].clamp(0, 1), atol=1e-6)
+
+
+def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
+    entry = create("capsule-rbm", **small_settings("capsule-rbm"), visible_family="gaussian")
+    pixels = torch.rand(4, *entry.model.image_shape)
+    pixels.view(-1)[:2] = torch.tensor([0.0, 1.0])
+    rows = shown(generic.reconstructions(entry, 3 * pixels - 1))
+    np.testing.assert_allclose(rows[0], pixels[0, 0], atol=1e-6)
+    assert all(row.min() >= 0 and row.max() <= 1 for row in rows)
+
+
+def test_a_sum_of_all_capsules_is_the_reconstruction():
+    torch.manual_seed(0)
+    entry = create("capsule-rbm", **small_settings("capsule-rbm"))
+    with torch.no_grad():
+        for parameter in entry.model.parameters():
+            parameter.normal_()
+    images = torch.rand(2, *entry.model.image_shape)
+    images.view(-1)[:2] = torch.tensor([0.0, 1.0])
+    rows = shown(energy.sums(entry, images))
+    assert len(rows) == 2 * 2 * (1 + 3)  # the image or the sum, and three capsules
+    expected = entry.model.reconstruct(images)[0, 0].detach().numpy()
+    for whole in (rows[4], rows[7]):  # below the image, and after the weakest capsule
+        np.testing.assert_allclose(whole, np.repeat(expected[..., None], 3, 2), atol=1e-6)
+    np.testing.assert_allclose(rows[0][..., 0], images[0, 0], atol=1e-6)
+
+
+def test_spectra_hold_each_class_in_a_panel_of_its_own():
+    labels = np.array([0, 1, 0, 2, 1, 0])
+    features = np.eye(6)
+    figure = energy.spectra({"one": features, "five": 5 * features}, labels, each=2)
+    panels = shown(figure)
+    for panel, rows in zip(panels, 2 * ([0, 2], [1, 4], [3]), strict=True):
+        np.testing.assert_array_equal(panel > 0, features[rows] > 0)
+    limits = [axis.images[0].get_clim() for axis in figure.axes]
+    assert limits == 3 * [(0, 1)] + 3 * [(0, 5)]

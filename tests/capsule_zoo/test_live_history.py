@@ -1,11 +1,9 @@
 """A run can be watched while it trains: history.csv and TensorBoard's events grow with it."""
 
-import sys
-
 import pandas as pd
 import pytest
 from terminal import run, small_words
-from test_cli import TRAIN, refused
+from test_cli import TRAIN
 
 from capsule_zoo.inference.training import trainer
 from capsule_zoo.runs.folder import RunFolder
@@ -77,11 +75,3 @@ def test_events_for_tensorboard_hold_the_history(tmp_path):
     assert [each.step for each in scalars] == [1, 2, 3, 4]
     assert [each.value for each in scalars] == pytest.approx(list(history["loss"]))
     assert [each.step for each in found.Scalars("held_out")] == [2, 4]
-
-
-def test_a_log_that_cannot_be_written_is_refused_before_training(tmp_path, capsys, monkeypatch):
-    words = [*TRAIN, "--steps", "1", "--out", tmp_path / "run", "--log"]
-    assert "log must be one of 'tensorboard'" in refused(capsys, *words, "wandb")
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "pip install tensorboard" in refused(capsys, *words, "tensorboard")
-    assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The part-whole experiments run from end to end in miniature and name what they promise."""
+"""Laws of the part-whole experiments: what is probed, raced, turned and kept."""
 
 import math
 
@@ -8,14 +8,16 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.data import Split
+from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole import classification as part_whole
-from capsule_zoo.experiments.part_whole import refine as part_whole_refine
+from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
-from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, load, save_entry
-
-METHODS = ("plain", "scheduled")
+from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, turn_to_best
+from capsule_zoo.experiments.shape_codes.objects import read_at_own_turns, read_kinds
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.parts import poses
+from capsule_zoo.registry import create, small_settings
 
 
 @pytest.fixture
@@ -23,21 +25,6 @@ def small_digits(monkeypatch):
     """Use a few digits for every data set."""
     few = few_digits(80, 16)
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
-
-
-def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
-    torch.manual_seed(0)
-    entry = create("part-whole", objects=3, parts=4)
-    run_folder = tmp_path / "run"
-    save_entry(entry, run_folder, data="digits", seed=0)
-    options = Options(run=str(run_folder), progress=False)
-    result, _ = reproduce("part-whole/classify", options, folder=tmp_path)
-    state = load(run_folder).model.state_dict()
-    assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
-    record = read_record("part-whole/classify", tmp_path)
-    assert record["command"] == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
-    wanted = {"probe_presence", "probe_parts", "probe_drawn", "probe_components"}
-    assert wanted < set(record["metrics"])
 
 
 def test_principal_components_are_uncorrelated_and_span_the_images():
@@ -83,37 +70,6 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     assert parts.shape == (len(data.test), 4 * (1 + 6))
 
 
-def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits, tmp_path):
-    options = Options(minutes=0.01, progress=False)
-    result, _ = reproduce("part-whole/guides", options, folder=tmp_path, particles=10)
-    bounds = result.table[result.table["is_bound"]]
-    assert set(result.table.index) - set(bounds.index) == {"delta"}
-    assert {"normal", "low rank", "routing", "semi-amortized"} <= set(bounds.index)
-    assert (bounds["elbo"] < bounds["iwae"]).all()
-    metrics = read_record("part-whole/guides", tmp_path)["metrics"]
-    assert {"iwae_10_low_rank", "ess_semi_amortized", "map_autodelta_relaxed"} <= set(metrics)
-    relaxed = {n for n in metrics if n.startswith("elbo_") and n.endswith("relaxed")}
-    assert {"elbo_free_form_normal_relaxed", "elbo_autonormal_relaxed"} <= relaxed
-    assert "elbo_autodelta_relaxed" not in relaxed
-
-
-def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
-    monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
-    monkeypatch.setattr(part_whole_refine, "PLAIN_RATES", (1e-3,))
-    monkeypatch.setattr(part_whole_refine, "RATES", (0.03,))
-    options = Options(minutes=0.01, progress=False)
-    settings = dict(images=8, plain_steps=12, budgets=(4, 11))
-    reproduce("part-whole/refine", options, folder=tmp_path, **settings)
-    metrics = read_record("part-whole/refine", tmp_path)["metrics"]
-    for name in ("upright", "rotated"):
-        value = {key: metrics[f"{name}_{key}"]["value"] for key in ("goal", "start")}
-        arrived = [metrics[f"{name}_{method}_arrived"]["value"] for method in METHODS]
-        ends = [metrics[f"{name}_{method}_end"]["value"] for method in METHODS]
-        assert max(arrived) == 1 and max(ends) >= value["goal"] > value["start"] - 2
-        seconds = [metrics[f"{name}_{method}_seconds"]["value"] for method in METHODS]
-        assert metrics[f"speedup_{name}"]["value"] == pytest.approx(seconds[0] / seconds[1])
-
-
 def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():
     climb = Race(torch.arange(101.0), begin=0.0, end=100.0, seconds=50.0, rate=0.1)
     # ten steps have a mean of 60 when the last of them is at 64.5
@@ -125,3 +81,85 @@ def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():
     assert fastest([climb, high], 1000.0) is high
     assert high.numbers(1000.0)["arrived"][0] == 0 and high.numbers(1000.0)["steps"][0] == 100
     assert climb.numbers(60.0)["steps"][0] == 65
+
+
+# Training on rotated images: every number is measured, and the measures tell parts apart
+
+
+def test_every_kind_reads_an_image_at_its_own_turn():
+    torch.manual_seed(0)
+    entry = create("shape-codes", **{**small_settings("shape-codes"), "kinds": 3})
+    parts = entry.model.levels[-1].size
+    views = torch.randn(4, 5, 1, parts, 7)
+    views[..., 0] = (views[..., 0] > 0).float()
+    seen = [read_kinds(entry.guide, sets) for sets in views]
+    best = torch.stack([each.logits for each in seen]).argmax(0)  # (images, kinds)
+    assert len(best.unique()) > 1
+    found = read_at_own_turns(entry.guide, views, temperature=2.0)
+    for image in range(5):
+        turns = best[image].tolist()
+        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(turns)])
+        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(turns)])
+        weight = (logits / 2).softmax(0)
+        torch.testing.assert_close(found.codes[image], weight[:, None] * codes)
+        torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
+    with pytest.raises(ValueError, match="views is empty"):
+        read_at_own_turns(entry.guide, [])
+
+
+@pytest.mark.parametrize("swap, share", [(False, 1.0), (True, 0.0)])
+def test_parts_are_kept_unless_they_swap(monkeypatch, swap, share):
+    """Two parts follow a quarter turn, as themselves or each as the other."""
+    pose = poses.identity_like(torch.zeros(())).repeat(1, 2, 1)
+    pose[0, :, 2] = torch.tensor([0.5, -0.5])
+    turn = poses.rotation(torch.tensor(torch.pi / 2))
+    moved = poses.compose(poses.inverse(turn), pose)
+    if swap:
+        moved = moved.flip(1)
+    found = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
+    monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(found))
+    entry = create("part-whole", **small_settings("part-whole"))
+    assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == share
+
+
+def test_a_turned_template_is_a_copy_and_a_ring_is_not():
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 11), torch.linspace(-1, 1, 11), indexing="ij")
+    bar = torch.exp(-((x / 0.6) ** 2) - (y / 0.2) ** 2)
+    ring = torch.exp(-(((x**2 + y**2).sqrt() - 0.6) ** 2) / 0.02)
+    alike = likeness(torch.stack([bar, bar.T, ring]))
+    assert torch.allclose(alike.diagonal(), torch.ones(3), atol=1e-3)
+    assert alike[0, 1] > 0.97 and alike[1, 0] > 0.97
+    assert torch.minimum(alike, alike.T)[2, :2].max() < 0.94
+    assert count_copies(alike) == 2 and count_copies(alike, least=0.7) == 3
+
+
+# The experiments on transformed images run in miniature; turning helps where it should
+
+
+def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
+    """Turned images come out the same however they were held."""
+    torch.manual_seed(0)
+    entry = create("part-whole", **{**small_settings("part-whole"), "epsilon": 1e-30})
+    entry.model.double()
+    entry.guide.double()
+    images = torch.rand(9, 1, 12, 12, dtype=torch.float64)
+    found = []
+    for held in (images, images.rot90(1, (2, 3))):
+        torch.manual_seed(1)
+        found.append(turn_to_best(entry.guide, Split(held), 16).images)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_parts_are_shared_out_among_the_objects_that_they_may_choose():
+    torch.manual_seed(0)
+    entry = create("part-whole", **small_settings("part-whole"))
+    images = torch.rand(3, 1, 12, 12)
+    torch.manual_seed(0)
+    shares = count_choosing_parts(entry.guide, images)
+    parts = entry.model.levels[-1].size
+    assert shares.shape == (3, entry.model.levels[0].size)
+    assert (shares >= 0).all() and (shares.sum(1) <= parts).all()
+    entry.model.epsilon = 1e9  # every part is the dummy's
+    for selection in entry.model.selections:
+        selection.epsilon = 1e9
+    assert count_choosing_parts(entry.guide, images).sum() < 1e-3

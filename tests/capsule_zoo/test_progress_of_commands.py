@@ -3,7 +3,6 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 import pytest
 from terminal import run, small_words
@@ -62,11 +61,6 @@ def test_measuring_shows_progress_beside_its_result(command, line, printed, trai
     assert result and not any(each.startswith(line) for each in result)
 
 
-def test_commands_without_a_terminal_are_silent_only_if_quiet(printed, trained):
-    said, _ = printed("compare", trained, "--images", 3, "--guides", "convolutional", "--quiet")
-    assert said == []
-
-
 @pytest.mark.usefixtures("scratch")
 def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp_path):
     @experiment("vae/quick", data="digits", minutes=5)
@@ -87,26 +81,6 @@ def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp
 def threads(monkeypatch):
     """Run the jobs of a study in threads, which start at once."""
     monkeypatch.setattr(study, "ProcessPoolExecutor", lambda n, *_: ThreadPoolExecutor(n))
-
-
-@pytest.mark.usefixtures("threads")
-def test_runs_side_by_side_are_counted_as_they_end(monkeypatch):
-    ended = Event()
-
-    def job(name: str) -> str:
-        """Return at once, or when the other jobs have been counted."""
-        return str(ended.wait(60)) if name == "long" else name
-
-    def advance(self, done: float, notes: str = "") -> None:
-        counts.append(done)
-        if done == 2:
-            ended.set()
-
-    counts: list[float] = []
-    monkeypatch.setattr(progress.Bar, "advance", advance)
-    monkeypatch.setattr(study, "SECONDS_BETWEEN_LINES", 0.01)
-    assert side_by_side(job, ["long", "b", "c"], 2, progress=True) == ["True", "b", "c"]
-    assert counts[-1] >= 2 and sorted(counts) == counts
 
 
 @pytest.mark.usefixtures("threads")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_zoo import describe, registry
+from capsule_zoo import registry
 from capsule_zoo.experiments import Options, command_of
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_settings
@@ -40,15 +40,6 @@ def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
     assert card["headline"]["on"] == "digits/test" and card["headline"]["n"] == 400
 
 
-def test_weights_elsewhere_are_opened_by_their_path(run, tmp_path):
-    publish(run, "mine", [], into=tmp_path / "elsewhere")
-    state = load("elsewhere/mine").guide.state_dict()
-    assert all(torch.equal(v, state[k]) for k, v in load(run).guide.state_dict().items())
-    assert describe("elsewhere/mine").card["headline"]["n"] == 400
-    with pytest.raises(ValueError, match="folder: elsewhere/other; did you mean elsewhere/mine"):
-        load("elsewhere/other")
-
-
 def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
@@ -64,6 +55,12 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
     )
 
 
+def test_weights_are_replaced_only_by_overwriting(run):
+    publish(run, "mine", [])
+    with pytest.raises(ValueError, match="replace these weights by --overwrite"):
+        publish(run, "mine", [])
+
+
 def test_the_command_on_a_card_can_be_given_to_a_shell():
     made = {"entry": "vae", "settings": {}, "guide": "convolutional", "data": "folder:/my pictures"}
     made |= {"seed": 0, "lr": 0.00123456789, "limits": {"steps": 2_000_001, "minutes": 3.0}}
@@ -74,18 +71,6 @@ def test_the_command_on_a_card_can_be_given_to_a_shell():
     command = command_of("shape-codes/guides", Options(run="my run"), {})
     assert shlex.split(command)[-2:] == ["--run", "my run"]
     assert is_of({"command": command}, "another", "my run")
-
-
-def test_the_card_of_a_run_of_a_study_has_the_command_of_the_study(run, tmp_path):
-    study = tmp_path / "study"
-    study.mkdir()
-    made = Path(run).rename(study / "part-whole-0")
-    config = json.loads((made / "config.json").read_text())
-    del config["limits"]
-    (made / "config.json").write_text(json.dumps(config))
-    (study / "config.json").write_text('{"command": "capsule-zoo reproduce part-whole/toy"}')
-    card = json.loads(publish(str(made), "mine", []).read_text())
-    assert card["training"]["command"] == "capsule-zoo reproduce part-whole/toy"
 
 
 def test_records_are_put_on_the_card_later(run):
@@ -120,16 +105,3 @@ def test_bad_names_and_records_are_refused(run, name, records, words):
     with pytest.raises(ValueError, match=words):
         publish(run, name, records)
     assert not registry.WEIGHTS.exists()
-
-
-def test_weights_are_replaced_only_by_overwriting(run):
-    publish(run, "mine", [])
-    with pytest.raises(ValueError, match="replace these weights by --overwrite"):
-        publish(run, "mine", [])
-    publish(run, "mine", [], overwrite=True)
-
-
-def test_a_run_with_damaged_metrics_is_refused(run):
-    (Path(run) / "metrics.json").write_text("steps: 2")
-    with pytest.raises(ValueError, match=r"metrics\.json cannot be read"):
-        publish(run, "mine", [])

@@ -70,6 +70,7 @@ RESUME = ["--out", "run", "--resume"]
 OVERWRITE = ["--out", "run", "--overwrite", *SMALL]
 DIGITS = "shape-codes/digits"
 FRESH = ["--out", "new", *SMALL]
+CONSTELLATIONS = ["train", "constellations", "--steps", "1", "--out", "new"]
 COMMANDS = {
     "resume, other data": (train(*RESUME, "--data", "toys3d"), 'data="digits"'),
     "resume, other sizes": (train(*RESUME, "--set", "latent=3"), "latent=2"),
@@ -134,17 +135,57 @@ COMMANDS = {
     ),
     "reproduce, minutes": (["reproduce", DIGITS, "--minutes", "0"], "minutes must be"),
     "reproduce, -1": (["reproduce", DIGITS, "--minutes", "-1"], "minutes must be"),
-    "reproduce, gpu": (
-        ["reproduce", "shape-codes/digits", "--device", "gpu"],
-        "device must be one of cpu",
-    ),
+    "reproduce, gpu": (["reproduce", DIGITS, "--device", "gpu"], "device must be one of cpu"),
     "reproduce, in a file": (["reproduce", DIGITS, "--out", "run/config.json"], "cannot be writt"),
     "segment, in a file": (["segment", "run", "--out", "pictures/cat.png"], "cannot be written"),
     "evaluate, no name of data": (["evaluate", "run", "--data", ""], "unknown data set ''"),
-    "reproduce, cuda": (
-        ["reproduce", "shape-codes/digits", "--device", "cuda:99"],
-        "device must be one of cpu",
+    "reproduce, cuda": (["reproduce", DIGITS, "--device", "cuda:99"], "device must be one of cpu"),
+    "a path of no run": (["evaluate", "nothing"], "folder of a run"),
+    "compare, no run": (["compare", "nothing"], "folder of a run"),
+    "list, nothing": (["list", "nothing"], "no entry matches 'nothing'"),
+    "list, no weights": (["list", "--weights", "nothing"], "no trained weights match 'nothing'"),
+    "show, entry": (["show", "part-hole"], "did you mean 'part-whole'"),
+    "reproduce, name": (["reproduce", "shape-codes/digit"], "did you mean 'shape-codes/digits'"),
+    "reproduce, setting": (
+        ["reproduce", "scenes/reading", "--set", "scene=2"],
+        "unknown setting of scenes/reading 'scene'; did you mean 'scenes'?",
     ),
+    "method": (["evaluate", "run", "--method", "aneal"], "unknown method 'aneal'; did you mean"),
+    "method, particles": (
+        ["evaluate", "run", "--method", "error-rate", "--particles", "5"],
+        "is an option of --method bound, and",
+    ),
+    "method, simulated": (
+        ["evaluate", "run", "--method", "log-partition", "--simulated", "5"],
+        "an option of --method anneal, and",
+    ),
+    "method, chains": (
+        ["evaluate", "run", "--chains", "5"],
+        "log-partition or anneal, and this measures --method bound; leave out",
+    ),
+    "points for a run of images": (
+        ["evaluate", "run", "--data", "constellations"],
+        "reads images, and constellations holds scenes of points",
+    ),
+    "segment, no scenes": (["segment", "run"], "finds no objects"),
+    "constellations, explore": (["explore", "constellations"], "no view"),
+    "constellations, sigma": (
+        [*CONSTELLATIONS, "--set", "learned=true", "--set", "sigma=0.0"],
+        "above 0",
+    ),
+    "constellations, size": ([*CONSTELLATIONS, "--size", "28"], "no pixels"),
+    "constellations, transform": ([*CONSTELLATIONS, "--transform", "rotate=9"], "no pixels"),
+    "constellations, digits": ([*CONSTELLATIONS, "--data", "digits"], "points must"),
+    "constellations, vae": (train(*FRESH[:2], "--data", "constellations"), "no pixels"),
+    "entry": (["train", "partwhole", "--steps", "1"], "did you mean 'part-whole'"),
+    "data root": (train(*FRESH, "--data", "mnist", "--data-root", "nowhere"), "no folder nowhere"),
+    "data folder": (train(*FRESH, "--data", "folder:nowhere"), "nowhere"),
+    "no KEY=VALUE": (train(*FRESH, "--set", "latent"), "KEY=VALUE"),
+    "no such setting": (train(*FRESH, "--set", "legs=4"), "legs"),
+    "transform, name": (train(*FRESH, "--transform", "rotat=3"), "did you mean 'rotate'"),
+    "transform, number": (train(*FRESH, "--transform", "rotate"), "rotate=20"),
+    "epochs": (train(*FRESH, "--epochs", 0), "epochs must be positive"),
+    "log": (train(*FRESH, "--log", "wandb"), "log must be one of 'tensorboard'"),
 }
 
 

@@ -5,10 +5,8 @@ import math
 import pyro
 import pytest
 import torch
-from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.shape_codes import affnist as experiment
 from capsule_zoo.experiments.shape_codes.affnist import (
     DEGREES,
@@ -94,15 +92,3 @@ def test_the_search_keeps_what_explains_best():
         assert (best.explained >= read_moved(entry, probe, test, tried).explained - 1e-3).all()
     right = (best.answers == test.labels).double().mean().item()
     assert found["turned again"][0] == pytest.approx(right)
-
-
-@pytest.mark.slow
-def test_the_experiment_records_every_step(monkeypatch, tmp_path):
-    few = few_digits(60, 20, size=12)
-    monkeypatch.setattr(experiment, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(experiment, "on_published_parts", lambda *_: made())
-    options = Options(progress=False, processes=1)
-    found, figures = names_in_record(
-        "shape-codes/affnist", options, tmp_path, main=2, steps=2, images=6
-    )
-    assert {"accuracy_as_they_are", "accuracy_turned_again"} <= found and figures == {""}

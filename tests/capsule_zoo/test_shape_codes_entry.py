@@ -2,19 +2,18 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pyro
 import pytest
 import torch
-from miniature import few_digits, names_in_record
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Dataset, Split, load_dataset
-from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.shape_codes import from_images as letters
-from capsule_zoo.experiments.shape_codes import objects as experiment
+from capsule_zoo.experiments.shape_codes.clusters import cluster
 from capsule_zoo.experiments.shape_codes.objects import (
     classes_found,
     lost,
@@ -22,10 +21,8 @@ from capsule_zoo.experiments.shape_codes.objects import (
     read_at_best_turn,
     read_objects,
     sets_at_turns,
-    turned_digits,
 )
 from capsule_zoo.inference import Checks, evaluate, fit
-from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
 from capsule_zoo.registry import Entry, create, load, small_settings
@@ -110,18 +107,6 @@ def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
     assert count == 4
 
 
-def test_turned_digits_are_read_at_one_of_the_turns():
-    entry = made()
-    images = torch.rand(60, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
-    sets = labeled_sets(entry, 60)
-    features = read_objects(entry.guide, sets.images).features()
-    probe = fit_probe(features, sets.labels)
-    found = turned_digits(entry, probe, Split(images[:4], sets.labels[:4]))
-    assert 0 <= found["rotated_turned"][0] <= 1
-    assert found["turn_within_20"][2] == 4
-    assert features.shape == (60, 2 + 2 * 2 + 6)
-
-
 def test_the_turn_that_explains_the_parts_best_is_chosen():
     entry = made()
     images = torch.rand(6, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
@@ -158,6 +143,13 @@ def test_features_weigh_codes_and_poses_by_the_tempered_belief():
     assert (found.tempered.amax(-1) < sharp.belief.amax(-1)).all()
 
 
+def test_clusters_are_made_by_training_rows_alone():
+    train = np.array([[0.0], [0.1], [5.0], [5.1]])
+    known, asked = cluster(train, np.array([[0.2], *[[50.0]] * 9]), 2, seed=0)
+    assert torch.equal(asked[0], known[0]) and torch.equal(asked[1], known[2])
+    assert torch.equal(known.sum(0), torch.tensor([2.0, 2.0]))
+
+
 def test_worst_and_mean_of_the_seeds():
     rows = [
         {"classes_found": 0.9, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 20.0},
@@ -168,30 +160,6 @@ def test_worst_and_mean_of_the_seeds():
     assert found["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
     assert found["worst"]["classes_found"] == (0.6, None, 2)
     assert found["worst"]["frechet"] == (26.0, None, 2)  # lower is better
-
-
-@pytest.mark.slow
-def test_the_experiment_measures_every_seed(monkeypatch, tmp_path):
-    few = few_digits(60, 20, size=12)
-    monkeypatch.setattr(experiment, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(experiment, "on_published_parts", lambda *_: made())
-    small = dict(kinds=(2,), main=2, steps=2, images=20, held_out=4, turned=3, seeds=2)
-    options = Options(progress=False, processes=1)
-    found, _ = names_in_record("shape-codes/objects", options, tmp_path, **small)
-    assert {"probe_all", "rotated_turned", "frechet_2", "probe_worst"} <= found
-    assert {"classes_found_over_seeds", "frechet_worst", "share_lost"} <= found
-
-
-def test_the_experiment_on_letters_measures_every_number_of_steps(monkeypatch, tmp_path):
-    few = load_dataset("font-letters", size=12, validation=300)
-    monkeypatch.setattr(letters, "load_dataset", lambda name: few)
-    monkeypatch.setattr(letters, "begun", lambda *_: made())
-    monkeypatch.setattr(letters, "EPOCHS", 1)
-    small = dict(steps=(4, 6), seeds=2, samples=20)
-    options = Options(progress=False, processes=1)
-    found, drawn = names_in_record("shape-codes/letters", options, tmp_path, **small)
-    assert {"clear_6_steps", "probe_4_steps", "confidence_real_letters", "probe_pixels"} <= found
-    assert "samples" in drawn
 
 
 def test_letters_are_clear_and_a_blur_of_all_is_not(monkeypatch):

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.stacked_capsule_autoencoder import clusters as experiments
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.training.stages import fit_stages
-from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_settings
 
 NAME = "stacked-capsule-autoencoder"
@@ -28,24 +25,6 @@ def test_explained_shares_are_at_most_one_image_each(entry):
     found = experiments.explained_fractions(entry, images, batch_size=3)
     assert found.shape == (7, 2)
     assert (found >= 0).all() and (found.sum(1) <= 1 + 1e-6).all()
-
-
-@pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # of what trains for moments
-def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypatch):
-    name = "stacked-capsule-autoencoder/affnist"
-    monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
-    options = Options(progress=False, processes=1, minutes=0.01)
-    for own in experiments.SIZES:
-        sizes = {k: v for k, v in small_settings(own).items() if k != "image_shape"}
-        monkeypatch.setitem(experiments.SIZES, own, experiments.SIZES[own] | sizes)
-    settings = dict(probed=40, tested=20, seeds=2)
-    metrics, figures = names_in_record(name, options, tmp_path, **settings)
-    steps = read_record(name, tmp_path)["metrics"]["steps_part_whole"]
-    assert steps["n"] == 2 and steps["se"] is not None
-    for entry in ("stacked_capsule_autoencoder", "part_whole"):
-        for quantity in ("steps", "core_minutes", "probe_presence", "clusters_presence"):
-            assert f"{quantity}_{entry}" in metrics
-    assert "reconstructions" in figures
 
 
 def test_explained_shares_have_no_noise(entry):

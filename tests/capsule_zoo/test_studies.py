@@ -17,18 +17,21 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo import experiments
-from capsule_zoo.cli import main
+from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
 from capsule_zoo.experiments.study import Job, Study, saved, side_by_side
-from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import IncompatibleGuide, NonFiniteLoss, Pace
+from capsule_zoo.experiments.training import begun, train
+from capsule_zoo.inference import IncompatibleGuide, Inputs, NonFiniteLoss, Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
+from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.folder import note, read_metrics
+from capsule_zoo.runs.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("scratch")
 QUIET = Options(progress=False, processes=1)
-SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, guide=dict(hidden=4))
+OTHERS = dict(channels=3, guide=dict(hidden=4))
+SIZES = dict(image_shape=(1, 12, 12), latent=2, **OTHERS)
 
 
 def where(job):
@@ -69,10 +72,10 @@ def test_runs_end_with_a_study_that_is_killed(tmp_path):
     script.write_text(ENDLESS)
     notes.mkdir()
     study = subprocess.Popen([sys.executable, script, notes])
-    wait_until(lambda: len(silences(notes)) == 2 and max(silences(notes)) < 5)
+    wait_until(lambda: len(silences(notes)) == 2 and max(silences(notes)) < 3)
     study.kill()
     study.wait()
-    wait_until(lambda: min(silences(notes)) > 5)
+    wait_until(lambda: min(silences(notes)) > 3)
 
 
 def silences(notes: Path) -> list[float]:
@@ -165,6 +168,8 @@ def test_a_run_continues_another(tmp_path):
     train(entries[1], data, options, name="rest", after="half", steps=4, **how)
     states = [entry.model.state_dict() for entry in entries]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    one, other = (Recipe.read(read_recipe(tmp_path / name)) for name in ("half", "rest"))
+    assert one.differences(other) == {"limits": ({"steps": 2}, {"steps": 4})}
     with pytest.raises(ValueError, match=r"give options\.runs"):
         train(entries[1], data, QUIET, name="rest", after="half", steps=4, **how)
 
@@ -239,59 +244,35 @@ def test_time_of_earlier_runs_counts(tmp_path):
     register_toy([])
     with pytest.raises(InterruptedError):
         reproduce("test/toy", QUIET, folder=tmp_path, name="broken")
-    runs = tmp_path / "test" / "toy"
+    place = tmp_path / "test" / "toy"
     for name, seconds in (("a", 50.0), ("b/c", 100.0)):
-        (runs / name).mkdir(parents=True)
-        (runs / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
+        (place / name).mkdir(parents=True)
+        (place / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
     chosen = {"images": 3, "share": 0.5, "name": "broken"}
-    assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 150
-    assert saved(count, Job("b", tmp_path, replace(QUIET, runs=runs / "b")))["pair"] == [1, 2]
-    ended = read_metrics(runs / "b")["seconds"]  # in place of those that it was trained for
-    note(runs / "b" / "c", "seconds", 100.0)  # a part of the run, which has ended too
-    assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 50 + ended < 100
+    assert experiments._begin(place, "test/toy", QUIET, chosen, "") == 150
+    assert saved(count, Job("b", tmp_path, replace(QUIET, runs=place / "b")))["pair"] == [1, 2]
+    ended = read_metrics(place / "b")["seconds"]  # in place of those that it was trained for
+    note(place / "b" / "c", "seconds", 100.0)  # a part of the run, which has ended too
+    assert experiments._begin(place, "test/toy", QUIET, chosen, "") == 50 + ended < 100
 
 
-def test_a_study_is_a_folder_of_run_folders(tmp_path):
-    """Each loads, says how it was made, and holds what was measured."""
-    study = Study({"vae": SIZES}, seeds=2)
-    options = replace(QUIET, runs=tmp_path)
-    found = study.run(train_vae, options)
-    for seed in (0, 1):
-        folder = tmp_path / f"vae-{seed}"
-        assert load(folder).model.latent == 2 and read_recipe(folder)["seed"] == seed
-        metrics = json.loads((folder / "metrics.json").read_text())
-        assert metrics["steps"] == 2 and metrics["outcome"] == found["vae"][seed]
-
-
-def train_vae(job: Job[dict]) -> float:
-    pyro.set_rng_seed(job.options.seed)
-    entry = create("vae", **job.variant)
-    run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, batch_size=8)
+def train_vae(job: Job[int]) -> float:
+    entry = begun("vae", few_digits(24, 8, size=12), job.options, latent=job.variant, **OTHERS)
+    how = dict(lr=0.002, inputs=Inputs(Shift(1)), batch_size=8)
+    run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, **how)
     return float(run.history["loss"].iloc[-1])
 
 
-def test_settings_from_the_command_line(tmp_path, capsys):
-    register_toy([])
-    words = ["reproduce", "test/toy", "--out", str(tmp_path), "--set", "images=9", "--json"]
-    with pytest.raises(SystemExit):
-        main(words)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"]["value"] == 9
-    with pytest.raises(SystemExit):
-        main(["reproduce", "test/toy", "--settings"])
-    shown = capsys.readouterr().out
-    assert "Train nothing" in shown and "--set images=3\n      number of images." in shown
-    with pytest.raises(SystemExit):
-        main(["reproduce", "matrix-capsules/mnist", "--settings"])
-    assert "It has no settings for --set" in capsys.readouterr().out and "no settings" not in shown
-    with pytest.raises(SystemExit) as ended:
-        main(["reproduce", "test/toy", "--out", str(tmp_path), "--set", "imags=9"])
-    assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", experiments.list_experiments())
-def test_every_setting_has_a_description_and_fits_a_record(name):
-    chosen = find_experiment(name)
-    chosen.check(chosen.filled({}))
-    json.dumps(chosen.filled({}))
-    for setting in chosen.settings.values():
-        assert setting.description, f"{setting.name} of {name} is not described under Args"
+def test_a_study_is_a_folder_of_run_folders(tmp_path):
+    """Each loads, says how it was made, differs from others as it should, and has its outcome."""
+    study, options = Study({"two": 2, "three": 3}), replace(QUIET, runs=tmp_path, seed=3)
+    found = study.run(train_vae, options)
+    folders = study.folders(options)
+    recipes = {name: Recipe.read(read_recipe(folder)) for name, folder in folders.items()}
+    assert recipes["two"].differences(recipes["three"]) == {"latent": (2, 3)}
+    assert recipes["two"].transform == "shift=1" and recipes["two"].limits == {"steps": 2}
+    assert recipes["two"].seed == 3 and load(folders["three"]).model.latent == 3
+    metrics = json.loads((folders["two"] / "metrics.json").read_text())
+    assert metrics["steps"] == 2 and metrics["outcome"] == found["two"][0]
+    with pytest.raises(ValueError, match="an experiment trained this run of vae, in its own way"):
+        runs.train("vae", folders["two"], {}, resume=True, progress=False)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from capsule_zoo.pages.markdown import Grid, duration, fill, grids_of, rounded, seeds, verdict
+from capsule_zoo.pages.markdown import fill, grids_of, rounded, verdict
 from capsule_zoo.pages.stories import read_story, remainder
 from capsule_zoo.records import FIELDS, in_words, read_record
 from capsule_zoo.registry import create, list_models, small_settings
@@ -56,17 +56,6 @@ def test_names_in_words():
     assert in_words("fgsm_10_20_error") == "FGSM 10 20 error"
 
 
-def test_durations():
-    times = {75.0: "75 seconds", 233.0: "3.9 minutes", 1353.0: "23 minutes", 5400.0: "1.5 hours"}
-    assert {seconds: duration(seconds) for seconds in times} == times
-
-
-def test_records_say_from_how_many_seeds_they_are():
-    found = [seeds({"seed": 4, "settings": {"seeds": n} if n else {}}) for n in (None, 1, 3)]
-    assert found == ["seed 4", "one seed", "3 seeds"]
-    assert seeds({"seed": 0}) == "seed 0"
-
-
 RECORD = {
     "metrics": {name: 0 for name in ("steps", "elbo_a", "ess_a", "elbo_b", "elbo_a_relaxed")},
     "tables": {
@@ -81,12 +70,6 @@ def test_a_record_is_shown_as_its_tables_and_the_rest():
     assert (first.title, first.columns, first.rows) == ("", ("elbo", "ess"), ("a", "b"))
     assert first.names == {("a", "elbo"): "elbo_a", ("b", "elbo"): "elbo_b", ("a", "ess"): "ess_a"}
     assert (second.title, second.names) == ("relaxed", {("a", "elbo"): "elbo_a_relaxed"})
-    assert rest == ["steps"]
-
-
-def test_rows_and_columns_without_a_chosen_metric_are_left_out():
-    grids, rest = grids_of(RECORD, ["elbo_b", "steps"])
-    assert grids == [Grid("", ("elbo",), ("b",), {("b", "elbo"): "elbo_b"})]
     assert rest == ["steps"]
 
 

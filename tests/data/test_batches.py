@@ -101,18 +101,3 @@ def test_seeds_of_several_numbers_do_not_collide():
         for key in [(1, 2), (2, 1), (3,), (1, 2, 0), (12,), (0, 12)]
     }
     assert len(draws) == 6
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda s: Batches(s, 0), "batch_size"),
-        (lambda s: Batches(s, 8, seed=-1), "seed"),
-        (lambda s: Batches(s, 8, transform="flip"), "transform must be a function of images"),
-        (lambda s: Batches(s[:0], 8), "empty"),
-        (lambda s: seeded_generator(1, -1), "negative"),
-    ],
-)
-def test_bad_arguments_are_named(split, make, match):
-    with pytest.raises(ValueError, match=match):
-        make(split)

@@ -16,8 +16,6 @@ def test_a_half_is_hidden_on_the_side_that_is_named():
     for side, rows in expected.items():
         assert torch.equal(occluded((2, 4), side), torch.tensor(rows, dtype=torch.bool)), side
     assert occluded((3, 3), "top").sum() == 3  # the middle row is hidden too
-    with pytest.raises(ValueError, match="side must be one of left, right, top, bottom"):
-        occluded((2, 2), "up")
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (3, 4, 6), (2, 1, 4, 6), (2, 3, 4, 6)])
@@ -28,19 +26,3 @@ def test_masks_of_every_shape_hide_their_pixels_alone(shape):
     assert torch.equal(hidden.isnan(), ~observed.expand(images.shape))
     assert torch.equal(hidden[~hidden.isnan()], images[observed.expand(images.shape)])
     assert not images.isnan().any()
-
-
-@pytest.mark.parametrize(
-    ("observed", "match"),
-    [
-        (torch.ones(4, 6), "bool, not torch.float32"),
-        ([[True]], r"observed must have the shape.*not \(1, 1\)"),
-        ([[1.0]], "bool, not torch.float32"),
-        ("left", r"observed must be a torch.Tensor, a numpy array or a list.*not str"),
-        (torch.ones(6, 4, dtype=torch.bool), r"observed must have the shape.*not \(6, 4\)"),
-        (torch.ones(3, 1, 4, 6, dtype=torch.bool), "observed must have the shape"),
-    ],
-)
-def test_masks_that_do_not_fit_are_refused(observed, match):
-    with pytest.raises(ValueError, match=match):
-        hide(torch.rand(2, 3, 4, 6), observed)

@@ -1,14 +1,12 @@
 """Every kind of picture file gives the right pixels, or is refused with a reason."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from capsule_zoo.data import MissingData
-from capsule_zoo.data.pictures import open_image, read_array, read_picture
+from capsule_zoo.data.pictures import read_picture
 
 
 def saved(image: Image.Image, folder: Path, suffix: str = "png", **options: object) -> Path:
@@ -75,16 +73,6 @@ def test_what_a_file_declares_transparent_is_black(image, clear, expected, tmp_p
     np.testing.assert_array_equal(pixels_of(path), np.array([expected], dtype=np.uint8))
 
 
-def test_a_white_square_on_nothing_keeps_its_contrast(tmp_path):
-    """White everywhere, and opaque in the middle only: without the alpha it would be blank."""
-    image = Image.new("RGBA", (6, 6), (255, 255, 255, 0))
-    image.paste((255, 255, 255, 255), (2, 2, 4, 4))
-    pixels = pixels_of(saved(image, tmp_path))
-    expected = np.zeros((6, 6), dtype=np.uint8)
-    expected[2:4, 2:4] = 255
-    np.testing.assert_array_equal(pixels, expected)
-
-
 def test_sixteen_bits_are_not_cut_off(tmp_path):
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     pixels = pixels_of(saved(Image.fromarray(ramp), tmp_path))
@@ -99,15 +87,6 @@ def test_sixteen_bits_with_a_clear_value(tmp_path):
     np.testing.assert_allclose(pixels_of(path), [[0.0, 128.0]], rtol=0, atol=1e-4)
 
 
-def test_sixteen_bits_of_other_files(tmp_path):
-    ramp = np.array([[0, 257, 65535]], dtype=np.uint16)
-    tiff = saved(Image.fromarray(ramp), tmp_path, "tiff")
-    gray_map = tmp_path / "picture.pgm"
-    gray_map.write_bytes(b"P5 3 1 65535\n" + ramp.astype(">u2").tobytes())
-    for path in (tiff, gray_map):
-        np.testing.assert_allclose(pixels_of(path), [[0, 1, 255]], rtol=0, atol=1e-5)
-
-
 def test_sixteen_bits_are_resized_without_rounding(tmp_path):
     deep = saved(Image.fromarray(np.full((4, 6), 12345, dtype=np.uint16)), tmp_path)
     pixels = pixels_of(deep, (2, 3))
@@ -119,24 +98,3 @@ def test_inks_become_light(tmp_path):
     path = saved(painted("CMYK", (0, 0, 0, 0), (0, 0, 0, 255), (0, 255, 255, 0)), tmp_path, "tiff")
     expected = [[(255, 255, 255), (0, 0, 0), RED]]
     np.testing.assert_array_equal(pixels_of(path), expected)
-
-
-@pytest.mark.parametrize("mode", ["F", "I"])
-def test_pixels_of_no_known_range_are_refused_by_name(mode, tmp_path):
-    path = saved(Image.new(mode, (2, 2), 3), tmp_path, "tiff")
-    with pytest.raises(MissingData, match=rf"picture\.tiff has pixels of the kind '{mode}'.*8 or"):
-        pixels_of(path)
-
-
-def test_what_is_not_a_picture_is_named_without_an_address():
-    with pytest.raises(MissingData) as caught:
-        open_image(io.BytesIO(b"words"), "notes.png")
-    assert "notes.png is not a readable image" in str(caught.value)
-    assert "0x" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["<U3", "M8[D]", [("x", float)]])
-def test_arrays_of_no_numbers_are_refused_by_name(kind, tmp_path):
-    np.save(tmp_path / "words.npy", np.zeros((3, 4, 4), kind))
-    with pytest.raises(ValueError, match=r"words\.npy must be bytes .*; write them as one"):
-        read_array(tmp_path / "words.npy", None)

@@ -1,7 +1,5 @@
 """Binarization is a Bernoulli draw; standard scores have mean 0, variance 1 and an inverse."""
 
-import re
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ def test_binarization_has_the_mean_of_the_pixels_and_leaves_binary_images_alone(
     assert torch.equal(again, drawn) and again.dtype == pixels.dtype
 
 
-def test_binarization_keeps_missing_pixels_and_refuses_what_is_no_probability():
+def test_binarization_keeps_missing_pixels():
     gray = torch.rand(50, 1, 4, 4)
     observed = torch.rand(4, 4) > 0.5
     hidden = Binarize()(hide(gray, observed), generator=generator())
@@ -29,9 +27,6 @@ def test_binarization_keeps_missing_pixels_and_refuses_what_is_no_probability():
     assert torch.equal(
         hidden[..., observed], Binarize()(gray, generator=generator())[..., observed]
     )
-    for wrong, ends in ((255 * gray.round(), "[0, 255]"), (gray.round() - 0.5, "[-0.5, 0.5]")):
-        with pytest.raises(ValueError, match=re.escape(f"lie in [0, 1], not in {ends}; divide")):
-            Split(wrong).binarized()
 
 
 def test_binarization_is_anew_with_every_generator():
@@ -46,8 +41,6 @@ def test_standard_scores_and_back():
     scores = standard(pixels)
     assert abs(scores.mean()) < 1e-12 and scores.std(correction=0) == pytest.approx(1)
     torch.testing.assert_close(standard.inverse(scores), pixels)
-    with pytest.raises(ValueError, match="scale must be positive"):
-        Standardize.of(torch.ones(2, 1, 2, 2))
 
 
 def test_a_transformed_data_set_is_so_in_every_split():

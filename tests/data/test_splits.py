@@ -49,12 +49,6 @@ def test_a_split_is_a_torch_dataset(split):
         split.name = "other"
 
 
-@pytest.mark.parametrize("index", [True, 2.5, "three", [1, 2], torch.tensor(True), None])
-def test_what_a_split_is_not_indexed_by(split, index):
-    with pytest.raises(TypeError, match="by a number, a slice or a tensor"):
-        split[index]
-
-
 def test_binarized_pixels_are_one_draw_that_the_seed_decides(split):
     gray = split.images.clone()
     binary = split.binarized(3)
@@ -87,28 +81,9 @@ def test_labels_number_the_classes_of_a_model_by_name(split):
         numbered = Dataset("toy", *splits, ("b", "c", "d")).in_classes(["a", "d", "c", "b"])
         assert numbered.test.labels.dtype == torch.int64
         assert torch.equal(numbered.test.labels, known.test.labels)
-    with pytest.raises(ValueError, match=r"'toy' has classes .* not trained on: b, d; it was .* c"):
-        data.in_classes(["c"])
     with pytest.warns(UserWarning, match=r"'toy' and .* by number, .*: b for 0, c for 1, \.\.\.;"):
         assert data.in_classes(["0", "1"]) is data
     numbers = Dataset("toy", split, split[:0], split[:9])
     assert numbers.in_classes(["0", "1"]) is numbers
     unlabelled = Dataset("flat", *[Split(split.images)] * 3)
     assert unlabelled.in_classes(["a", "b"]).test.labels is None
-
-
-def test_shapes_that_disagree_are_refused(split):
-    with pytest.raises(ValueError, match="images"):
-        Split(split.images[:, 0], split.labels)
-    with pytest.raises(ValueError, match="labels"):
-        Split(split.images, split.labels[:5])
-    with pytest.raises(ValueError, match="labels must be integers"):
-        Split(split.images, split.labels.float())
-    with pytest.raises(ValueError, match=r"stack a list of images by torch\.stack"):
-        Split(list(split.images), split.labels)
-    with pytest.raises(ValueError, match="several shapes"):
-        Dataset("odd", split, split, Split(split.images[..., :4], split.labels))
-    with pytest.raises(ValueError, match="a tensor of integers, not list; number classes"):
-        Split(split.images, ["cat", "dog"])
-    with pytest.raises(ValueError, match=r"test must each be a Split\(images, labels\)"):
-        Dataset("arrays", split, split, split.images)

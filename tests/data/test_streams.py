@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
@@ -130,72 +130,3 @@ def test_labels_are_none_unless_they_are_wanted_and_may_then_be_anything(source)
         make = partial(LoaderBatches, DataLoader(dataset, 8), check=AnyImages().check)
     _, labels = next(make(labels=False).epoch(0))
     assert labels is None
-    with pytest.raises(ValueError, match="labels must be a tensor of integers"):
-        next(make(labels=True).epoch(0))
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        yield from torch.zeros(5, 1, 2, 2)
-
-
-class Miscounted(Endless):
-    def __len__(self):
-        return 8
-
-
-class Unequal(Noisy):
-    def __getitem__(self, number):
-        return torch.zeros(1, 2, 2 + number % 2), number
-
-
-class Pictures(Noisy):
-    def __getitem__(self, number):
-        return object(), number
-
-
-class Bytes(Noisy):
-    def __getitem__(self, number):
-        return torch.zeros(1, 2, 2, dtype=torch.uint8), number
-
-
-class Named(Noisy):
-    def __getitem__(self, number):
-        return {"image": self.images[number], "label": number}
-
-
-class Alone(Noisy):
-    def __getitem__(self, number):
-        return self.images[number]
-
-
-def distributed():
-    return DataLoader(Noisy(), 8, sampler=DistributedSampler(Noisy(), num_replicas=2, rank=0))
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: ITEMS(Endless(), 4), "Endless, a torch Dataset that cannot be read by number"),
-        (lambda: ITEMS(Split(torch.zeros(0, 1, 2, 2), torch.zeros(0).long()), 4), "empty Split"),
-        (lambda: ITEMS(Unequal(), 4), "cannot be made into a batch"),
-        (lambda: ITEMS(Pictures(), 4), r"torchvision: transform=ToTensor\(\)"),
-        (lambda: ITEMS(Bytes(), 4), "divide bytes by 255"),
-        (lambda: ITEMS(Named(), 4), "not a dict with the keys 'image', 'label'"),
-        (lambda: ITEMS(Alone(), 4), "data has no labels, which are needed"),
-        (lambda: LOADER(DataLoader(Endless(), 4)), "unknown length; give its IterableDataset"),
-        (lambda: LOADER(DataLoader(Miscounted(), 1)), "data has no labels, which are needed"),
-        (lambda: LOADER(distributed()), "DistributedSampler"),
-        (lambda: LOADER(DataLoader(Bytes(), 4)), "divide bytes by 255"),
-        (lambda: LOADER(DataLoader(Noisy(), 4), seed=-1), "seed must not be negative"),
-    ],
-)
-def test_data_that_are_refused(make, match):
-    with pytest.raises(ValueError, match=match):
-        list(make().epoch(0))
-
-
-def test_a_loader_that_ends_before_its_length_is_refused():
-    source = LoaderBatches(DataLoader(Miscounted(), 1), check=AnyImages().check, labels=False)
-    with pytest.raises(ValueError, match="gave 5 batches in epoch 0, but its length is 8"):
-        list(source.epoch(0))

@@ -135,22 +135,3 @@ def test_affine_parameters_keep_to_their_ranges():
     assert linear[:, 0, 0].min() >= 0.8 and linear[:, 0, 0].max() <= 1.2
     assert linear[:, :, 2].abs().max() <= 2.0
     assert not torch.equal(linear[:, 0, 0], linear[:, 1, 1])  # each axis has its own
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: Shift(-1), "pixels"),
-        (lambda: Shift(1.5), "pixels"),
-        (lambda: Rotate(float("nan")), "degrees"),
-        (lambda: Rotate(-3), "degrees"),
-        (lambda: Affine(shear=-0.1), "shear"),
-        (lambda: Affine(scale=(0.0, 1.0)), "scale"),
-        (lambda: Affine(scale=(1.2, 0.8)), "scale"),
-        (lambda: Affine(shift=float("inf")), "shift"),
-        (lambda: warp_images(torch.zeros(3, 1, 4, 4), torch.zeros(2, 2, 3)), "motions"),
-    ],
-)
-def test_bad_parameters_are_named(make, match):
-    with pytest.raises(ValueError, match=match):
-        make()

@@ -11,8 +11,7 @@ from matplotlib import pyplot as plt
 
 from capsule_zoo.experiments import list_experiments
 from capsule_zoo.records import write_record
-from capsule_zoo.registry import create, list_models, registered, small_settings
-from capsule_zoo.settings import flat_arguments
+from capsule_zoo.registry import create, list_models, small_settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -98,14 +97,6 @@ def test_every_page_of_results_is_on_the_site_with_its_pictures(pages):
         assert (DOCS.parent / path).is_file()
 
 
-def test_every_page_begins_with_what_its_reader_can_do(pages):
-    folders = (DOCS, DOCS / "concepts", DOCS / "models")
-    texts = {path.name: path.read_text() for folder in folders for path in folder.glob("*.md")}
-    assert len(texts) > 20
-    for name, text in (texts | pages.others()).items():
-        assert re.match(r"# [^\n]+\n\nAfter this page you can [^\n]+\.\n\n", text), name
-
-
 @pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.parent.name)
 def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_comparisons(page):
     """At most 900 words, as a reader sees them: without the comments that request numbers."""
@@ -130,18 +121,6 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     assert none in pages.entry("part-whole")
 
 
-def test_an_entry_tells_of_its_settings_what_the_class_does(pages):
-    text, known = pages.entry("shape-codes"), flat_arguments(registered("shape-codes").arguments)
-    for name in ("belonging.sigma_min", "pose.sigma_top"):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"- `{name}: ")]
-        assert line.endswith(f": {known[name].description}") and len(known[name].description) > 20
-
-
-def test_a_relaxed_site_is_called_what_show_calls_it(pages):
-    rows = [line for line in pages.entry("part-whole").splitlines() if "_presence`" in line]
-    assert rows and all("discrete, relaxed in training" in line for line in rows)
-
-
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's program dot is not installed")
 @pytest.mark.parametrize("name", list_models())
 def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
@@ -154,40 +133,10 @@ def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
     assert {word for word in words if f">{word}</text>" not in text} == set()
 
 
-def test_an_entry_shows_its_diagram_where_there_is_one(pages, monkeypatch, tmp_path):
-    monkeypatch.setattr(pages, "DOCS", tmp_path)
-    assert "diagram" not in pages.entry("cnn")
-    (tmp_path / pages.DIAGRAMS).mkdir()
-    (tmp_path / pages.DIAGRAMS / "cnn.svg").touch()
-    assert "](../../docs/diagrams/cnn.svg)" in pages.entry("cnn", root="../../")
-
-
-@pytest.mark.parametrize("missing", ["the package", "the program"])
-def test_without_graphviz_there_are_no_diagrams_and_no_complaint(
-    pages, monkeypatch, tmp_path, missing, recwarn
-):
-    (tmp_path / "old.svg").touch()
-    if missing == "the package":
-        monkeypatch.setattr(pages, "find_spec", lambda name: None)
-    else:
-        monkeypatch.setattr(pages.shutil, "which", lambda name: None)
-    pages.write_diagrams(tmp_path)
-    assert not tmp_path.exists() and not recwarn.list
-
-
 def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):
     for text in ("<!-- entrance: part-whole -->", "<!-- entry: part-hole -->"):
         with pytest.raises(ValueError, match="unknown"):
             pages.fill(text)
-
-
-def test_names_that_a_package_exports_are_not_told_twice(pages):
-    text = pages.modules("capsule_zoo.models")
-    assert "capsule_zoo.models.parts.poses.compose" in text
-    assert (
-        "PartWholeCapsules" not in text
-        and "automodule:: capsule_zoo.models.baselines.vae\n" not in text
-    )
 
 
 STORY = """Story of `EMRouting` and of `nobody`, where |x| * y.
@@ -221,8 +170,3 @@ def test_public_names_in_backticks_are_links_and_no_mark_is_taken_for_markup(doc
     assert first == (
         r"Story of :py:obj:`~capsule_zoo.guides.EMRouting` and of `nobody`, where \|x\| \* y."
     )
-
-
-def test_code_that_is_already_told_to_be_code_is_left_alone(docstrings):
-    told = ["As in::", "", "    f(x)", "", ">>> `f`(x * y)", "*so*"]
-    assert docstrings.to_restructured_text(told) == told

@@ -1,6 +1,7 @@
 """Guides refuse settings, models and images that do not fit, in a line that says what does."""
 
 import inspect
+from functools import partial
 
 import pyro.distributions as dist
 import pytest
@@ -59,9 +60,14 @@ def shape_codes(**settings) -> models.ShapeCodes:
     return configure(models.ShapeCodes, **sizes | settings)
 
 
+def autoencoder() -> models.StackedCapsuleAutoencoder:
+    return models.StackedCapsuleAutoencoder((1, 8, 8), objects=3, parts=6, template_size=4)
+
+
 def stacked(**settings) -> guides.StackedCapsuleGuide:
-    model = models.StackedCapsuleAutoencoder((1, 8, 8), objects=3, parts=6, template_size=4)
-    return guides.StackedCapsuleGuide(model, **{"reader": guides.PartReader(channels=4)} | settings)
+    model = autoencoder()
+    reader = partial(guides.PartReader, channels=4)
+    return guides.StackedCapsuleGuide(model, **{"reader": reader} | settings)
 
 
 def recurrent(**settings) -> models.RecurrentCapsules:
@@ -126,14 +132,14 @@ REFUSALS = [
         "AmortizedMatching, not ExactMatching",
     ),
     (class_pose, "latent must be 48"),
-    (lambda: guides.PartReader(channels=0), "channels must be at least 1"),
-    (lambda: guides.PartReader(max_scale=0.0), "max_scale must be positive"),
-    (lambda: guides.SetTransformers(width=0), WIDTH),
+    (lambda: guides.PartReader(part_whole(), channels=0), "channels must be at least 1"),
+    (lambda: guides.PartReader(part_whole(), max_scale=0.0), "max_scale must be positive"),
+    (lambda: guides.SetTransformers(part_whole(), width=0), WIDTH),
     (
         lambda: configure(guides.PartWholeGuide, part_whole(), turns=0),
         "turns must be at least 1, not 0",
     ),
-    (lambda: guides.PartReader(turns=2).build((1, 12, 16), 3), SQUARE),
+    (lambda: guides.PartReader(part_whole(12, 16), turns=2), SQUARE),
     (lambda: configure(guides.PartWholeGuide, part_whole(12, 16), turns=4), SQUARE),
     (lambda: guides.PartWholeGuide(part_whole(), "gamma"), "'delta', 'normal', 'low_rank'"),
     (lambda: guides.PartWholeGuide(part_whole(), "low_rank", rank=0), "rank must be at least 1"),
@@ -231,20 +237,47 @@ REFUSALS = [
         ),
         "of Own .*in .0, 1.",
     ),
-    (lambda: guides.EMObjects(0), ITERATIONS),
-    (lambda: guides.EMConstellations(0), ITERATIONS),
-    (lambda: guides.SetTransformerObjects(width=0), WIDTH),
-    (lambda: guides.PerceptronObjects(width=0), WIDTH),
-    (lambda: guides.PerceptronObjects(spread=0.0), "spread must be positive"),
+    (lambda: guides.EMObjects(part_whole(), iterations=0), ITERATIONS),
+    (lambda: guides.EMConstellations(autoencoder(), iterations=0), ITERATIONS),
+    (lambda: guides.SetTransformerObjects(autoencoder(), width=0), WIDTH),
+    (lambda: guides.PerceptronObjects(autoencoder(), width=0), WIDTH),
+    (lambda: guides.PerceptronObjects(autoencoder(), spread=0.0), "spread must be positive"),
+    (
+        lambda: guides.PartWholeGuide(part_whole(), above=torch.nn.Linear),
+        "above must be Submodule, a subclass .*Linear",
+    ),
+    (
+        lambda: guides.PartWholeGuide(part_whole(), above=guides.KindNetwork),
+        "above is KindNetwork, which serves ShapeCodes, not PartWholeC",
+    ),
+    (
+        lambda: guides.PartWholeGuide(part_whole(), reader=guides.SetTransformers),
+        "reader must be PartReader, .*SetTransformers",
+    ),
+    (
+        lambda: configure(guides.PartWholeGuide, part_whole(), reader=guides.EMObjects),
+        r"reader of .* must be a class such as PartReader",
+    ),
+    (
+        lambda: configure(
+            guides.PartWholeGuide, part_whole(), reader={"class": "PartReader", "chanels": 3}
+        ),
+        r"PartReader.*chanels.*channels",
+    ),
     (lambda: stacked(pose="low_rank"), "pose must be one of 'delta', 'normal'"),
     (lambda: stacked(noise="loud"), "noise must be one of"),
     (lambda: stacked(noise_width=0.0), "noise_width must be positive"),
-    (lambda: stacked(reader=guides.PartReader(turns=2)), UPRIGHT),
-    (lambda: stacked(reader=guides.PartReader(centered=True)), UPRIGHT),
+    (lambda: stacked(reader=partial(guides.PartReader, turns=2)), UPRIGHT),
+    (lambda: stacked(reader=partial(guides.PartReader, centered=True)), UPRIGHT),
     (lambda: RoutingSlots(shape_codes(slots=2), rounds=0), "rounds"),
     (lambda: RoutingSlots(shape_codes(slots=2), starts=0), "starts"),
     (lambda: guides.ShapeCodesGuide(shape_codes(), objects="low_rank"), "objects"),
-    (lambda: guides.ShapeCodesGuide(shape_codes(), above=guides.RidgeKinds(0)), "iterations"),
+    (
+        lambda: guides.ShapeCodesGuide(
+            shape_codes(), above=partial(guides.RidgeKinds, iterations=0)
+        ),
+        "iterations",
+    ),
     (
         lambda: start_kinds(shape_codes().with_scope("objects"), torch.rand(2, 1, 6, 7)),
         "fewer kinds",

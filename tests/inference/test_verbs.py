@@ -195,7 +195,7 @@ def test_the_class_is_the_likeliest_label(name):
     assert_close(found["classify"], found["encode label"].argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["capsule-network", "overlapping-capsule-network"])
+@pytest.mark.parametrize("name", ["capsule-network", "capsule-network:overlapping"])
 def test_a_guide_that_infers_classes_tells_them(name):
     entry = small_entry(name)
     images = images_for(entry, 6)

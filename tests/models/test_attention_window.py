@@ -90,8 +90,3 @@ def test_a_filter_sums_to_one_and_has_a_gradient_wherever_it_lies():
     torch.testing.assert_close(bank.sum(-1), torch.ones(4, 4, dtype=torch.float64))
     (bank * torch.arange(7)).sum().backward()
     assert torch.isfinite(center.grad).all() and center.grad[2] > 0
-
-
-def test_a_window_has_at_least_two_filters():
-    with pytest.raises(ValueError, match="window must be at least 2"):
-        Aim(3, 1, (7, 7))

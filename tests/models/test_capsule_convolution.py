@@ -191,16 +191,3 @@ def test_primary_capsules_read_each_cell_alone():
     cell = layer(features[:, :, 1:2, 2:3])
     torch.testing.assert_close(found.pose[:, 6], cell.pose[:, 0])
     torch.testing.assert_close(found.presence[:, 6], cell.presence[:, 0])
-
-
-@pytest.mark.parametrize("coordinates", [((0, 3), (0, 3)), ((0, 4), (1, 3)), ((0, 3),)])
-def test_coordinates_that_are_not_two_elements_are_refused(coordinates):
-    with pytest.raises(ValueError, match="coordinates must be two different"):
-        classes(coordinates=coordinates)
-
-
-def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="smaller than the kernel"):
-        Windows.sliding(2, 2, 3, 1)
-    with pytest.raises(ValueError, match="inverse_temperature must be positive"):
-        conv(inverse_temperature=0.0)

@@ -8,7 +8,6 @@ from machines import binary, helmholtz_pair
 from pyro import poutine
 
 from capsule_zoo.inference import check_pair
-from capsule_zoo.models import CapsuleHelmholtzMachine
 
 EXACT = dict(rtol=0, atol=1e-10)
 
@@ -149,18 +148,3 @@ def test_expectations_are_means_of_recognition():
     expected = guide.expectations(images[:1])
     for drawn, mean in ((switch, expected.switch), (activity, expected.activity)):
         assert ((drawn.mean(0) - mean[0]).abs() < 5.5 * 0.5 / 200).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(image_shape=10), "image_shape must be a square number"),
-        (dict(capsules=()), "capsules must give the size of one layer or more"),
-        (dict(capsules=(3, 0)), r"capsules\[1\] must be at least 1"),
-        (dict(units=0), "units must be at least 1"),
-        (dict(hidden_family="binary"), "hidden_family must be one of"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        CapsuleHelmholtzMachine(**options)

@@ -134,17 +134,6 @@ def test_pairs_require_both_classes_and_draw_one(images):
         torch.testing.assert_close(found.nodes["image"]["log_prob"][n], expected)
 
 
-def test_every_guide_reads_what_its_model_says_is_seen(images):
-    class Mirrored(OverlappingCapsuleNetwork):
-        def seen(self, images):
-            return images.flip(-1)
-
-    torch.manual_seed(0)
-    for kind in (RoutedCapsules, OverlappingRoutedCapsules):
-        guide = kind(Mirrored(SHAPE, CLASSES), DynamicRouting(3), channels=4).double().eval()
-        torch.testing.assert_close(guide(images), guide.poses(images.flip(-1)))
-
-
 def test_normal_poses_start_at_the_points_of_the_guide_that_they_replace(model, images):
     points = guide_to(model)
     normal = points.with_poses("normal").double()
@@ -185,22 +174,3 @@ def test_paper_primary_reads_cells_in_place(images):
         for row in range(2):
             expected = squash(maps[8 * kind : 8 * kind + 8, row, 0])
             torch.testing.assert_close(found[2 * kind + row], expected)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CapsuleNetwork(classes=1), "classes"),
-        (lambda: CapsuleNetwork(hidden=(0, 4)), "hidden"),
-        (lambda: CapsuleNetwork(sigma_image=0.0), "sigma_image"),
-        (lambda: CapsuleNetwork(label_weight=-1.0), "label_weight"),
-        (lambda: guide_to(CapsuleNetwork((1, 14, 20))), "image_shape"),
-        (lambda: guide_to(CapsuleNetwork((1, 16, 20)), network="paper"), "image_shape"),
-        (lambda: guide_to(CapsuleNetwork(), pose="low_rank"), "pose"),
-        (lambda: guide_to(CapsuleNetwork(), network="large"), "network"),
-        (lambda: SmallPrimary((1, 20, 20), channels=3), "channels"),
-    ],
-)
-def test_wrong_sizes_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

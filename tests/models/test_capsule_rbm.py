@@ -204,29 +204,6 @@ def test_poisson_couplings_may_not_attract():
     assert model.weight.max() == 0 and model.weight.min() < 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(image_shape=10), "image_shape must be a square number of pixels"),
-        (dict(image_shape=(28, 28)), "image_shape must be a square number of pixels"),
-        (dict(capsules=0), "capsules must be at least 1"),
-        (dict(units=0), "units must be at least 1"),
-        (dict(sweeps=0), "sweeps must be at least 1"),
-        (dict(visible_family="binary"), "visible_family must be one of"),
-        (dict(visible_family="poisson", hidden_family="gaussian"), "no partition function"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        CapsuleRBM(**options)
-    with pytest.raises(ValueError, match="hidden must be at least 1"):
-        RBM(4, 0)
-    with pytest.raises(ValueError, match="capsule must be from 0 to 1, not 2"):
-        small().projective_field(2)
-    with pytest.raises(ValueError, match=r"images must lie in \[0, 1\]"):
-        small()(torch.full((1, 1, 2, 2), 2.0))
-
-
 def test_gray_images_are_admitted_under_validation():
     with pyro.validation_enabled(True):
         trace = poutine.trace(small()).get_trace(torch.full((2, 1, 2, 2), 0.3).double())

@@ -39,34 +39,3 @@ def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recomp
     slopes = [torch.autograd.grad(y.sum(), each)[0] for y in (found, expected)]
     assert slopes[0].dtype == torch.bfloat16
     assert torch.equal(*slopes)
-
-
-def chunks_of(rows, device="cpu"):
-    """Return the rows of every chunk that is computed for values and a gradient of rows of 3."""
-    calls = []
-
-    def counted(x, w):
-        calls.append(len(x))
-        return (x * w,)
-
-    each = torch.randn(rows, 3, requires_grad=True, device=device)
-    (found,) = in_chunks(counted, (each,), (torch.randn(3, device=device),), 3)
-    found.sum().backward()
-    return calls
-
-
-def test_what_is_small_is_kept_and_what_is_large_computed_again(monkeypatch):
-    monkeypatch.setattr(chunks, "AT_ONCE", 6)
-    monkeypatch.setattr(chunks, "KEPT", 15)
-    assert chunks_of(5) == [2, 2, 1]
-    assert chunks_of(6) == [2, 2, 2, 2, 2, 2]
-
-
-def test_chunks_are_larger_on_an_accelerator(monkeypatch):
-    """Tensors without data, which know no autocast, stand for those of an accelerator."""
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
-    monkeypatch.setattr(chunks, "AT_ONCE", 6)
-    monkeypatch.setattr(chunks, "KEPT", 12)
-    monkeypatch.setattr(chunks, "LARGER", 2)
-    assert chunks_of(8, "meta") == [4, 4]
-    assert chunks_of(9, "meta") == [4, 4, 1, 4, 4, 1]

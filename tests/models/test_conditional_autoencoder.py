@@ -76,14 +76,3 @@ def test_the_image_is_normal_about_what_was_asked_for():
     code = {"image_code": trace.nodes["image_code"]["value"]}
     expected = dist.Normal(model.mean_image(code, request), 0.3).log_prob(images).sum((1, 2, 3))
     torch.testing.assert_close(trace.nodes["image"]["log_prob"], expected)
-
-
-def test_refusals():
-    with pytest.raises(
-        ValueError, match="decoder must be one of 'convolutional', 'linear', 'broad"
-    ):
-        small("dense")
-    with pytest.raises(ValueError, match="sigma_image must be positive"):
-        small(sigma_image=0.0)
-    with pytest.raises(ValueError, match=r"request must be \(2, 2\) or \(1, 2\), not \(3, 2\)"):
-        small()(torch.rand(2, *SHAPE).double(), request=torch.zeros(3, 2).double())

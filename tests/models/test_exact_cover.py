@@ -6,13 +6,7 @@ import math
 import pytest
 import torch
 
-from capsule_zoo.models.constellations.exact_cover import (
-    TooManyCovers,
-    all_covers,
-    backward,
-    forward,
-    plan,
-)
+from capsule_zoo.models.constellations.exact_cover import all_covers, backward, forward, plan
 
 NUMBER, SIZES = 5, (2, 3, 2)
 
@@ -84,8 +78,3 @@ def test_the_scenes_of_the_paper_have_5775_covers_and_two_squares_to_exchange():
 def test_no_way_is_evidence_zero():
     total, _ = forward(plan(5, (4,), 0), [torch.zeros(2, 5)], *weights(0)[:2], torch.zeros(1))
     assert (total == -math.inf).all()
-
-
-def test_scenes_that_are_too_large_are_refused():
-    with pytest.raises(TooManyCovers, match="RANSAC"):
-        plan(26, (5, 5, 5), 12)

@@ -61,10 +61,3 @@ def test_fast_bernoulli_is_bernoulli():
     assert set(drawn.unique().tolist()) == {0.0, 1.0}
     assert ((drawn.mean(0) - plain.probs).abs() < 5.5 * 0.5 / 20_000**0.5).all()
     assert fast.expand((7, 2)).to_event(1).log_prob(drawn).shape == (20_000, 7)
-
-
-def test_unknown_family_is_refused_by_argument():
-    with pytest.raises(ValueError, match="hidden_family must be one of 'bernoulli', 'gaussian'"):
-        make_units("hidden_family", "binary", 2)
-    with pytest.raises(ValueError, match=r"shape\[1\] must be at least 1"):
-        make_units("hidden_family", "bernoulli", 2, 0)

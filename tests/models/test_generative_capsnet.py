@@ -242,18 +242,3 @@ def test_parts_start_all_over_the_grid(kind, motion, seed):
     address = model.capsules(latents, torch.tensor([model.identity]).expand(2, -1)).address
     assert (address.abs() < 1).float().mean() > 0.8  # on the grid
     assert (address.std(1) > 0.35).all()
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="parts must be at least 1, not 0"):
-        small(parts=0)
-    with pytest.raises(ValueError, match="jitter must be at least 0"):
-        small(jitter=-0.1)
-    with pytest.raises(ValueError, match="address must be one of 'fixed', 'learned'"):
-        small(address="found")
-    with pytest.raises(ValueError, match="motion must be one of 'mixed', 'linear'"):
-        small(motion="bilinear")
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        small(temperature=0.0)
-    with pytest.raises(ValueError, match="latent must be at least 1"):
-        small(ContinuousCapsNet, latent=0)

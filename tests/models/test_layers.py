@@ -76,11 +76,6 @@ def test_attention_pooling_is_a_weighted_mean_of_what_is_read_at_each_place():
     torch.testing.assert_close(pooling(features), expected)
 
 
-def test_width_must_divide_into_heads():
-    with pytest.raises(ValueError, match="width must be a multiple of heads"):
-        MultiheadAttentionBlock(10, heads=4)
-
-
 def test_balanced_logits_have_the_same_mean_and_spread_whatever_comes_in():
     balance = BalancedLogits(3, spread=2.0).double()
     shifted = torch.randn(4000, 3, dtype=torch.float64) * torch.tensor([0.01, 1.0, 30.0]) + 50

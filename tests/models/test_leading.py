@@ -26,8 +26,3 @@ def test_tensors_that_lack_a_plate_are_joined_as_if_they_had_it(dim):
     assert torch.equal(joined([own, own], dim), torch.cat([own, own], dim))
     flat = shared[:1]  # one for all images
     assert torch.equal(joined([flat, own], dim), torch.cat([flat.expand_as(own), own], dim))
-
-
-def test_tensors_whose_plates_do_not_fit_are_refused():
-    with pytest.raises(RuntimeError, match="shape"):
-        joined([torch.zeros(3, 2), torch.zeros(4, 2)], -1)

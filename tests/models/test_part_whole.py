@@ -213,45 +213,6 @@ def test_size_of_the_model():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(objects=0), "objects must be at least 1"),
-        (dict(layers=(4,)), "layers needs two levels"),
-        (dict(template_size=0), "template_size must be at least 1"),
-        (dict(sigma_min=0.0), "sigma_min must be positive"),
-        (dict(sigma_image=-1.0), "sigma_image must be positive"),
-        (dict(temperature=float("nan")), "temperature must be positive"),
-        (dict(dummy_presence=1.0), r"dummy_presence must lie inside \(0, 1\)"),
-        (dict(image_shape=(2, 6, 6)), "image_shape must be .1 or 3 channels"),
-        (dict(selection="sum"), "selection must be one of 'marginal', 'enumerate'"),
-        (dict(presence="soft"), "presence must be one of"),
-        (dict(background="white"), "background must be one of"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        configure(PartWholeCapsules, **options)
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (torch.zeros(2, 28, 28), r"must have shape \(B, C, H, W\)"),
-        (torch.zeros(0, 1, 28, 28), "empty batch"),
-        (torch.zeros(2, 3, 28, 28), r"must be \(B, 1, 28, 28\)"),
-        (torch.full((2, 1, 28, 28), torch.nan), "NaN or infinite"),
-        (torch.full((2, 1, 28, 28), 1.5), r"must lie in \[0, 1\]"),
-        (torch.zeros(2, 1, 28, 28, dtype=torch.uint8), "must be floating point"),
-        (torch.zeros(2, 1, 28, 28).to_sparse(), r"call images\.to_dense\(\)"),
-        ([[0.0]], "must be a torch.Tensor"),
-    ],
-)
-def test_bad_images_are_refused_by_name(images, message):
-    with pytest.raises(ValueError, match=message):
-        PartWholeCapsules(objects=2, parts=3)(images)
-
-
 def test_singular_poses_give_no_nan():
     model = make((2, 3))
     values, images = draw(model)

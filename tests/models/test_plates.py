@@ -1,6 +1,4 @@
-"""Plates to the left of images, enumerated presences, and parameters that are a PyroSample."""
-
-import itertools
+"""Plates to the left of images, and parameters that are a PyroSample."""
 
 import arviz
 import pyro
@@ -8,19 +6,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO, config_enumerate
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro.nn import PyroSample
 
-from capsule_zoo.guides import EMObjects, PartWholeGuide, RecognitionMachine
-from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.models.common.plates import EnumeratedPresence
+from capsule_zoo.guides import PartWholeGuide
+from capsule_zoo.models import CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.networks.layers import BalancedLogits
-from capsule_zoo.models.parts import parent_selection
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.models.parts.templates import warp_templates
-from capsule_zoo.models.units import switched_units
 from capsule_zoo.settings import configure
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
@@ -36,67 +31,6 @@ def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, PartWh
         painting=Painting(template_size=3, sigma_image=1.0),
     ).double()
     return model, configure(PartWholeGuide, model, **NETWORKS).double().eval()
-
-
-def helmholtz_pair(*capsules: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
-    model = CapsuleHelmholtzMachine((1, 8, 8), capsules, 1, hidden_family="gaussian").double()
-    return model, RecognitionMachine(model).double()
-
-
-def test_an_enumerated_presence_is_refused_by_guide_and_model():
-    objective = TraceEnum_ELBO(max_plate_nesting=2)
-    model, guide = part_whole_pair(2, 2)
-    with pytest.raises(EnumeratedPresence, match=r"'part_presence'.*TraceEnum_ELBO"):
-        objective.loss(model, config_enumerate(guide), IMAGES)
-    hidden = poutine.block(guide, hide=["object_presence"])
-    with pytest.raises(EnumeratedPresence, match="'object_presence'"):
-        objective.loss(config_enumerate(model), hidden, IMAGES)
-    machine, recognition = helmholtz_pair(2, 2)
-    with pytest.raises(EnumeratedPresence, match="'capsule1_switch'"):
-        objective.loss(machine, config_enumerate(recognition), IMAGES)
-
-
-def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
-    """Compute the ELBO of presences (q = .3) by listing, by sampling and by enumeration."""
-    image = IMAGES[:1]
-    given = poutine.trace(model).get_trace(image).nodes
-    given = {declared.name: given[declared.name]["value"] for declared in model.sites}
-    capsules = given.pop(site).shape[-1]
-    model = poutine.condition(model, given)
-
-    def guide(images):
-        with pyro.plate("images", 1, dim=-2), pyro.plate(plate, capsules, dim=-1):
-            pyro.sample(site, dist.Bernoulli(torch.tensor(0.3, dtype=torch.float64)))
-
-    exact = 0.0
-    for state in itertools.product([0.0, 1.0], repeat=capsules):
-        values = {site: torch.tensor([state], dtype=torch.float64)}
-        log_q = poutine.trace(poutine.condition(guide, values)).get_trace(image).log_prob_sum()
-        log_p = poutine.trace(poutine.condition(model, values)).get_trace(image).log_prob_sum()
-        exact += (log_q.exp() * (log_p - log_q)).item()
-    sampling = Trace_ELBO(num_particles=4000, vectorize_particles=True, max_plate_nesting=2)
-    enumeration = TraceEnum_ELBO(max_plate_nesting=2)
-    enumerating = config_enumerate(guide, expand=True)
-    return exact, -sampling.loss(model, guide, image), -enumeration.loss(model, enumerating, image)
-
-
-@pytest.mark.filterwarnings("ignore:at model site")  # Pyro suspects it too, and goes on
-@pytest.mark.parametrize(
-    ("make", "site", "plate"),
-    [
-        (lambda n: part_whole_pair(n, 2)[0], "object_presence", "objects"),
-        (lambda n: part_whole_pair(2, n)[0], "part_presence", "parts"),
-        (lambda n: helmholtz_pair(n)[0], "capsule1_switch", "capsule1s"),
-    ],
-)
-def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, plate):
-    """The error is large: terms read outside the plate are not weighted by the probabilities."""
-    for module in (parent_selection, switched_units):
-        monkeypatch.setattr(module, "refuse_enumeration", lambda *_: None)
-    for capsules in (1, 2):
-        exact, sampled, enumerated = three_elbos(make(capsules), site, plate)
-        assert sampled == pytest.approx(exact, abs=1)
-        assert abs(enumerated - exact) > 5
 
 
 def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
@@ -137,14 +71,6 @@ def test_arviz_keeps_the_log_likelihood_of_a_chain():
         trace.compute_log_prob()
         expected = trace.nodes["image"]["log_prob"].detach()
         torch.testing.assert_close(torch.as_tensor(found[0, k]), expected, rtol=1e-10, atol=1e-8)
-
-
-def test_nuts_refuses_the_enumerated_form_in_one_line():
-    with pytest.raises(EnumeratedPresence) as info:
-        nuts(relaxed_model(selection="enumerate"), 1)
-    line, *_ = str(info.value).split("\n")  # Pyro adds the shapes of the trace below
-    assert "TraceEnum_ELBO with a guide" in line
-    assert 'with_selection("marginal")' in line
 
 
 def make_bayesian(model: PartWholeCapsules, **names: int) -> None:
@@ -212,13 +138,6 @@ def test_bayesian_templates_train_with_an_autoguide(vectorized):
     assert (location != before).all()
 
 
-def test_routing_refuses_parameters_that_it_would_draw_again():
-    model = relaxed_model()
-    make_bayesian(model, selections__0__transform=3)
-    with pytest.raises(ValueError, match="PyroSample"):
-        configure(PartWholeGuide, model, above=EMObjects, channels=4).double()(IMAGES)
-
-
 def test_a_gibbs_chain_runs_for_every_outer_index():
     model = CapsuleRBM(16, 3, 2, sweeps=3)
     started = []
@@ -262,5 +181,3 @@ def test_a_pixel_mixture_expands_as_other_laws_do():
     torch.testing.assert_close(wide.log_prob(value), each)
     torch.testing.assert_close(law.log_prob(value), each)
     torch.testing.assert_close(wide.mean[3], law.mean)
-    with pytest.raises(ValueError, match="batch_shape"):
-        law.expand(torch.Size([4, 3]))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import ConvolutionalEncoder, Guide, Peeling
+from capsule_zoo.guides import Guide, Peeling
 from capsule_zoo.inference import SummedPresences, fit, log_weights
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.objects import count
-from capsule_zoo.models import Model, Scenes, Site, VariationalAutoencoder
+from capsule_zoo.models import Model, Scenes, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, load, save_entry, small_settings
 
@@ -117,38 +117,6 @@ def test_a_trained_object_is_used_as_it_is(tmp_path):
     assert not [*entry.model.thing.parameters(), *entry.guide.reader.parameters()]
 
 
-def test_objects_that_do_not_fit_are_refused():
-    for no_model in ("vae", VariationalAutoencoder, torch.nn.Linear(2, 2)):
-        with pytest.raises(ValueError, match="thing must be a Model, such as create"):
-            Scenes((3, 10, 10), no_model)
-    thing = VariationalAutoencoder((2, 6, 6), 2, channels=3)
-    with pytest.raises(ValueError, match="channels; objects of scenes"):
-        Scenes((3, 10, 10), thing)
-    with pytest.raises(ValueError, match="leave out thing_settings"):
-        create("scenes", thing="shape-codes-mnist", thing_settings=dict(kinds=3))
-
-
-@pytest.mark.parametrize("part", ["thing", "ground"])
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ("cnn", "explains labels; choose"),
-        ("capsule-rbm", "has a density up to a constant; choose"),
-        ("constellations", "draws points and no images; choose"),
-    ],
-)
-def test_models_that_draw_no_images_are_refused(part, entry, problem):
-    with pytest.raises(ValueError, match=f"{part} .*{problem}"):
-        create("scenes", **{part: entry})
-
-
-def test_sizes_of_a_ground_without_sizes_are_refused():
-    with pytest.raises(
-        ValueError, match="ground 'learned' has no settings; leave out ground_settings"
-    ):
-        create("scenes", ground="learned", ground_settings=dict(latent=3))
-
-
 def test_any_image_model_is_a_ground(tmp_path):
     behind = dict(image_shape=(3, 8, 8), latent=2, channels=3, guide=dict(hidden=5))
     save_entry(create("vae", **behind), tmp_path / "vae")
@@ -184,14 +152,3 @@ def test_a_picture_that_all_scenes_share_is_learned():
     image = poutine.trace(poutine.condition(larger, given)).get_trace(batch_size=1).nodes["image"]
     small = torch.nn.functional.avg_pool2d(image["fn"].mean, 2)[0]
     assert (small - found).abs().mean() < 0.02
-
-
-def test_grounds_that_do_not_fit_are_refused():
-    thing, ground = VariationalAutoencoder((1, 6, 6), 2), VariationalAutoencoder((1, 8, 8), 2)
-    with pytest.raises(ValueError, match="needs 3 channels, at dim -1"):
-        Scenes((3, 10, 10), thing, ground=ground)
-    model = Scenes((1, 10, 10), thing, ground=ground)
-    with pytest.raises(ValueError, match="give its guide as ground_reader"):
-        Peeling(model, ConvolutionalEncoder(thing, 5))
-    with pytest.raises(ValueError, match="leave out ground_settings"):
-        create("scenes", ground="scenes-mnist", ground_settings=dict(latent=3))

@@ -9,7 +9,6 @@ import torch
 from pyro import poutine
 from small_shape_codes import BATCH, CODES, drawn, small, summed
 
-from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.models import Capsules, ShapeCodes
 
 KINDS, PARTS, SLOTS = 2, 3, 2
@@ -135,18 +134,3 @@ def test_sites_have_a_value_for_every_slot():
     rest = poutine.trace(model.with_scope("parts")).get_trace(batch_size=4).nodes
     assert "object_kind" not in rest
     assert model.with_scope("objects")(batch_size=4).shape == (4, 1, PARTS, 7)
-
-
-def test_what_needs_one_object_refuses_several():
-    model = made()
-    parts, pose, code = drawn(model, SLOTS)
-    with pytest.raises(ValueError, match="slots=1"):
-        model.with_enumerated_kinds()
-    with pytest.raises(ValueError, match="slots=1"):
-        model(labels=torch.zeros(2, dtype=torch.long), batch_size=2)
-    with pytest.raises(ValueError, match="slots=1"):
-        model.log_joint_of_kinds(parts, pose, code)
-    with pytest.raises(ValueError, match="slots=1"):
-        ShapeCodesGuide(model)
-    with pytest.raises(ValueError, match="slots"):
-        ShapeCodes(slots=0)

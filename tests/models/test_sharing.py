@@ -14,14 +14,7 @@ def tensors():
     return [nn.Parameter(torch.ones(2)), torch.zeros(3)]
 
 
-def test_a_value_is_returned_once(tensors):
-    with sharing():
-        share("drawing", tensors)
-        assert shared(tensors) == "drawing"
-        assert shared(tensors) is None
-
-
-def test_the_last_value_counts(tensors):
+def test_the_last_value_is_returned_once(tensors):
     with sharing():
         share("drawing", tensors)
         share("another", tensors)
@@ -29,23 +22,15 @@ def test_the_last_value_counts(tensors):
         assert shared(tensors) is None
 
 
-def test_without_the_context_nothing_is_shared(tensors):
+def test_nothing_is_shared_outside_or_outlives_the_context(tensors):
     share("drawing", tensors)
-    assert shared(tensors) is None
-    with sharing():
-        assert shared(tensors) is None
-
-
-def test_nothing_outlives_the_context(tensors):
-    with sharing():
-        share("drawing", tensors)
-    assert shared(tensors) is None
-    with sharing():
-        assert shared(tensors) is None
     with pytest.raises(RuntimeError), sharing():
+        assert shared(tensors) is None
         share("drawing", tensors)
         raise RuntimeError
     assert shared(tensors) is None
+    with sharing():
+        assert shared(tensors) is None
 
 
 def test_a_context_within_another_is_its_own(tensors):
@@ -84,21 +69,14 @@ def test_equal_tensors_are_other_tensors(tensors, others):
         assert shared(others(*tensors)) is None
 
 
-def test_a_value_without_a_graph_is_not_shared_with_gradients(tensors):
+@pytest.mark.parametrize(
+    "lower", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["graph", "digits"]
+)
+def test_a_value_without_a_graph_or_of_low_precision_is_not_shared_with_others(tensors, lower):
     with sharing():
-        with torch.no_grad():
+        with lower():
             share("drawing", tensors)
         assert shared(tensors) is None
-        with torch.no_grad():
-            share("drawing", tensors)
-            assert shared(tensors) == "drawing"
-
-
-def test_a_value_of_low_precision_is_not_shared_with_full_precision(tensors):
-    with sharing():
-        with torch.autocast("cpu", torch.bfloat16):
-            share("drawing", tensors)
-        assert shared(tensors) is None
-        with torch.autocast("cpu", torch.bfloat16):
+        with lower():
             share("drawing", tensors)
             assert shared(tensors) == "drawing"

@@ -15,7 +15,6 @@ from capsule_zoo.models import (
     ShapeCodes,
     VariationalAutoencoder,
 )
-from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.specification import build, spec
 
@@ -99,26 +98,3 @@ def test_tensors_keep_their_values_and_precision():
     values = torch.tensor([0.1, 1 / 3], dtype=torch.float64)
     twin = again(values)
     assert twin.dtype == values.dtype and torch.equal(twin, values)
-
-
-class Odd(NamedModule):
-    def __init__(self, function) -> None:
-        super().__init__()
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: spec(Odd(print)), "Odd was made with function: builtin.* cannot be written"),
-        (lambda: build({"class": "PartWholeCapsule"}), "did you mean 'PartWholeCapsules'"),
-        (lambda: build({"class": "os.system"}), "if another module defines os.system, import"),
-        (
-            lambda: build({**spec(small()), "objcts": 3}),
-            "unknown argument of PartWholeCapsules 'objcts'; did you mean 'objects'",
-        ),
-        (lambda: build({"part_of": "guide", "name": ""}, model=small()), "unknown module 'guide'"),
-    ],
-)
-def test_what_cannot_be_written_or_built_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

@@ -78,13 +78,3 @@ def test_presence_is_the_papers_logistic_of_cost():
     law = ParentLaw(beta_a, unclaimed_log_density(beta_u, 16), 0.01)
     cost = (beta_u + 0.5 * variance.log()).sum() * 2.5
     torch.testing.assert_close(parent_logits(count, variance, law), 0.01 * (beta_a - cost))
-
-
-@pytest.mark.parametrize(
-    ("shape", "presence", "words"),
-    [((B, I, J), None, "votes must be"), ((B, I, J, D), (B, J), "presence must be")],
-)
-def test_wrong_shapes_are_refused(layer, shape, presence, words):
-    presence = None if presence is None else torch.ones(presence)
-    with pytest.raises(ValueError, match=words):
-        layer(torch.zeros(shape), presence)

@@ -2,7 +2,6 @@
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from pyro import poutine
 
@@ -27,15 +26,3 @@ def test_it_is_the_log_density_of_the_trace():
     found = plain_log_density(scored_sites(trace), IMAGES)
     torch.testing.assert_close(found, log_density(trace, IMAGES), rtol=1e-6, atol=1e-6)
     assert scored_sites(trace).keys() == {"whole", "part", "seen", "share"}
-
-
-def test_a_value_without_a_density_is_named():
-    trace = poutine.trace(program).get_trace(torch.full((4, 1), 2.0))
-    with pytest.raises(ValueError, match="site 'share'"):
-        plain_log_density(scored_sites(trace), IMAGES)
-
-
-def test_a_site_outside_the_images_is_refused():
-    trace = poutine.trace(lambda: pyro.sample("all", dist.Normal(0.0, 1.0))).get_trace()
-    with pytest.raises(ValueError, match="'all' lies outside the plate 'images'"):
-        plain_log_density(scored_sites(trace), IMAGES)

@@ -5,13 +5,7 @@ import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
 from capsule_zoo.models.common import chunks
-from capsule_zoo.models.routing.vector_capsules import (
-    ClassVectors,
-    VectorCapsules,
-    keep_scale,
-    margin_loss,
-    squash,
-)
+from capsule_zoo.models.routing.vector_capsules import ClassVectors, keep_scale, margin_loss, squash
 
 
 def test_squash_is_the_papers():
@@ -107,8 +101,3 @@ def test_initial_weights_keep_the_scale_of_what_is_half_passed():
     keep_scale(layer, 32 * 9)
     inputs = torch.randn(8, 32, 12, 12)
     assert layer(inputs.relu()).square().mean().item() == pytest.approx(1, rel=0.1)
-
-
-def test_grids_smaller_than_the_kernel_are_refused():
-    with pytest.raises(ValueError, match=r"grid\[0\] must be at least 9, not 8"):
-        VectorCapsules(torch.nn.Identity(), 2, (8, 9), 2, 3, None)

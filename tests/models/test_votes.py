@@ -158,11 +158,6 @@ def test_a_sweep_that_stops_before_the_votes_leaves_nothing_to_the_next():
     torch.testing.assert_close(again, fresh)
 
 
-def test_a_kernel_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="2x7 grid of capsules is smaller than the kernel"):
-        Windows.sliding(2, 7, 3, 1)
-
-
 def test_a_fair_share_is_what_parents_get_when_all_is_shared_equally():
     for windows in (Windows.sliding(5, 6, 3, 2), Windows.sliding(4, 4, 3, 1), Windows.whole(7)):
         positions, window = windows.cells.shape
