@@ -15,8 +15,9 @@ from capsule_zoo.data.points import SHAPES
 from capsule_zoo.guides.label import ClassPose
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.guides.per_image.site_laws import UnservedSite, family_of
-from capsule_zoo.inference import SleepPhase, infer, refine
+from capsule_zoo.inference import SleepPhase, infer
 from capsule_zoo.inference.objects import find_objects
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.settings import configure
 

@@ -26,13 +26,13 @@ from capsule_zoo.inference import (
     loss_per_image,
     mean_images,
     reconstruct,
-    refine,
-    widen,
 )
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, log_prior
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.inference.objects import boxes, count, segment
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.segmentation import segmentation_accuracy

@@ -37,17 +37,17 @@ from capsule_zoo.inference import (
     evaluate,
     fgsm,
     fill_in,
-    gauss_newton,
     infer,
     intervene,
     mean_images,
     posterior_predictive,
     reconstruct,
-    refine,
     sample,
-    widen,
 )
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
+from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe
 from capsule_zoo.inference.sample_quality import frechet_distance, train_classifier
 from capsule_zoo.inference.segmentation import segmentation_accuracy

@@ -12,11 +12,12 @@ from pyro.nn import PyroModule, PyroSample
 from scipy.special import voigt_profile
 from torch import Tensor, nn
 
-from capsule_zoo.inference import evaluate, gauss_newton
+from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.annealing.path import scored
 from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
 from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models.common.spaces import tiled
 
 

@@ -7,17 +7,10 @@ from small_rbms import small as small_rbm
 from toys import conjugate_images, pair
 
 from capsule_zoo.data import Split, occluded
-from capsule_zoo.inference import (
-    evaluate,
-    fill_in,
-    infer,
-    intervene,
-    log_partition,
-    mean_images,
-    refine,
-)
+from capsule_zoo.inference import evaluate, fill_in, infer, intervene, log_partition, mean_images
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.calibration import check_calibration
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.sample_quality import train_classifier
 from capsule_zoo.inference.top_prior import fit_top_prior
 
