@@ -1,6 +1,6 @@
 """Attend, infer, repeat of Pyro's tutorial, with which `scene_step` compares scenes.
 
-For s = 1, 2, 3, where p_s gives a geometric law of their number and sizes are 1 / scale:
+For s = 1, 2, 3, where p_s gives a geometric distribution of their number and sizes are 1 / scale:
 
     z_s ~ Bernoulli(p_s z_(s-1))              # the first 0 ends the sequence
     w_s ~ Normal((3, 0, 0), (.2, 1, 1))       # scale, x, y
@@ -85,19 +85,19 @@ class TutorialAir(nn.Module):
             for step in range(STEPS):
                 read = torch.cat([flat, last, on[:, None]], -1)
                 state, own = self.rnn(read, state), self.baseline_rnn(read.detach(), own)
-                stay, mean, deviation = self.predict(state[0]).split([1, 3, 3], -1)
+                stay, mean, scale = self.predict(state[0]).split([1, 3, 3], -1)
                 expected = {"baseline_value": self.baseline(own[0])[:, 0] * on}
                 chance = dist.Bernoulli(stay[:, 0].sigmoid() * on)
                 on = pyro.sample(f"on_{step}", chance, infer={"baseline": expected})
                 with poutine.mask(mask=on > 0):
                     center, spread = self.usual
-                    law = dist.Normal(center + mean, spread * F.softplus(deviation))
-                    where = pyro.sample(f"where_{step}", law.to_event(1))
+                    distribution = dist.Normal(center + mean, spread * F.softplus(scale))
+                    where = pyro.sample(f"where_{step}", distribution.to_event(1))
                     size = 1 / where[:, 0]
                     seen = warped(images[:, 0], size, -size[:, None] * where[:, 1:], WINDOW)
-                    mean, deviation = self.encoder(seen.flatten(1)).chunk(2, -1)
-                    law = dist.Normal(mean, F.softplus(deviation))
-                    code = pyro.sample(f"code_{step}", law.to_event(1))
+                    mean, scale = self.encoder(seen.flatten(1)).chunk(2, -1)
+                    distribution = dist.Normal(mean, F.softplus(scale))
+                    code = pyro.sample(f"code_{step}", distribution.to_event(1))
                 last, number = torch.cat([where, code], -1), number + on
         return number
 

@@ -63,8 +63,8 @@ def textbook(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
     missed, imagined = F.relu(0.9 - length) ** 2, F.relu(length - 0.1) ** 2
     margin = (there * missed + 0.5 * (1 - there) * imagined).sum(1)
     drawn = model.decoder((there[..., None] * capsules).flatten(1)).sigmoid()
-    pixels_law = Normal(drawn.view_as(pixels), model.sigma_image)
-    nats = pixels_law.log_prob(pixels).sum((1, 2, 3))
+    pixels_distribution = Normal(drawn.view_as(pixels), model.sigma_image)
+    nats = pixels_distribution.log_prob(pixels).sum((1, 2, 3))
     prior = -0.5 * (total.square() + math.log(2 * math.pi)).sum((1, 2))
     return (model.label_weight * margin - nats - prior).mean()
 

@@ -19,7 +19,7 @@ from capsule_zoo.guides import DynamicRouting, EMRouting
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.models.parts.templates import visibility, warp_templates
-from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.parent_distribution import Routing
 from capsule_zoo.models.routing.vector_capsules import route_classes
 
 IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28

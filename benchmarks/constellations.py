@@ -36,11 +36,11 @@ def fits(points: np.ndarray, template: np.ndarray) -> Sets:
     found: Sets = {}
     for a, b in itertools.permutations(range(len(points)), 2):
         for corner in range(1, len(template)):
-            turn = (points[b] - points[a]) / (template[corner] - template[0])
-            placed = points[a] + turn * (template - template[0])
+            rotation = (points[b] - points[a]) / (template[corner] - template[0])
+            placed = points[a] + rotation * (template - template[0])
             cost = np.abs(placed[:, None] - points[None]) ** 2
             rows, columns = linear_sum_assignment(cost)
-            misfit = cost[rows, columns].sum() / abs(turn) ** 2
+            misfit = cost[rows, columns].sum() / abs(rotation) ** 2
             members = frozenset(columns.tolist())
             if misfit < found.get(members, np.inf):
                 found[members] = misfit
@@ -104,7 +104,9 @@ def check() -> None:
         "loop": loop(drawn),
     }
     for name, objects in parsed.items():
-        right = segmentation_accuracy(objects, drawn.objects, drawn.present, model.law().kinds)
+        right = segmentation_accuracy(
+            objects, drawn.objects, drawn.present, model.distribution().kinds
+        )
         assert (right > 1 - 1e-6).all(), f"{name} parses scenes {(right < 1).nonzero()} otherwise"
 
 

@@ -145,15 +145,15 @@ def read(
         first = parts["basic_model"]
         starts = [first.r_mnk_initialization(data) for _ in range(RESTARTS)]
         for name in set(names) & MODELS.keys():
-            shares = variational(parts, parts[MODELS[name]], data, starts)
-            match = shares.argmax(1)
+            fractions = variational(parts, parts[MODELS[name]], data, starts)
+            match = fractions.argmax(1)
             found[name][0][scene, there] = 1 + np.searchsorted(EDGES[1:], match, side="right")
-            found[name][1][scene] = shares.sum(0) > 1e-3
+            found[name][1][scene] = fractions.sum(0) > 1e-3
     return found
 
 
 def measures(parts: dict[str, Any], found: Any, stored: Any) -> dict[str, Number]:
-    """Return the shares of right corners of one method, in both measures."""
+    """Return the fractions of right corners of one method, in both measures."""
     labels, read_as_present = found
     number = len(labels)
     true = stored["gt_presence"][:number]
@@ -161,11 +161,11 @@ def measures(parts: dict[str, Any], found: Any, stored: Any) -> dict[str, Number
     everywhere = np.ones((number, EDGES[-1]))
     numbers: dict[str, Number] = {}
     for name, present in (("papers", true), ("strict", read_as_present)):
-        shares = np.array(
+        fractions = np.array(
             parts["metrics"].eval_segmentation(labels * present, answer, EDGES, everywhere)[1]
         )
-        error = shares.std(ddof=1) / len(shares) ** 0.5
-        numbers[name] = float(shares.mean()), float(error) or None, len(shares)
+        error = fractions.std(ddof=1) / len(fractions) ** 0.5
+        numbers[name] = float(fractions.mean()), float(error) or None, len(fractions)
     return numbers
 
 

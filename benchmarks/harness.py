@@ -106,8 +106,8 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(warmup + repeats):
-        turn = round_ % len(names)
-        for name in names[turn:] + names[:turn]:
+        offset = round_ % len(names)
+        for name in names[offset:] + names[:offset]:
             taken = stopwatch(contestants[name])
             if round_ >= warmup:
                 seconds[name].append(taken)
@@ -176,8 +176,8 @@ def measure(benchmark: Benchmark, repeats: int) -> dict[str, Numbers]:
 def median(values: np.ndarray) -> Number:
     """Return the median, with a standard error from the median absolute deviation."""
     center = float(np.median(values))
-    deviation = 1.4826 * float(np.median(np.abs(values - center)))
-    return center, 1.2533 * deviation / len(values) ** 0.5, len(values)
+    scale = 1.4826 * float(np.median(np.abs(values - center)))
+    return center, 1.2533 * scale / len(values) ** 0.5, len(values)
 
 
 def main(benchmark: Benchmark) -> None:

@@ -1,4 +1,4 @@
-"""Time a training step of part-whole capsules, and the share of the framework in it.
+"""Time a training step of part-whole capsules, and the fraction of the framework in it.
 
 The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the same loss
 written by hand in plain torch, from the same pure functions and networks, with the same random

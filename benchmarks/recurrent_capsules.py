@@ -47,12 +47,12 @@ class PlainDraw:
             seen = [rows @ x @ columns.mT * intensity for x in (image, image - canvas.sigmoid())]
             inputs = torch.cat([torch.stack(seen, 1).flatten(1), hidden], 1)
             encoder, encoder_cell = self.recur(guide.cell, inputs, encoder, encoder_cell)
-            mean, log_deviation = guide.code(encoder).chunk(2, 1)
+            mean, log_scale = guide.code(encoder).chunk(2, 1)
             noise = torch.normal(torch.zeros_like(mean), torch.ones_like(mean))
-            variance = (2 * log_deviation).exp()
-            each = mean.square() + variance - 1 - 2 * log_deviation
+            variance = (2 * log_scale).exp()
+            each = mean.square() + variance - 1 - 2 * log_scale
             divergence = divergence + 0.5 * each.sum()
-            code = mean + noise * log_deviation.exp()
+            code = mean + noise * log_scale.exp()
             hidden, cell = self.recur(model.cell, code, hidden, cell)
             columns, rows, intensity = self.filters(model.aim, hidden)
             patch = model.paint(hidden).view(batch, model.window_size, model.window_size)

@@ -80,7 +80,7 @@ class Textbook:
         return grid.logits[:, 0]
 
     def route(self, layer: CapsuleLayer, grid: CapsuleGrid) -> CapsuleGrid:
-        windows, law = layer.windows, layer.law()
+        windows, distribution = layer.windows, layer.distribution()
         pose = windows.see(grid.pose).flatten(2, 3)[:, :, :, None]  # (N, P, I, 1, 4, 4)
         votes = (pose @ layer.transforms()).transpose(-1, -2).flatten(-2)  # (N, P, I, J, 16)
         if hasattr(layer, "offset"):
@@ -88,21 +88,21 @@ class Textbook:
         presence = windows.see(grid.presence).flatten(2)[..., None]  # (N, P, I, 1)
         types = grid.logits.shape[2]
         parents = windows.num_claims().repeat_interleave(types, 1) * votes.shape[3]
-        share = (1 / parents.to(votes))[None, :, :, None].expand(votes.shape[:4])
+        fraction = (1 / parents.to(votes))[None, :, :, None].expand(votes.shape[:4])
         for t in range(layer.routing.iterations):
-            weight = (share * presence)[..., None]
+            weight = (fraction * presence)[..., None]
             count = weight.sum(2)  # (N, P, J, 1)
             mean = (weight * votes).sum(2) / count
             apart = (votes - mean[:, :, None]).square()
-            variance = (weight * apart).sum(2) / count + law.noise
+            variance = (weight * apart).sum(2) / count + distribution.noise
             cost = count[..., 0] * (0.5 * (2 * math.pi * math.e * variance).log().sum(-1))
-            cold = law.inverse_temperature * (1 - layer.routing.anneal ** (t + 1))
-            logits = cold * (law.beta_a - cost - count[..., 0] * law.beta_u)
-            square = (apart + law.noise) / variance[:, :, None]
+            cold = distribution.inverse_temperature * (1 - layer.routing.anneal ** (t + 1))
+            logits = cold * (distribution.beta_a - cost - count[..., 0] * distribution.beta_u)
+            square = (apart + distribution.noise) / variance[:, :, None]
             density = -0.5 * (square + (2 * math.pi * variance).log()[:, :, None]).sum(-1)
             claim = density + torch.nn.functional.logsigmoid(logits)[:, :, None]
             best = claim.detach().amax((1, 2, 3), keepdim=True)  # over all parents of an image
-            share = self.normalize(claim - best, windows.cells, types, len(grid.pose[0]))
+            fraction = self.normalize(claim - best, windows.cells, types, len(grid.pose[0]))
         return CapsuleGrid(mean.unflatten(3, (4, 4)).mT, logits, layer.shape)
 
     def normalize(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:

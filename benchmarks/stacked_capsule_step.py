@@ -35,8 +35,8 @@ BATCH = 128
 class Stacked(StackedCapsuleAutoencoder):
     """The model whose pixels have the density that is computed from stacks of layers."""
 
-    def image_law(self, parts: FeaturedCapsules) -> PixelMixture:  # type: ignore[override]
-        return super().image_law(parts).stacked
+    def image_distribution(self, parts: FeaturedCapsules) -> PixelMixture:  # type: ignore[override]
+        return super().image_distribution(parts).stacked
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[Entry, Stacked, Tensor]:
@@ -102,7 +102,9 @@ def make() -> Contestants:
         **{name: lambda loss=loss: loss().backward() for name, loss in steps.items()},
         "reader": lambda: guide.read_parts(images),
         "objects": lambda: guide.infer_objects(model, capsules()[1]),
-        "render_and_likelihood": lambda: model.image_law(capsules()[1]).log_prob(images[:, None]),
+        "render_and_likelihood": lambda: model.image_distribution(capsules()[1]).log_prob(
+            images[:, None]
+        ),
         "votes": lambda: model.votes(capsules()[0]),
         **{name: peer() for name, peer in PEERS.items()},
     }

@@ -107,7 +107,7 @@ class Entry(Generic[M, G]):
 
     @property
     def summed(self) -> "Entry":
-        """The entry with presences of scenes summed out by enumeration, or the entry itself."""
+        """Return this entry with scene presences enumerated; other models are unchanged."""
         if not hasattr(self.guide, "with_enumerated_presences"):
             return self
         guide = cast(Any, self.guide).with_enumerated_presences()

@@ -66,7 +66,7 @@ if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
 
 @dataclass(frozen=True)
 class Registered:
-    """What `register` was called with, and in which module.
+    """The arguments of one call of `register`, with the module that made it.
 
     `guides` holds those of `register_guide` too.
     """

@@ -291,7 +291,7 @@ def _warn_of_folder(name: str) -> None:
 
 
 def _is_of_pictures(name: str) -> bool:
-    """Return True for the path of a folder, or of a file of NumPy."""
+    """Return whether the path is a folder or a .npy or .npz file."""
     path = from_home(name)
     return name != "" and (path.is_dir() or (is_array_file(path) and path.is_file()))
 

@@ -67,8 +67,8 @@ def _drawn(letter: str, font: str, degrees: float, size: Size) -> np.ndarray:
     picture = Image.new("L", (width, height))
     corner = (width - left - right) / 2, (height - top - bottom) / 2
     ImageDraw.Draw(picture).text(corner, letter, font=face, fill=255)
-    turned = picture.rotate(degrees, Image.Resampling.BICUBIC)
-    return np.asarray(turned.resize(size[::-1], Image.Resampling.BOX))
+    rotated = picture.rotate(degrees, Image.Resampling.BICUBIC)
+    return np.asarray(rotated.resize(size[::-1], Image.Resampling.BOX))
 
 
 @cache

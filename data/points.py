@@ -83,7 +83,7 @@ def draw_scenes(
 
     Args:
         number: of scenes.
-        sigma: deviation of the noise on every corner, in the units of the templates.
+        sigma: standard deviation of the noise on every corner, in the units of the templates.
         clutter: the largest number of clutter points; their number is uniform from 0 to this.
         templates: the corners of every object, each (corners, 2), centered on their mean.
         seed: not negative.
@@ -167,8 +167,8 @@ def _placed(
         local = torch.view_as_complex((shape + sigma * noise) / radius)
         pose = torch.randn(number, 1, 4, generator=generator, dtype=torch.float64)
         place = torch.complex(pose[..., 0], pose[..., 1])
-        turn = torch.complex(pose[..., 2], -pose[..., 3])
-        placed.append(torch.view_as_real(place + turn * local))
+        rotation = torch.complex(pose[..., 2], -pose[..., 3])
+        placed.append(torch.view_as_real(place + rotation * local))
     return torch.cat(placed, 1)
 
 

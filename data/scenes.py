@@ -46,10 +46,10 @@ from capsule_zoo.data.sources import (
     torchvision_images,
 )
 
-INK = 0.5  # a pixel belongs to an object that covers more than this share of it
+INK = 0.5  # a pixel belongs to an object that covers more than this fraction of it
 GRAY = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 SHAPES = ("square", "ellipse", "heart")
-PIECES = (  # cells (row, column) of the seven pieces; their turns make 19
+PIECES = (  # cells (row, column) of the seven pieces; their rotations make 19
     ((0, 0), (0, 1), (1, 0), (1, 1)),
     ((0, 0), (0, 1), (0, 2), (0, 3)),
     ((0, 0), (0, 1), (0, 2), (1, 1)),
@@ -66,7 +66,7 @@ TRIES = 2000  # scenes that are refused in a row before objects are said not to 
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """What is known of the objects of N scenes, of which none has more than M.
+    """The true objects of N scenes, at most M in each.
 
     Attributes:
         numbers: the object that each pixel shows, from 1; 0 for the ground, uint8 (N, H, W).
@@ -149,7 +149,7 @@ def _integers(low: int, beyond: Tensor | int, generator: torch.Generator, number
 
 
 def _known(covers: Tensor, classes: Tensor, ink: float = INK) -> Objects:
-    """Return what is known of objects that cover shares (n, M, H, W) of pixels, last in front."""
+    """Return the objects that cover fractions (n, M, H, W) of pixels, last in front."""
     masks = covers > ink
     number = 1 + torch.arange(masks.shape[1], dtype=torch.uint8)
     numbers = torch.where(masks, number[:, None, None], 0).amax(1).to(torch.uint8)
@@ -214,8 +214,8 @@ def painted(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
 
     Later objects lie in front.
     """
-    for share, color in zip(covers.unbind(1), colors.unbind(1), strict=True):
-        grounds = share[:, None] * color + (1 - share[:, None]) * grounds
+    for fraction, color in zip(covers.unbind(1), colors.unbind(1), strict=True):
+        grounds = fraction[:, None] * color + (1 - fraction[:, None]) * grounds
     return grounds
 
 
@@ -242,7 +242,7 @@ def gray_scenes(
         digits, labels: images (N, 1, s, s) and classes (N,) of single objects.
         canvas: height and width, in pixels.
         least, most: objects of a scene, uniform in between.
-        scale, spread: mean and deviation of the factor by which an object is shrunk.
+        scale, spread: mean and standard deviation of the factor by which an object is shrunk.
         overlap: keep scenes in which strokes hide each other; the sum is then cut off at 1.
         ink: brightness from 0 to 1 above which a pixel is in the mask of its object. It changes the
             masks and boxes, and no image.
@@ -305,19 +305,22 @@ def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def sprite_bank() -> tuple[Tensor, Tensor]:
-    """Return all sprites (K, P, P), the share of each pixel that they cover, and classes (K,).
+    """Return all sprites (K, P, P), the fraction of each pixel that they cover, and classes (K,).
 
     Half widths are evenly from 5 to 10 pixels, and angles evenly over the circle.
     """
-    sizes, turns, side = 6, 40, 24
+    sizes, rotations, side = 6, 40, 24
     fine = 4  # points across a pixel at which it is tested
     axis = (torch.arange(side * fine) + 0.5) / fine - side / 2
     row, column = torch.meshgrid(axis, axis, indexing="ij")
     sprites, classes = [], []
     for kind, shape in enumerate(SHAPES):
         for half in torch.linspace(5, 10, sizes).tolist():
-            for turn in range(turns):
-                c, s = math.cos(math.tau * turn / turns), math.sin(math.tau * turn / turns)
+            for rotation in range(rotations):
+                c, s = (
+                    math.cos(math.tau * rotation / rotations),
+                    math.sin(math.tau * rotation / rotations),
+                )
                 x, y = (c * column + s * row) / half, (c * row - s * column) / half
                 sprites.append(F.avg_pool2d(_inside(shape, x, y).float()[None], fine)[0])
                 classes.append(kind)

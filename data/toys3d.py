@@ -205,12 +205,12 @@ def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tens
     for solid in solids:
         half = torch.tensor(solid.half)
         cosine, sine = math.cos(solid.tilt), math.sin(solid.tilt)
-        turn = torch.tensor([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]])
-        start = (origin - torch.tensor(solid.center)) @ turn / half
-        distance, slope = _HITS[solid.kind](start, ray @ turn / half, solid.taper)
+        rotation = torch.tensor([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]])
+        start = (origin - torch.tensor(solid.center)) @ rotation / half
+        distance, slope = _HITS[solid.kind](start, ray @ rotation / half, solid.taper)
         hit = distance < nearest
         nearest = torch.where(hit, distance, nearest)
-        slope = F.normalize(slope / half @ turn.T, dim=-1)
+        slope = F.normalize(slope / half @ rotation.T, dim=-1)
         normal = torch.where(hit[..., None], slope, normal)
         shade = torch.where(hit, solid.shade, shade)
     return nearest, normal, shade

@@ -7,8 +7,8 @@ are bilinear, with zeros outside.
 The random versions are values: `Rotate(20)(images, generator=g)` draws one motion for each image
 from `g`, a CPU generator, and returns new images on the device of the old ones.
 
-A family of requests describes the transformations that can be asked of a model, such as a turn in
-degrees or a shift in pixels. Its parameters (B, n) are in these units. The model gets them as
+A family of requests describes the transformations that can be asked of a model, such as a rotation
+in degrees or a shift in pixels. Its parameters (B, n) are in these units. The model gets them as
 numbers (B, 2) that suit a network, and the numbers of the identity are `identity`. The inverse of a
 request has the negative parameters.
 """

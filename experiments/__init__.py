@@ -137,7 +137,7 @@ class Experiment:
     def check(self, settings: Mapping[str, object]) -> None:
         """Raise ValueError unless all settings are known, of the right type, and positive.
 
-        A setting that is a share or a rate, not a number of something, may be 0.
+        A setting that is a fraction or a rate, not a number of something, may be 0.
         """
         known = self.settings
         for name in settings:

@@ -145,7 +145,7 @@ def trained(
 
 @contextmanager
 def on_device(entry: Entry, options: Options) -> Iterator[None]:
-    """Keep an entry on the device of the options meanwhile, and leave it on the CPU."""
+    """Move an entry to the device of the options within the context; back to the CPU after it."""
     for part in (entry.model, entry.guide):
         part.to(options.device)
     yield

@@ -52,9 +52,9 @@ from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.guides.scenes.recurrent import AttendInferRepeat
 from capsule_zoo.guides.scenes.slot_attention import SlotAttention
 from capsule_zoo.guides.vae import ConvolutionalEncoder
-from capsule_zoo.models.routing.parent_law import (
+from capsule_zoo.models.routing.parent_distribution import (
     Belief,
-    ParentLaw,
+    ParentDistribution,
     Routing,
     best_belief,
     free_energy,
@@ -87,7 +87,7 @@ __all__ = [
     "LengthRouting",
     "MeanFieldSwitches",
     "MixtureMatching",
-    "ParentLaw",
+    "ParentDistribution",
     "PartReader",
     "PartWholeGuide",
     "Peeling",

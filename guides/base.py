@@ -97,9 +97,9 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
         """Return the same guide, with the same parameters, for `model.with_missing_pixels()`.
 
         A guide that reads the image sees `fill` where a pixel is missing. Its result is then the
-        law of the filled image. This law may be better or worse, but it is always a law of the
-        latents, so that bounds stay bounds. Guides with their own parameters for every image,
-        fitted to the observed pixels, do not use the fill; see `fill_in`.
+        distribution of the filled image. This distribution may be better or worse, but it is always
+        a distribution of the latents, so that bounds stay bounds. Guides with their own parameters
+        for every image, fitted to the observed pixels, do not use the fill; see `fill_in`.
 
         Args:
             fill: a number or (C, H, W), such as the mean of the training images.

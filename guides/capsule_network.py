@@ -31,7 +31,12 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, pay_for_connections
+from capsule_zoo.models.routing.parent_distribution import (
+    ParentDistribution,
+    Routed,
+    Routing,
+    pay_for_connections,
+)
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
     KERNEL,
@@ -46,7 +51,7 @@ from capsule_zoo.models.routing.vector_capsules import (
 from capsule_zoo.models.routing.votes import Votes
 
 POSES = ("delta", "normal")
-_INITIAL_SCALE = 0.05  # deviation of a fresh normal pose
+_INITIAL_SCALE = 0.05  # standard deviation of a fresh normal pose
 _LONGEST = 12.0  # log-odds of a presence, at most: |v| = .999994
 _SMALL_LAYERS = ((5, 1), (3, 2), (3, 1), (3, 1))  # kernel and stride
 
@@ -119,7 +124,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
     Args:
         model: the capsule network.
         routing: infers the class capsules from the votes, such as `DynamicRouting(3, fair=False)`.
-        pose: "delta" for points, or "normal" with a learned deviation for every number.
+        pose: "delta" for points, or "normal" with a learned standard deviation for every number.
         network: "small" or "paper".
         channels: maps of the first convolution; 32 for "small" and 256 for "paper" by default.
         types: types of primary capsules of "paper"; "small" does not use it.
@@ -157,7 +162,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
         loc = self.poses(self.model.seen(images))
         with pyro.plate("images", len(images), dim=-1):
             pay_for_connections([self], 1.0)
-            return pyro.sample("class_pose", self._law(loc))
+            return pyro.sample("class_pose", self._distribution(loc))
 
     @pyro_method
     def poses(self, images: Tensor) -> Tensor:
@@ -180,14 +185,14 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
         return self.scores(images).argmax(-1)
 
     @torch.no_grad()
-    def class_votes(self, images: Tensor) -> tuple[Votes, ParentLaw]:
-        """Return the votes for the class capsules and their law, for inspection."""
+    def class_votes(self, images: Tensor) -> tuple[Votes, ParentDistribution]:
+        """Return the votes for the class capsules and their distribution, for inspection."""
         return votes_for_classes(self.primary(images), self.transform, self.connected())
 
     def with_poses(self, pose: str) -> Self:
-        """Return a guide with the same networks and another law of the poses.
+        """Return a guide with the same networks and another distribution of the poses.
 
-        A new normal law starts at the points with a deviation of .05.
+        A new normal distribution starts at the points with a standard deviation of .05.
         """
         check_one_of("pose", pose, POSES)
         other = self.sharing_parameters(pose=pose)
@@ -200,7 +205,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
         primary = self.primary(images)
         return route_classes(primary, self.transform, self.routing, self.connected())
 
-    def _law(self, loc: Tensor) -> dist.TorchDistribution:
+    def _distribution(self, loc: Tensor) -> dist.TorchDistribution:
         if self.pose == "delta":
             return dist.Delta(loc, event_dim=2)
         return dist.Normal(loc, self.log_scale.exp()).to_event(2)

@@ -40,11 +40,11 @@ class ConditionalEncoder(Guide[OnRequest]):
 
     Args:
         model: a `GenerativeCapsNet`, a `ContinuousCapsNet` or a `ConditionalAutoencoder`.
-        deterministic: whether each site is a point that costs nothing, instead of a law.
+        deterministic: whether each site is a point that costs nothing, instead of a distribution.
         window: (height, width) of the window in the middle of the image that is read; by default
             the whole image.
         channels: maps at half the window's size; twice as many at a quarter.
-        hidden: units of the layer between the maps and the laws.
+        hidden: units of the layer between the maps and the distributions.
 
     Raises:
         ValueError: another kind of model, a size below 1, or a window larger than the image.
@@ -68,8 +68,8 @@ class ConditionalEncoder(Guide[OnRequest]):
         self.deterministic = deterministic
         self.encoder = Encoder((colors, rows, columns), channels, hidden)
         self.columns = {
-            name: law.event_shape.numel() * (1 if deterministic or name == KIND else 2)
-            for name, law in model.prior().items()
+            name: distribution.event_shape.numel() * (1 if deterministic or name == KIND else 2)
+            for name, distribution in model.prior().items()
         }
         self.read = PyroModule[nn.Linear](hidden, sum(self.columns.values()))
 
@@ -78,8 +78,8 @@ class ConditionalEncoder(Guide[OnRequest]):
         numbers, prior = self._numbers(images), self.model.prior()
         with pyro.plate("images", len(images), dim=-1):
             return {
-                name: pyro.sample(name, self._law(name, numbers[name], law))
-                for name, law in prior.items()
+                name: pyro.sample(name, self._distribution(name, numbers[name], distribution))
+                for name, distribution in prior.items()
             }
 
     def expectations(self, images: Tensor) -> dict[str, Tensor]:
@@ -104,14 +104,14 @@ class ConditionalEncoder(Guide[OnRequest]):
         read = self.read(self.encoder(seen)).split(list(self.columns.values()), dim=-1)
         return dict(zip(self.columns, read, strict=True))
 
-    def _law(
+    def _distribution(
         self, name: str, numbers: Tensor, prior: dist.TorchDistribution
     ) -> dist.TorchDistribution:
         point = self._point(name, numbers, prior)
         if self.deterministic:
             return dist.Delta(point, prior.log_prob(point), event_dim=prior.event_dim)
         if name == KIND:
-            return self._with_kinds.kind_law(numbers)
+            return self._with_kinds.kind_distribution(numbers)
         log_ratio = numbers.chunk(2, dim=-1)[1].view(-1, *prior.event_shape)
         return dist.Normal(point, prior.stddev * log_ratio.exp()).to_event(prior.event_dim)
 

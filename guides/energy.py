@@ -74,7 +74,7 @@ class MeanFieldSwitches(Guide[CapsuleRBM]):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         field = self.model.fields(images).hidden
         probability = self.switch_probabilities(images)
-        units = self.model.hidden.law(probability[..., None] * field)
+        units = self.model.hidden.distribution(probability[..., None] * field)
         capsules = pyro.plate("capsules", self.model.num_capsules, dim=-1)
         with pyro.plate("images", len(images), dim=-2), capsules:
             pyro.sample("capsule_switch", dist.Bernoulli(probability))

@@ -1,4 +1,4 @@
-"""Classifiers in guides: the exact law of a label, and the pose of a class as an image's code."""
+"""Classifiers in guides: the exact distribution of a label; a class's pose as an image's code."""
 
 import pyro
 import pyro.distributions as dist
@@ -17,7 +17,8 @@ class ExactLabel(Guide[Classifier]):
     """The guide q(label | image) = p(label | image), which a classifier has in closed form.
 
     With labels there is nothing left to draw. Without labels the log weight of every draw is the
-    log partition function of the model's law, which is 0 if the law is normalized.
+    log partition function of the model's distribution, which is 0 if the distribution is
+    normalized.
 
     Args:
         model: the classifier.
@@ -32,7 +33,7 @@ class ExactLabel(Guide[Classifier]):
         if labels is not None:
             return labels
         with pyro.plate("images", len(images), dim=-1):
-            return pyro.sample("label", model.label_law(model.scores(images)))
+            return pyro.sample("label", model.label_distribution(model.scores(images)))
 
 
 class ClassPose(Guide[VariationalAutoencoder]):
@@ -43,8 +44,8 @@ class ClassPose(Guide[VariationalAutoencoder]):
 
     Poses of a class lie close together, a tenth of their size apart in a network that was trained
     to classify. After `standardize` the code is 1 plus the distance from the mean of the class, in
-    its deviations. The decoder then need not learn that scale, and a mean pose still shows its
-    class.
+    its standard deviations. The decoder then need not learn that scale, and a mean pose still shows
+    its class.
 
     Args:
         model: the decoder.
@@ -94,7 +95,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         return classes.pose[:, 0].flatten(2)[each, labels], labels
 
     def standardize(self, images: Tensor, labels: Tensor) -> None:
-        """Compute the mean and deviation of each class's poses over images (B, C, H, W).
+        """Compute the mean and standard deviation of each class's poses over images (B, C, H, W).
 
         Labels are (B,). Classes with fewer than two images stay as they are.
         """

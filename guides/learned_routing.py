@@ -4,7 +4,7 @@ None of them iterates. Each learns some numbers c for every connection of a chil
 which the layer owns (`Routing.connections`):
 
     SelfAttentionRouting  R_ij = softmax_j(V_ij . sum_k w_k V_kj / sqrt(D)), s_j = sum_i (R + c) V
-    SelfRouting           R_ij = softmax_j(c_ij . V_ij + b_ij), a_j = its share of the children
+    SelfRouting           R_ij = softmax_j(c_ij . V_ij + b_ij), a_j = its fraction of the children
     UncertainRouting      c_ij ~ Normal(0, 1), R_ij = softmax_j(c_ij), then mu, sigma2 and a of EM
 
 The softmax is over all parents that see the child, at all positions, as in every routing here.
@@ -15,7 +15,7 @@ References:
     Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks" (NeurIPS), section 3.
     De Sousa Ribeiro, Leontidis & Kollias 2020, "Introducing Routing Uncertainty in Capsule
     Networks" (NeurIPS). From it are the random connections that all images share, their
-    variational posterior and its cost as a description length. The parents' law is ours.
+    variational posterior and its cost as a description length. The parents' distribution is ours.
 """
 
 from collections.abc import Iterator
@@ -26,11 +26,16 @@ from torch import Tensor
 
 from capsule_zoo.guides.routing import LengthRouting
 from capsule_zoo.models.checks import check_positive
-from capsule_zoo.models.routing.parent_law import Belief, ParentLaw, Routing, best_belief
+from capsule_zoo.models.routing.parent_distribution import (
+    Belief,
+    ParentDistribution,
+    Routing,
+    best_belief,
+)
 from capsule_zoo.models.routing.votes import Votes
 
 _TINY = 1e-6
-_FIRST_DEVIATION = 0.1  # of an uncertain connection
+_FIRST_SCALE = 0.1  # of an uncertain connection
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,10 @@ class LearnedRouting(Routing):
                 f"not {self.iterations!r}"
             )
 
-    def learned(self, votes: Votes, law: ParentLaw) -> Tensor:
+    def learned(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
         """Return the connections of the layer; where it has none, zeros."""
-        if law.connections is not None:
-            return law.connections
+        if distribution.connections is not None:
+            return distribution.connections
         first = self.connections(votes.children, votes.shape[2], votes.size)
         assert first is not None
         return torch.zeros_like(first).to(votes.values)
@@ -79,12 +84,14 @@ class SelfAttentionRouting(LearnedRouting, LengthRouting):
     def connections(self, children: int, parents: int, size: int) -> Tensor:
         return torch.zeros(1, parents, children)
 
-    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def points(
+        self, votes: Votes, distribution: ParentDistribution
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         every = torch.ones_like(votes.uniform())
         attended = votes.gather_sum(every) / (votes.children if self.fair else 1.0)
         responsibility = votes.compete(votes.agreement(attended) / votes.size**0.5)
-        total = votes.gather_sum(responsibility + self.learned(votes, law)[0])
-        shared = total / votes.fair_share if self.fair else total
+        total = votes.gather_sum(responsibility + self.learned(votes, distribution)[0])
+        shared = total / votes.votes_per_parent if self.fair else total
         length = shared.square().sum(3).clamp_min(_TINY**2).sqrt()  # a = 1 - exp(-|s|)
         yield responsibility, total, length + (-torch.expm1(-length)).log()
 
@@ -93,24 +100,25 @@ class SelfAttentionRouting(LearnedRouting, LengthRouting):
 class SelfRouting(LearnedRouting):
     """The routing in which every child chooses its parent by itself, from its own pose.
 
-    Votes are linear in the child's pose, so that a linear law of the choice given the vote is one
-    given the pose.
+    Votes are linear in the child's pose, so that a linear distribution of the choice given the vote
+    is one given the pose.
 
     Joint distribution: z_i ~ Categorical(softmax(c_i . V_i + b_i)), the gate of a mixture of
-    experts. Nothing is observed that would change it, so that the couplings are this law itself,
+    experts. Nothing is observed that would change it, so that the couplings are this distribution
+    itself,
     exactly, and not a posterior: no parent is inferred from agreement.
     """
 
     def connections(self, children: int, parents: int, size: int) -> Tensor:
         return 0.1 * torch.randn(size + 1, parents, children)  # no ties between classes
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        *weights, bias = self.learned(votes, law)
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
+        *weights, bias = self.learned(votes, distribution)
         responsibility = votes.compete(votes.read(torch.stack(weights)) + bias)
         number, mean, variance = votes.gather(responsibility)
         most = votes.presence.sum(3, keepdim=True).clamp_min(_TINY)
-        share = (number / most)[..., 0].clamp(_TINY, 1 - _TINY)
-        yield Belief(responsibility, mean, variance + law.noise, share.logit())
+        fraction = (number / most)[..., 0].clamp(_TINY, 1 - _TINY)
+        yield Belief(responsibility, mean, variance + distribution.noise, fraction.logit())
 
 
 @dataclass(frozen=True)
@@ -138,21 +146,21 @@ class UncertainRouting(LearnedRouting):
         check_positive(images=self.images)
 
     def connections(self, children: int, parents: int, size: int) -> Tensor:
-        mean = torch.zeros(parents, children)  # and the log deviation
-        return torch.stack([mean, torch.full_like(mean, _FIRST_DEVIATION).log()])
+        mean = torch.zeros(parents, children)  # and the log standard deviation
+        return torch.stack([mean, torch.full_like(mean, _FIRST_SCALE).log()])
 
     def drawn(self, connections: Tensor) -> Tensor:
-        mean, log_deviation = connections
-        return (mean + log_deviation.exp() * torch.randn_like(mean))[None]
+        mean, log_scale = connections
+        return (mean + log_scale.exp() * torch.randn_like(mean))[None]
 
     def cost(self, connections: Tensor) -> Tensor:
-        mean, log_deviation = connections
-        nats = 0.5 * (mean.square() + (2 * log_deviation).exp() - 1) - log_deviation
+        mean, log_scale = connections
+        nats = 0.5 * (mean.square() + (2 * log_scale).exp() - 1) - log_scale
         return nats.sum() / self.images
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        logits = self.learned(votes, law)[0].expand(*votes.shape, votes.children)
-        yield best_belief(votes, votes.compete(logits), law)
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
+        logits = self.learned(votes, distribution)[0].expand(*votes.shape, votes.children)
+        yield best_belief(votes, votes.compete(logits), distribution)
 
 
 LEARNED: dict[str, type[LearnedRouting]] = {

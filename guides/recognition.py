@@ -7,11 +7,12 @@
 b are the generative biases, and x_0 is the mean image when all capsules are off (0 unless
 `centered`). The posterior of Gaussian capsules with Gaussian pixels depends on this difference, and
 with other families learning is faster from it than from the image. In the true posterior the units
-of a capsule that is off follow their base law, because they affect nothing. They do so here too.
+of a capsule that is off follow their base distribution, because they affect nothing. They do so
+here too.
 
 The posterior of Gaussian units becomes narrower as the pixels become more precise. So the precision
-of a unit of a capsule that is on is e^r times the precision p of its base law. The number r is
-learned, and tanh keeps e^r between 1/1000 and 1000:
+of a unit of a capsule that is on is e^r times the precision p of its base distribution. The number
+r is learned, and tanh keeps e^r between 1/1000 and 1000:
 
     z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj; e^r_kj p_kj) - B(b_kj; p_kj)])
     h_1kj ~ Normal((b_kj + m_kj) / (e^r_kj p_kj), variance 1 / (e^r_kj p_kj))    # if z_1k = 1
@@ -31,10 +32,10 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling, GenerativeLayer
 from capsule_zoo.models.units.exponential_family import GaussianUnits, Units
 from capsule_zoo.models.units.switched_units import (
-    CapsuleLaw,
+    CapsuleDistribution,
     CapsuleState,
     Fields,
-    capsule_law,
+    capsule_distribution,
     draw_capsules,
 )
 
@@ -42,7 +43,7 @@ NARROWEST = math.log(1000)  # largest |r|
 
 
 class RecognitionLayer(PyroModule):
-    """A layer of the mirror image: the coupling to the layer below, and the biases e and c.
+    """One layer of the recognition network: weights to the layer below and biases e, c.
 
     Args:
         inputs, gates: arguments of `Coupling`.
@@ -58,14 +59,14 @@ class RecognitionLayer(PyroModule):
         gaussian = isinstance(layer.hidden, GaussianUnits)
         self.narrowing = nn.Parameter(torch.zeros(capsules, size)) if gaussian else None
 
-    def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleLaw:
+    def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleDistribution:
         """Return q(z, h | layer below); `units` are the units of the generative layer."""
         fields = self.coupling(inputs, gates)
         fields = Fields(fields.hidden + self.hidden_bias, fields.switch)
         if self.narrowing is None:
-            return capsule_law(units, self.switch_bias, fields)
+            return capsule_distribution(units, self.switch_bias, fields)
         narrowing = NARROWEST * (self.narrowing / NARROWEST).tanh()
-        return capsule_law(units, self.switch_bias, fields, narrowing)
+        return capsule_distribution(units, self.switch_bias, fields, narrowing)
 
 
 class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
@@ -96,11 +97,11 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         names, generative = self.model.layer_names, self.model.layers
         with pyro.plate("images", len(images), dim=-2):
             for i, layer in enumerate(self.layers, start=1):
-                law = layer(inputs, gates, generative[-i].hidden)
-                state = draw_capsules(names[-i], law)
+                distribution = layer(inputs, gates, generative[-i].hidden)
+                state = draw_capsules(names[-i], distribution)
                 gates, inputs = state.switch, state.activity.flatten(-2)
 
-    def posterior(self, images: Tensor) -> CapsuleLaw:
+    def posterior(self, images: Tensor) -> CapsuleDistribution:
         """Return q(z_1, h_1 | x) of the lowest layer."""
         pixels = self._pixels(images)
         return self.layers[0](pixels, pixels, self.model.layers[-1].hidden)

@@ -6,7 +6,7 @@
              | capsules(image), read(image, error)           # "once", the capsules before the loop
              | read(image, error)                            # "none": plain DRAW
         e_t, r_t = cell(seen, h_{t-1}, e_{t-1}, r_{t-1})     # h: of the drawing
-        z_t ~ Normal(mean, deviation),    (mean, log deviation) = linear(e_t)
+        z_t ~ Normal(mean, scale),    (mean, log_scale) = linear(e_t)
         drawing = model.step(drawing, z_t)
 
 The canvas is the model's own, and the guide shares it with the model. `read` looks through a window
@@ -96,9 +96,9 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
                 if model.capsules != "every":
                     seen.append(self.read(images, drawing))
                 hidden, cell = self.cell(joined([*seen, drawing.hidden], -1), hidden, cell)
-                mean, log_deviation = self.code(hidden).chunk(2, dim=-1)
-                law = dist.Normal(mean, log_deviation.exp()).to_event(1)
-                codes.append(pyro.sample(name, law))
+                mean, log_scale = self.code(hidden).chunk(2, dim=-1)
+                distribution = dist.Normal(mean, log_scale.exp()).to_event(1)
+                codes.append(pyro.sample(name, distribution))
                 drawings.append(model.step(drawing, model.plan(codes[-1])))
         drawn = Drawn(drawings[-1], given, length)
         share(drawn, [*codes, *model.parameters()])
@@ -115,9 +115,11 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
     def divergences(self, images: Tensor) -> Tensor:
         """Compute KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) along one draw, in nats, (T, B)."""
         nodes = poutine.trace(self).get_trace(images).nodes
-        laws = [nodes[name]["fn"] for name in self.covers]
-        standard = dist.Normal(torch.zeros_like(laws[0].mean), 1.0).to_event(1)
-        return torch.stack([kl_divergence(law, standard) for law in laws])
+        distributions = [nodes[name]["fn"] for name in self.covers]
+        standard = dist.Normal(torch.zeros_like(distributions[0].mean), 1.0).to_event(1)
+        return torch.stack(
+            [kl_divergence(distribution, standard) for distribution in distributions]
+        )
 
 
 class OverlappingEncoder(RecurrentEncoder):

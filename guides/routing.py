@@ -11,12 +11,12 @@ it, and one only looks as if it did:
 
 Routings that learn weights of their own are in `capsule_zoo.guides.learned_routing`.
 
-Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` yields
-the belief after each iteration. `free_energies` returns the free energy of each belief, in nats,
-with the Gaussians and switches that fit its responsibilities best, so that routings can be
-compared on the same votes.
+Each is called as `routing(votes, distribution)` and is an argument of every capsule layer.
+`beliefs` yields the belief after each iteration. `free_energies` returns the free energy of each
+belief, in nats, with the Gaussians and switches that fit its responsibilities best, so that
+routings can be compared on the same votes.
 
->>> EMRouting(3).free_energies(Votes.dense(values), layer.law())             # (3, N)
+>>> EMRouting(3).free_energies(Votes.dense(values), layer.distribution())             # (3, N)
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", procedure 1.
@@ -45,9 +45,9 @@ from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.checks import check_one_of, check_positive
-from capsule_zoo.models.routing.parent_law import (
+from capsule_zoo.models.routing.parent_distribution import (
     Belief,
-    ParentLaw,
+    ParentDistribution,
     Routing,
     best_belief,
     vote_log_density,
@@ -65,9 +65,9 @@ class AnnealedRouting(Routing):
 
     Attributes:
         iterations: number of times that the parents are inferred.
-        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is the law's inverse
-            temperature times 1 - anneal^(t + 1), where 0 keeps it constant, or with "linear" times
-            1 + t (Hui 2017).
+        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is the distribution's
+            inverse temperature times 1 - anneal^(t + 1), where 0 keeps it constant, or with
+            "linear" times 1 + t (Hui 2017).
         power: the inverse temperature of the responsibilities: R is proportional to (a N)^power. 1
             is the mixture's own E step. With less, the entropy of the assignments counts 1 / power
             times in the free energy (deterministic annealing: Ueda & Nakano 1998).
@@ -95,9 +95,9 @@ class AnnealedRouting(Routing):
             return 1.0 + iteration
         return 1 - self.anneal ** (iteration + 1)
 
-    def _cooled(self, law: ParentLaw, iteration: int) -> ParentLaw:
-        temperature = law.inverse_temperature * self.factor(iteration)
-        return law._replace(inverse_temperature=temperature)
+    def _cooled(self, distribution: ParentDistribution, iteration: int) -> ParentDistribution:
+        temperature = distribution.inverse_temperature * self.factor(iteration)
+        return distribution._replace(inverse_temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ class EMRouting(AnnealedRouting):
             inverse temperature near 1 the exact step may turn all parents off.
         costs: "summed", or "standardized" as in Hui's article: what a parent gains by its children
             is compared with the other parents of its position, less their mean and in their
-            deviations, and beta_a counts as for one number of a fair share of the votes. No joint
+            standard deviations, and beta_a counts as for one number of a fair fraction of the
+            votes. No joint
             distribution has such presences: some parents are on even where no votes agree.
 
     Raises:
@@ -129,38 +130,44 @@ class EMRouting(AnnealedRouting):
         check_one_of("e_step", self.e_step, ("paper", "exact"))
         check_one_of("costs", self.costs, ("summed", "standardized"))
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
         responsibility = votes.uniform()
         for iteration in range(self.iterations):
             if self.costs == "standardized":
-                belief = self._standardized(votes, responsibility, law, iteration)
+                belief = self._standardized(votes, responsibility, distribution, iteration)
             else:
-                belief = best_belief(votes, responsibility, self._cooled(law, iteration))
+                belief = best_belief(votes, responsibility, self._cooled(distribution, iteration))
             yield belief
             if iteration + 1 < self.iterations:
-                responsibility = self.responsibilities(votes, belief, law)
+                responsibility = self.responsibilities(votes, belief, distribution)
 
     def _standardized(
-        self, votes: Votes, responsibility: Tensor, law: ParentLaw, iteration: int
+        self, votes: Votes, responsibility: Tensor, distribution: ParentDistribution, iteration: int
     ) -> Belief:
-        alone = law._replace(beta_a=torch.zeros_like(law.beta_a), inverse_temperature=1.0)
+        alone = distribution._replace(
+            beta_a=torch.zeros_like(distribution.beta_a), inverse_temperature=1.0
+        )
         belief = best_belief(votes, responsibility, alone)  # logits: minus the costs, in nats
         variance, mean = torch.var_mean(belief.logits, 2, correction=0, keepdim=True)
         surplus = (belief.logits - mean) * (variance + _TINY).rsqrt()
-        beta_a = law.beta_a / (votes.size * votes.fair_share)
+        beta_a = distribution.beta_a / (votes.size * votes.votes_per_parent)
         return belief._replace(logits=self.factor(iteration) * (beta_a + surplus))
 
-    def responsibilities(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
+    def responsibilities(
+        self, votes: Votes, belief: Belief, distribution: ParentDistribution
+    ) -> Tensor:
         """Compute the responsibilities of the E step."""
-        density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
+        density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
         if self.e_step == "paper":
             return votes.compete(self.power * (density + F.logsigmoid(belief.logits)[..., None]))
         there = belief.presence[..., None]
-        return votes.compete(self.power * (there * density + (1 - there) * law.beta_u[:, None]))
+        return votes.compete(
+            self.power * (there * density + (1 - there) * distribution.beta_u[:, None])
+        )
 
 
 class NormalGamma(NamedTuple):
-    """The law Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate) of parents.
+    """The distribution Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate).
 
     It is q(pi, mu, precision).
 
@@ -210,24 +217,29 @@ class VBRouting(AnnealedRouting):
         super().__post_init__()
         check_positive(alpha=self.alpha, kappa=self.kappa, nu=self.nu, psi=self.psi)
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
         responsibility = votes.uniform()
         for iteration in range(self.iterations):
             gathered = votes.gather(responsibility)
-            posterior = self.posterior(gathered, law)
-            cooled = self._cooled(law, iteration)
-            fit = _expected_fit(gathered, posterior, law) - gathered.number * law.beta_u[:, None]
-            logits = cooled.inverse_temperature * (law.beta_a + fit[..., 0])
+            posterior = self.posterior(gathered, distribution)
+            cooled = self._cooled(distribution, iteration)
+            fit = (
+                _expected_fit(gathered, posterior, distribution)
+                - gathered.number * distribution.beta_u[:, None]
+            )
+            logits = cooled.inverse_temperature * (distribution.beta_a + fit[..., 0])
             variance = posterior.rate / posterior.shape
             yield Belief(responsibility, posterior.mean, variance, logits)
             if iteration + 1 < self.iterations:
-                responsibility = self.responsibilities(votes, posterior, law)
+                responsibility = self.responsibilities(votes, posterior, distribution)
 
-    def posterior(self, gathered: Gathered, law: ParentLaw) -> NormalGamma:
+    def posterior(self, gathered: Gathered, distribution: ParentDistribution) -> NormalGamma:
         """Compute the best q(pi, mu, precision) at given responsibilities."""
         number, mean, variance = gathered
         kappa = self.kappa + number
-        scatter = number * (variance + law.noise) + self.kappa * number / kappa * mean.square()
+        scatter = (
+            number * (variance + distribution.noise) + self.kappa * number / kappa * mean.square()
+        )
         return NormalGamma(
             self.alpha + number,
             number * mean / kappa,
@@ -236,23 +248,29 @@ class VBRouting(AnnealedRouting):
             0.5 * (self.psi + scatter),
         )
 
-    def responsibilities(self, votes: Votes, posterior: NormalGamma, law: ParentLaw) -> Tensor:
+    def responsibilities(
+        self, votes: Votes, posterior: NormalGamma, distribution: ParentDistribution
+    ) -> Tensor:
         """Compute the best q(z) at a given q(pi, mu, precision)."""
         precision = posterior.shape / posterior.rate
-        constant = math.log(2 * math.pi) - posterior.log_precision() + law.noise * precision
+        constant = (
+            math.log(2 * math.pi) - posterior.log_precision() + distribution.noise * precision
+        )
         constant = constant.sum(3, keepdim=True) + votes.size / posterior.kappa
         density = -0.5 * (votes.distance(posterior.mean, precision) + constant)
         return votes.compete(self.power * (density + posterior.log_weight()))
 
-    def bound(self, votes: Votes, responsibility: Tensor, law: ParentLaw) -> Tensor:
+    def bound(
+        self, votes: Votes, responsibility: Tensor, distribution: ParentDistribution
+    ) -> Tensor:
         """Compute a lower bound on the log evidence of the votes under the priors, in nats, (N,).
 
         At power=1 the bound never falls from one iteration to the next if every parent sees every
         child.
         """
         gathered = votes.gather(responsibility)
-        q = self.posterior(gathered, law)
-        fit = _expected_fit(gathered, q, law) + gathered.number * q.log_weight()
+        q = self.posterior(gathered, distribution)
+        fit = _expected_fit(gathered, q, distribution) + gathered.number * q.log_weight()
         entropy = -(votes.presence * torch.xlogy(responsibility, responsibility)).sum((1, 2, 3))
         half_nu, half_psi = (torch.full_like(q.rate, x / 2) for x in (self.nu, self.psi))
         precision, ratio = q.shape / q.rate, self.kappa / q.kappa
@@ -264,10 +282,12 @@ class VBRouting(AnnealedRouting):
         return fit.sum((1, 2, 3)) + entropy - apart
 
 
-def _expected_fit(gathered: Gathered, posterior: NormalGamma, law: ParentLaw) -> Tensor:
+def _expected_fit(
+    gathered: Gathered, posterior: NormalGamma, distribution: ParentDistribution
+) -> Tensor:
     """Compute sum_i w_i R_ij E ln N_ij, (N, positions, parents, 1)."""
     precision = posterior.shape / posterior.rate
-    spread = gathered.variance + law.noise + (gathered.mean - posterior.mean).square()
+    spread = gathered.variance + distribution.noise + (gathered.mean - posterior.mean).square()
     each = math.log(2 * math.pi) - posterior.log_precision() + precision * spread
     return -0.5 * gathered.number * (each + 1 / posterior.kappa).sum(3, keepdim=True)
 
@@ -277,29 +297,32 @@ class LengthRouting(Routing):
     """The base of the routings whose parents are present where the sum of their votes is long.
 
     A parent's pose is the mean of its votes, which has the direction of the sum. A capsule here has
-    both a pose and a presence, and the sum as its pose would count the presence twice. The law of
+    both a pose and a presence, and the sum as its pose would count the presence twice. The
+    distribution of
     the parents is not used: no joint distribution has these parents as its posterior.
 
     Attributes:
         iterations: number of times that the parents are inferred.
-        fair: whether the sum of the votes is divided by a fair share n (`Votes.fair_share`).
+        fair: whether the sum of the votes is divided by a fair share n (`Votes.votes_per_parent`).
             Otherwise it saturates where there are many votes. False is n = 1, as in the papers.
     """
 
     fair: bool = True
 
-    def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
-        *_, (responsibility, total, logits) = self.points(votes, law)
+    def parents(self, votes: Votes, distribution: ParentDistribution) -> tuple[Tensor, Tensor]:
+        *_, (responsibility, total, logits) = self.points(votes, distribution)
         number = (votes.presence * responsibility).sum(3, keepdim=True)
         return total / number.clamp_min(_TINY), logits
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        for responsibility, total, logits in self.points(votes, law):
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
+        for responsibility, total, logits in self.points(votes, distribution):
             number, _, variance = votes.gather(responsibility)
             mean = total / number.clamp_min(_TINY)
-            yield Belief(responsibility, mean, variance + law.noise, logits)
+            yield Belief(responsibility, mean, variance + distribution.noise, logits)
 
-    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def points(
+        self, votes: Votes, distribution: ParentDistribution
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield R, the sums of the parents' votes, and the log-odds after each iteration."""
         raise NotImplementedError
 
@@ -311,12 +334,14 @@ class DynamicRouting(LengthRouting):
     Joint distribution: none. The steps lower no free energy.
     """
 
-    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def points(
+        self, votes: Votes, distribution: ParentDistribution
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         responsibility = votes.uniform()
         agreement = torch.zeros_like(responsibility)
         for iteration in range(self.iterations):
             total = votes.gather_sum(responsibility)
-            shared = total / votes.fair_share if self.fair else total
+            shared = total / votes.votes_per_parent if self.fair else total
             square = shared.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
             yield responsibility, total, square.log()
             if iteration + 1 < self.iterations:
@@ -345,7 +370,7 @@ class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a 
 
     def forward(self, votes: Tensor, presence: Tensor | None = None) -> Belief:
         self.model.check_votes(votes, presence)
-        belief = self.routing(Votes.dense(votes, presence), self.model.law())
+        belief = self.routing(Votes.dense(votes, presence), self.model.distribution())
         presence = votes.new_ones(votes.shape[:2]) if presence is None else presence
         logits = belief.logits[:, 0]
         entropy = F.softplus(logits) - logits.sigmoid() * logits

@@ -1,6 +1,6 @@
-"""The guide to a variational autoencoder: a convolutional network computes the code's law.
+"""The guide to a variational autoencoder: a convolutional network computes the code's distribution.
 
-    q(z | image) = Normal(mean, deviation),    (mean, log deviation) = CNN(image)
+    q(z | image) = Normal(mean, scale),    (mean, log_scale) = CNN(image)
 
 The network has two convolutions of stride 2, which mirror the decoder, and one hidden layer.
 
@@ -54,15 +54,15 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""
-        law = self.code_law(images)
+        distribution = self.code_distribution(images)
         with pyro.plate("images", len(images), dim=-1):
-            return pyro.sample("image_code", law)
+            return pyro.sample("image_code", distribution)
 
     def expectations(self, images: Tensor) -> Tensor:
         """Compute E_q[z | image], (B, latent)."""
-        return self.code_law(images).mean
+        return self.code_distribution(images).mean
 
-    def code_law(self, images: Tensor) -> dist.TorchDistribution:
+    def code_distribution(self, images: Tensor) -> dist.TorchDistribution:
         """Return q(z | image), with batch shape (B,) and event shape (latent,)."""
-        mean, log_deviation = self.code(self.encoder(images)).chunk(2, dim=-1)
-        return dist.Normal(mean, log_deviation.exp()).to_event(1)
+        mean, log_scale = self.code(self.encoder(images)).chunk(2, dim=-1)
+        return dist.Normal(mean, log_scale.exp()).to_event(1)

@@ -11,8 +11,8 @@ The worst quantity counts, and its p-value is multiplied by the number of quanti
 valid under any dependence).
 
 No approximate guide is exactly calibrated, and with enough simulations every one is refused. The
-size of the deviation is in the ranks: a guide that is too narrow has too many ranks at both ends,
-and a shifted one at one end.
+size of the standard deviation is in the ranks: a guide that is too narrow has too many ranks at
+both ends, and a shifted one at one end.
 
 >>> ranks = sbc_ranks(truth, draws)                    # (N, D) among (L, N, D)
 >>> rank_uniformity(ranks, len(draws)).p               # small: not a posterior of this prior
@@ -46,7 +46,7 @@ from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tiled
 
 Values = Mapping[str, Tensor]
 JOINT = "log joint"
-_FEWEST = 5  # expected simulations per bin; with fewer the chi-square law fails
+_FEWEST = 5  # expected simulations per bin; with fewer the chi-square distribution fails
 
 
 class Outcome(NamedTuple):
@@ -136,9 +136,9 @@ class Calibration:
     def __str__(self) -> str:
         lines = [f"{len(self.ranks)} simulations, {self.draws} draws each: p = {self.p:.2g}"]
         for index in self.p_values.argsort()[:10].tolist():
-            share = (self.ranks[:, index].double().mean() / self.draws).item()
+            fraction = (self.ranks[:, index].double().mean() / self.draws).item()
             name, p = self.quantities[index], self.p_values[index]
-            lines.append(f"  {name:24} p = {p:.2g}, mean rank {share:.2f}")
+            lines.append(f"  {name:24} p = {p:.2g}, mean rank {fraction:.2f}")
         return "\n".join(lines)
 
 

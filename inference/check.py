@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import capsule_zoo.guides as guides
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides import Guide
-from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite

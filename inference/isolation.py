@@ -9,7 +9,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import nn
 
 from capsule_zoo.models.base import NamedModule
-from capsule_zoo.models.common.modes import TURN
+from capsule_zoo.models.common.modes import PYRO_LOCK
 from capsule_zoo.models.common.param_store import take_over, warn_of_unread
 
 
@@ -26,9 +26,9 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
 
     A program that is not a module (a plain function) has its parameters in the global store and
     nowhere else. With such a program, the temporary store keeps every entry that does not belong to
-    a module. Other threads wait for their turn until the context ends.
+    a module. Other threads wait for their rotation until the context ends.
     """
-    with TURN:
+    with PYRO_LOCK:
         modules = [program for program in programs if isinstance(program, nn.Module)]
         for module in modules:
             if isinstance(module, NamedModule):

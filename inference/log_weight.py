@@ -73,16 +73,23 @@ class _Numbered(Messenger):
     """
 
     def _pyro_sample(self, msg: Any) -> None:
-        law = msg["fn"]
-        if msg["infer"].get("enumerate") == "parallel" and law.event_dim and not msg["is_observed"]:
-            vectors = law.enumerate_support(expand=False)
-            msg["fn"] = Categorical(logits=law.log_prob(vectors).movedim(0, -1))
-            msg["infer"]["vectors"] = law, vectors.reshape(len(vectors), *law.event_shape)
+        distribution = msg["fn"]
+        if (
+            msg["infer"].get("enumerate") == "parallel"
+            and distribution.event_dim
+            and not msg["is_observed"]
+        ):
+            vectors = distribution.enumerate_support(expand=False)
+            msg["fn"] = Categorical(logits=distribution.log_prob(vectors).movedim(0, -1))
+            msg["infer"]["vectors"] = (
+                distribution,
+                vectors.reshape(len(vectors), *distribution.event_shape),
+            )
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if (held := msg["infer"].get("vectors")) is not None:
-            law, vectors = held
-            number, plates, msg["fn"] = msg["value"], msg["fn"].batch_shape, law
+            distribution, vectors = held
+            number, plates, msg["fn"] = msg["value"], msg["fn"].batch_shape, distribution
             msg["value"] = vectors[number if number.dim() >= len(plates) else number.expand(plates)]
 
 

@@ -42,7 +42,7 @@ class FoundObjects:
             Pixels less than half as bright as the brightest gray object are of the ground.
         owners: the slot that it most likely shows if it shows an object, however little of it
             objects cover; 0 where none does, (B, H, W). See `shown`.
-        cover: share of each pixel that objects cover, (B, H, W).
+        cover: fraction of each pixel that objects cover, (B, H, W).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
     """
@@ -161,17 +161,17 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     """Return the fields of `FoundObjects` for one batch."""
     copies = tiled(images, draws)
     found = guide.found(copies)
-    law = guide.presence_law(copies, found)
+    distribution = guide.presence_distribution(copies, found)
     number = len(images)
-    weight = law.log_weight.unflatten(0, (draws, number))
-    of_count = law.log_weight_of_counts.unflatten(0, (draws, number)).logsumexp(0)
+    weight = distribution.log_weight.unflatten(0, (draws, number))
+    of_count = distribution.log_weight_of_counts.unflatten(0, (draws, number)).logsumexp(0)
     evidence = of_count.logsumexp(-1)
-    sizes = law.rows.sum(-1).unflatten(0, (draws, number))
+    sizes = distribution.rows.sum(-1).unflatten(0, (draws, number))
     fits = sizes == of_count.argmax(-1)[:, None]
     best = torch.where(fits, weight, -torch.inf).movedim(0, 1).flatten(1).argmax(1)
     draw, row = best // weight.shape[-1], best % weight.shape[-1]
     chosen = draw * number + torch.arange(number, device=draw.device)
-    on = law.rows[chosen, row]
+    on = distribution.rows[chosen, row]
     pictures = Pictures._make(None if x is None else x[chosen] for x in found.pictures)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
@@ -185,25 +185,25 @@ def shown(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground:
     """Return what the objects of presences (B, S) show.
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
-    their shares of its mean (`Scenes.mixed`), and each has a Normal density about its own color
+    their fractions of its mean (`Scenes.mixed`), and each has a Normal density about its own color
     with the variance that the whole drawing leaves unexplained. Objects without colors are as
-    bright as the brightest of them, and have a share of 1 where they are drawn as bright. So they
-    end at about half of its brightness.
+    bright as the brightest of them, and have a fraction of 1 where they are drawn as bright. So
+    they end at about half of its brightness.
 
     Args:
         images: (B, C, H, W), NaN where a pixel is missing.
         pictures, ground: see `Scenes.blend`.
     """
-    share = on[:, :, None, None] * pictures.cover[:, :, 0]
-    cover = 1 - (1 - share).prod(1)
+    fraction = on[:, :, None, None] * pictures.cover[:, :, 0]
+    cover = 1 - (1 - fraction).prod(1)
     mean = model.blend(on[:, None], pictures, ground)[:, 0]
     if pictures.color is not None and pictures.depth is not None:
-        weight, color = share * pictures.depth.exp()[..., None, None], pictures.color
+        weight, color = fraction * pictures.depth.exp()[..., None, None], pictures.color
     else:
-        bright = share.amax((1, 2, 3), keepdim=True).clamp_min(1e-9)
-        weight = share = share / bright
+        bright = fraction.amax((1, 2, 3), keepdim=True).clamp_min(1e-9)
+        weight = fraction = fraction / bright
         color = 1 - (1 - bright[:, :, None]) * (1 - ground.unsqueeze(-4))
-    free = (1 - share).prod(1, keepdim=True)
+    free = (1 - fraction).prod(1, keepdim=True)
     weight = (1 - free) * weight / weight.sum(1, keepdim=True).clamp_min(1e-9)
     unexplained = (mean - images).square().flatten(1).nanmean(1)
     variance = unexplained.clamp_min(1e-9)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""What latents say of the class: linear probes, and clusters that are named after classes.
+"""Linear probes of latents, and clusters that are named after classes.
 
 >>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
 >>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capsule_zoo.inference.evaluation.ancestral import law_means
-from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.inference.evaluation.ancestral import distribution_means
+from capsule_zoo.inference.evaluation.classification import Fraction
 from capsule_zoo.inference.evaluation.prepare import Images
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Labels = Tensor | np.ndarray
 
 
-class Accuracy(Share):
-    """The share of correct answers, with its standard error and the sample size."""
+class Accuracy(Fraction):
+    """The fraction of correct answers, with its standard error and the sample size."""
 
 
 class Information(NamedTuple):
@@ -48,7 +48,7 @@ def latents(
     """Return the values that the guide infers at some sites, one row of features per image.
 
     A presence (a site with `logits`) gives its probability. Any other site gives the mean of its
-    law, or its draw if the law has no mean.
+    distribution, or its draw if the distribution has no mean.
 
     Args:
         images: (N, C, H, W).
@@ -60,7 +60,7 @@ def latents(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    found = law_means(guide, images, sites, seed, batch_size)
+    found = distribution_means(guide, images, sites, seed, batch_size)
     rows = [found[name].reshape(len(found[name]), -1) for name in sites]
     return torch.cat(rows, dim=1).cpu().numpy()
 

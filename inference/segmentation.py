@@ -1,4 +1,4 @@
-"""How well scenes of points are parsed: the object of every point compared with its true object.
+"""Segmentation accuracy of scenes of points: inferred objects compared with true ones.
 
 The numbers of objects mean nothing where their templates are equal: two squares may be exchanged.
 Points that are absent count nowhere. Clutter, -1, is a segment of its own.
@@ -18,7 +18,7 @@ from capsule_zoo.data.tensors import accept_arrays
 def segmentation_accuracy(
     found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
-    """Compute the share of each scene's points that have the right object, (S,), at best.
+    """Compute the fraction of each scene's points that have the right object, (S,), at best.
 
     The best relabeling of the objects counts. It may exchange objects of one kind.
 

@@ -36,7 +36,7 @@ from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import seeded
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
-_NARROWEST = 1e-3  # of all deviations over the images, in units of the widest
+_NARROWEST = 1e-3  # of all standard deviations over the images, in units of the widest
 _COUNT = 0.5  # pseudo-count of each value of a binary number
 
 

@@ -26,7 +26,7 @@ from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules
 from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.recurrent_capsules import Canvas, RecurrentCapsules
-from capsule_zoo.models.routing.parent_law import free_energy
+from capsule_zoo.models.routing.parent_distribution import free_energy
 from capsule_zoo.models.routing.votes import Votes
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.shape_codes import ShapeCodes

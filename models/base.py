@@ -284,17 +284,17 @@ class Model(Program):
         space = self.space.with_missing_pixels()
         return self.sharing_parameters(space=space, missing_fill=space.fill)
 
-    def sample_image(self, law: TorchDistribution, images: Tensor | None) -> Tensor:
+    def sample_image(self, distribution: TorchDistribution, images: Tensor | None) -> Tensor:
         """Draw or observe the image site in the plate of images, (*outer, B, C, H, W).
 
         Args:
-            law: distribution of the images, event shape (C, H, W), whose batch shape ends in 1 for
-                each dim to the right of the plate of images.
+            distribution: distribution of the images, event shape (C, H, W), whose batch shape ends
+                in 1 for each dim to the right of the plate of images.
             images: (B, C, H, W), or None to draw them.
         """
         for _ in range(-1 - self.plate_dims["images"]):
-            law = ImageDistribution(law)
-        return pyro.sample(self.space.site, law, obs=images)
+            distribution = ImageDistribution(distribution)
+        return pyro.sample(self.space.site, distribution, obs=images)
 
     def _checking(self, batch: Any) -> AbstractContextManager:
         has_density = self.normalized or self.supervised or batch is not None

@@ -1,9 +1,9 @@
 """Capsule Helmholtz machine: layers of capsules, each drawn given the one above.
 
 Story. The top layer's capsules switch themselves on and fill their units. Every lower
-capsule gets its probability of being on, and the law of its units, from the layer above. The
-lowest layer draws the image. The units of the next layer depend on u = z h only. Layer L is on top,
-layer 1 is next to the image:
+capsule gets its probability of being on, and the distribution of its units, from the layer above.
+The lowest layer draws the image. The units of the next layer depend on u = z h only. Layer L is on
+top, layer 1 is next to the image:
 
     z_Lk ~ Bernoulli(c_Lk),  h_Lk ~ family(b_Lk)                                # (B, K), (B, K, J)
     m_k = sum_k' W_kk' u_{l+1,k'},  d = Omega_l z_{l+1}                         # l = L - 1 .. 1
@@ -13,8 +13,9 @@ layer 1 is next to the image:
 
 The paper writes each p(h_l, z_l | h_{l+1}, z_{l+1}) as an energy, z_l'(m h_l) and so on, and calls
 its partition function intractable. But the energy couples a layer only to the layer above, so the
-law is that of `models.units.switched_units`, in closed form. The machine is therefore a directed
-model that is drawn exactly from the top, and its ELBO and IWAE are computed from exact densities.
+distribution is that of `models.units.switched_units`, in closed form. The machine is therefore a
+directed model that is drawn exactly from the top, and its ELBO and IWAE are computed from exact
+densities.
 
 References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN). Misprints there: products for
@@ -34,11 +35,11 @@ from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.units.exponential_family import make_units
 from capsule_zoo.models.units.switched_units import (
-    CapsuleLaw,
+    CapsuleDistribution,
     CapsuleMachine,
     CapsuleState,
     Fields,
-    capsule_law,
+    capsule_distribution,
     capsule_sites,
     draw_capsules,
 )
@@ -83,13 +84,13 @@ class GenerativeLayer(PyroModule):
         self.switch_bias = nn.Parameter(torch.full((capsules,), float(switch_start)))
         self.coupling = Coupling(above * units, above, capsules, units) if above else None
 
-    def forward(self, above: CapsuleState | None, batch: int) -> CapsuleLaw:
+    def forward(self, above: CapsuleState | None, batch: int) -> CapsuleDistribution:
         """Return p(z, h | layer above)."""
         if self.coupling is None or above is None:
             fields = Fields.none(self.hidden, batch)
         else:
             fields = self.coupling(above.activity.flatten(-2), above.switch)
-        return capsule_law(self.hidden, self.switch_bias, fields)
+        return capsule_distribution(self.hidden, self.switch_bias, fields)
 
 
 class CapsuleHelmholtzMachine(CapsuleMachine):

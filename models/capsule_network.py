@@ -49,12 +49,13 @@ class CapsuleNetwork(ImagesOfClasses, Model):
         image_shape: (channels, height, width).
         classes: number of class capsules, and of labels.
         hidden: units of the decoder's two hidden layers.
-        sigma_image: deviation of a pixel, in units of its range.
+        sigma_image: standard deviation of a pixel, in units of its range.
         label_weight: nats for one unit of the margin loss; by default the weight for which a
             squared error counts .0005 units, as in the paper.
 
     Raises:
-        ValueError: a size below 1, fewer than two classes, or a deviation that is not positive.
+        ValueError: a size below 1, fewer than two classes, or a standard deviation that is not
+        positive.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     """
@@ -96,8 +97,8 @@ class CapsuleNetwork(ImagesOfClasses, Model):
                 cost = margin_loss(capsules.norm(dim=-1), self.present(labels))
                 pyro.factor("label", -self.label_weight * cost)
             mean = self.draw(capsules, labels)
-            law = dist.Normal(mean, self.sigma_image).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(mean, self.sigma_image).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
     @pyro_method
     def draw(self, capsules: Tensor, winners: Tensor | None = None) -> Tensor:

@@ -49,11 +49,11 @@ from capsule_zoo.models.common.plates import outer_sizes
 from capsule_zoo.models.networks.leading import unflat_batch
 from capsule_zoo.models.units.exponential_family import GaussianUnits, PoissonUnits, make_units
 from capsule_zoo.models.units.switched_units import (
-    CapsuleLaw,
+    CapsuleDistribution,
     CapsuleMachine,
     CapsuleState,
     Fields,
-    capsule_law,
+    capsule_distribution,
     capsule_sites,
     draw_capsules,
 )
@@ -131,17 +131,17 @@ class CapsuleRBM(CapsuleMachine):
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):
             if images is None:
-                law = self._chain(batch)
+                distribution = self._chain(batch)
             else:
-                law = self.posterior_of(Fields.none(self.hidden, batch))
-            field = self.visible_field(draw_capsules("capsule", law))
+                distribution = self.posterior_of(Fields.none(self.hidden, batch))
+            field = self.visible_field(draw_capsules("capsule", distribution))
             if images is not None:
                 gain = self.visible.log_partition(field) - self.visible.log_partition()
                 pyro.factor("interaction", gain.flatten(-3).sum(-1, keepdim=True))
             return self._sample_image(field, images)
 
-    def _chain(self, batch: int) -> CapsuleLaw:
-        """Return the law of the capsules before the last sweep of the model's own Gibbs chain.
+    def _chain(self, batch: int) -> CapsuleDistribution:
+        """Return the distribution of the capsules before the last sweep of the Gibbs chain.
 
         Plates outside the model get their own chains.
         """
@@ -160,26 +160,30 @@ class CapsuleRBM(CapsuleMachine):
         return Fields(hidden, pixels @ self.switch_weight if self.switched else hidden[..., 0])
 
     @pyro_method
-    def posterior_of(self, fields: Fields) -> CapsuleLaw:
+    def posterior_of(self, fields: Fields) -> CapsuleDistribution:
         """Return p(z, h | x) from the fields of x."""
-        return capsule_law(self.hidden, self.switch_bias if self.switched else None, fields)
+        return capsule_distribution(
+            self.hidden, self.switch_bias if self.switched else None, fields
+        )
 
     @pyro_method
-    def posterior(self, images: Tensor) -> CapsuleLaw:
+    def posterior(self, images: Tensor) -> CapsuleDistribution:
         """Return the exact p(z, h | x) of images (B, C, H, W)."""
         return self.posterior_of(self.fields(images))
 
     @pyro_method
-    def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
+    def free_energy(
+        self, images: Tensor, distribution: CapsuleDistribution | None = None
+    ) -> Tensor:
         """Compute F(x) = -log sum_{h, z} exp(-E), (B,), in nats: log p(x) = -F(x) - log Z.
 
         Args:
             images: (B, C, H, W).
-            law: `posterior(images)`, if it is already computed.
+            distribution: `posterior(images)`, if it is already computed.
         """
-        law = self.posterior(images) if law is None else law
+        distribution = self.posterior(images) if distribution is None else distribution
         own = self.visible.log_base(images).flatten(1).sum(1)
-        return -(own + self.hidden.log_partition().sum() + law.log_partition())
+        return -(own + self.hidden.log_partition().sum() + distribution.log_partition())
 
     @pyro_method
     def log_base_partition(self) -> Tensor:

@@ -94,7 +94,7 @@ def _hats(address: Tensor, cells: int) -> Tensor:
 
 
 class LogRelaxedOneHot(ExpRelaxedCategorical, TorchDistributionMixin):
-    """The law of the logarithm of a Concrete (relaxed one-hot) variable, which never underflows."""
+    """The distribution of the logarithm of a Concrete variable, which never underflows."""
 
 
 class Parts(NamedTuple):
@@ -194,8 +194,8 @@ class RoutedByAddress(OnRequest):
         sigma_image: standard deviation of a pixel, in units of its range.
 
     Raises:
-        ValueError: a size below 1, a negative jitter, a deviation that is not positive, or an
-            unknown `address` or `motion`.
+        ValueError: a size below 1, a negative jitter, a standard deviation that is not positive, or
+            an unknown `address` or `motion`.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class RoutedByAddress(OnRequest):
         return torch.einsum("...can,...n->...ca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
-        """Return the law of one image's code, by site."""
+        """Return the distribution of one image's code, by site."""
         raise NotImplementedError
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
@@ -255,11 +255,13 @@ class RoutedByAddress(OnRequest):
         raise NotImplementedError
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        laws = self.code_prior()
+        distributions = self.code_prior()
         if self.jitter:
             like, length = self.canvas.upsample.paint.weight, self.canvas.address_length
-            laws["part_jitter"] = centered_normal(like, self.parts, length, deviation=self.jitter)
-        return laws
+            distributions["part_jitter"] = centered_normal(
+                like, self.parts, length, scale=self.jitter
+            )
+        return distributions
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
         address, activation = self.capsules(latents, request)
@@ -312,8 +314,8 @@ class GenerativeCapsNet(RoutedByAddress):
         """Return the model with the same parameters and one-hot kinds, for reporting."""
         return self.sharing_parameters(relaxed=False)
 
-    def kind_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the law of the kind from logits (..., K); a relaxed kind is a logarithm."""
+    def kind_distribution(self, logits: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of a kind from logits (..., K); a relaxed one is a logarithm."""
         if self.relaxed:
             return LogRelaxedOneHot(logits.new_tensor(self.temperature), logits=logits)
         return dist.OneHotCategorical(logits=logits)
@@ -324,7 +326,7 @@ class GenerativeCapsNet(RoutedByAddress):
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
         weight = self.vote.weight
         return {
-            "object_kind": self.kind_law(weight.new_zeros(self.kinds)),
+            "object_kind": self.kind_distribution(weight.new_zeros(self.kinds)),
             "object_pose": centered_normal(weight, self.pose),
         }
 

@@ -16,10 +16,10 @@ from the votes of the one below. The label is the class whose capsule has the hi
 
     E(t, a) = sum_{c != t} max(0, m - (a_t - a_c))^2               # the spread loss
 
-The model explains labels, not images, so without labels it has nothing to score. The law of the
-spread loss is a Gibbs law. The factor is its partition function, so that the log joint is minus the
-loss that the paper trains. The margin m grows with the updates, which the objective counts
-(`capsule_zoo.inference.SpreadLoss`).
+The model explains labels, not images, so without labels it has nothing to score. The distribution
+of the spread loss is a Gibbs distribution. The factor is its partition function, so that the log
+joint is minus the loss that the paper trains. The margin m grows with the updates, which the
+objective counts (`capsule_zoo.inference.SpreadLoss`).
 
 Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
 and is an argument of the model, because models do not import guides:
@@ -57,7 +57,12 @@ from capsule_zoo.models.routing.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
-from capsule_zoo.models.routing.parent_law import ParentLaw, Routing, pay_for_connections, sharing
+from capsule_zoo.models.routing.parent_distribution import (
+    ParentDistribution,
+    Routing,
+    pay_for_connections,
+    sharing,
+)
 from capsule_zoo.models.routing.votes import Votes, Windows
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -166,9 +171,9 @@ class MatrixCapsules(Classifier):
         return grids
 
     @torch.no_grad()
-    def class_votes(self, images: Tensor) -> tuple[Votes, ParentLaw]:
-        """Return the votes for the class capsules and their law, for inspection."""
-        return self.classes.votes(self.capsules(images)[-2]), self.classes.law()
+    def class_votes(self, images: Tensor) -> tuple[Votes, ParentDistribution]:
+        """Return the votes for the class capsules and their distribution, for inspection."""
+        return self.classes.votes(self.capsules(images)[-2]), self.classes.distribution()
 
     def with_routing(self, routing: Routing) -> Self:
         """Return a model with the same parameters and another routing in every layer."""
@@ -190,14 +195,14 @@ class MatrixCapsules(Classifier):
         classes = self.capsules(images)[-1]
         return torch.cat([classes.logits[..., None], classes.pose.flatten(3)], -1)[:, 0]
 
-    def label_law(self, scores: Tensor) -> dist.Categorical:
+    def label_distribution(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | class capsules) from log-odds of their presences (*batch, classes)."""
         if self.likelihood == "categorical":
-            return super().label_law(scores)
+            return super().label_distribution(scores)
         return dist.Categorical(logits=-spread_energy(scores.sigmoid(), self.margin))
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
-        """Draw or observe the label, and take its law's normalization out of the loss again."""
+        """Draw or observe the label, without its normalization in the loss."""
         super().sample_label(scores, labels)
         if self.likelihood == "spread":
             energy = spread_energy(scores.sigmoid(), self.margin)

@@ -55,10 +55,10 @@ class PartWholeCapsules(PaintedParts):
         temperature: temperature of the Concrete distribution of relaxed presences.
         painting: how parts paint the image.
         pose: the prior of an object's pose.
-        belonging: weights and deviations of children.
+        belonging: weights and standard deviations of children.
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown option.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     The value of the image site has that shape too, although the images plate is at dim -2. Plates
@@ -121,16 +121,16 @@ class PartWholeCapsules(PaintedParts):
         with pyro.plate("images", batch, dim=-2):
             with pyro.plate(top.plate, top.size, dim=-1):
                 logits = per_image(self.presence_logits, 1)
-                presence = pyro.sample("object_presence", self.presence_law(logits))
-                pose = pyro.sample("object_pose", self.pose.law(logits))
+                presence = pyro.sample("object_presence", self.presence_distribution(logits))
+                pose = pyro.sample("object_pose", self.pose.distribution(logits))
             capsules = Capsules.drawn(top, presence, pose)
             for level, selection in zip(below, self.selections, strict=True):
-                law = selection(capsules, self.relaxed)
+                distribution = selection(capsules, self.relaxed)
                 with pyro.plate(level.plate, level.size, dim=-1):
                     draw = self._marginal if self.selection == "marginal" else self._enumerated
-                    presence, pose = draw(level.name, law)
+                    presence, pose = draw(level.name, distribution)
                 capsules = Capsules.drawn(level, presence, pose)
-            return self.sample_image(self.image_law(capsules), images)
+            return self.sample_image(self.image_distribution(capsules), images)
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
         """Compute p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
@@ -139,8 +139,8 @@ class PartWholeCapsules(PaintedParts):
             parents, children: the choices of two adjacent levels.
             level: index of the children's level among `selections`; the parts' by default.
         """
-        law = self.selections[level](parents, self.relaxed)
-        return self._pose_mixture(law, children.presence).responsibilities(children.pose)
+        distribution = self.selections[level](parents, self.relaxed)
+        return self._pose_mixture(distribution, children.presence).responsibilities(children.pose)
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:

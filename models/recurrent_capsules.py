@@ -16,8 +16,8 @@ window of attention.
 
 The last line is the margin loss on capsules of another kind, which see an image. The guide uses
 them to draw codes (`capsule_zoo.guides.RecurrentEncoder`), and the longest of them gives the class.
-The last line is a factor, not a law of the label. With labels the loss is therefore not a bound.
-Without labels it is a bound on log p(image).
+The last line is a factor, not a distribution of the label. With labels the loss is therefore not a
+bound. Without labels it is a bound on log p(image).
 
 The capsules that see an image either see the image alone, once (`capsules="once"`), or they see at
 each step the image and the rest that the canvas still lacks, image - sigmoid(c_{t-1})
@@ -54,10 +54,14 @@ from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
-from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
+from capsule_zoo.models.networks.convolutional import (
+    LIKELIHOODS,
+    ConvTranspose2d,
+    pixel_distribution,
+)
 from capsule_zoo.models.networks.layers import ELU, CoupledLSTM
 from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages, joined
-from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.parent_distribution import Routing
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
     VectorCapsules,
@@ -115,10 +119,10 @@ class Canvas(Settings):
             Capsules that look at every step see the whole image.
         window: N, filters of the window along each axis.
         likelihood: "normal" or "bernoulli", as for the `VariationalAutoencoder`.
-        sigma_image: deviation of a normal pixel.
+        sigma_image: standard deviation of a normal pixel.
 
     Raises:
-        ValueError: a deviation that is not positive, or an unknown likelihood.
+        ValueError: a standard deviation that is not positive, or an unknown likelihood.
     """
 
     attention: bool = True
@@ -223,11 +227,11 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         batch = batch_size if images is None else len(images)
         origin = self.blank.new_zeros(self.latent)
         with pyro.plate("images", batch, dim=-1):
-            law = dist.Normal(origin, 1.0).to_event(1)
-            codes = [pyro.sample(site.name, law) for site in self.sites]
+            distribution = dist.Normal(origin, 1.0).to_event(1)
+            codes = [pyro.sample(site.name, distribution) for site in self.sites]
             drawn = shared([*codes, *self.parameters()])
             drawing = self.draw(codes) if drawn is None else drawn.drawing
-            images = pyro.sample("image", self.image_law(drawing), obs=images)
+            images = pyro.sample("image", self.image_distribution(drawing), obs=images)
             if labels is not None:
                 known = drawn is not None and drawn.images is images
                 length = drawn.length if known else self.classify(self.seen(images))
@@ -264,9 +268,9 @@ class RecurrentCapsules(ImagesOfClasses, Model):
             patch = self.aim(hidden).write(patch)
         return Drawing(drawing.canvas + patch, hidden, cell)
 
-    def image_law(self, drawing: Drawing) -> dist.TorchDistribution:
-        """Return the law of the image site if the drawing ended here."""
-        return pixel_law(drawing.canvas, self.canvas.likelihood, self.canvas.sigma_image)
+    def image_distribution(self, drawing: Drawing) -> dist.TorchDistribution:
+        """Return the distribution of the image site if the drawing ended here."""
+        return pixel_distribution(drawing.canvas, self.canvas.likelihood, self.canvas.sigma_image)
 
     def window(self, drawing: Drawing) -> Window:
         """Return the window in which the last step painted."""
@@ -281,7 +285,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def classify(self, images: Tensor) -> Tensor:
-        """Compute how surely each class is in images (*batch, C, H, W), (*batch, classes).
+        """Compute the presence (*batch, classes) of each class in images (*batch, C, H, W).
 
         The result is the length of the capsule of each class.
         """

@@ -21,16 +21,17 @@ The paper is an autoencoder, and not all of it is a density. Its two likelihoods
 parts), and log p(part poses | objects). They are sites of this model. Everything else is a loss:
 the sparsity of the objects' presences, before and after the poses are seen, the penalty on dynamic
 relations, the stop-gradients and the noise on presences. They are terms and switches of
-`StackedCapsuleObjective` (`capsule_zoo.inference`). Laws that the paper lacks are ours, and make
-the joint density proper: priors of presences, poses and features, the noisy-or for the presence of
-a part, and the pose of an absent part. With them the model has a held-out bound in nats.
+`StackedCapsuleObjective` (`capsule_zoo.inference`). Distributions that the paper lacks are ours,
+and make the joint density proper: priors of presences, poses and features, the noisy-or for the
+presence of a part, and the pose of an absent part. With them the model has a held-out bound in
+nats.
 
 Parts and objects may be learned one after the other: see `with_scope`.
 
-The dummy's law is normal, with a deviation at which its density is about .01 at a typical pose; the
-authors' program takes the constant .01. For a presence between 0 and 1 the paper raises the
-likelihood of a pose to that power, which is not a density. Here the law is a mixture of present and
-absent. Both agree at 0 and 1, up to the density of absent parts.
+The dummy's distribution is normal, with a standard deviation at which its density is about .01 at a
+typical pose; the authors' program takes the constant .01. For a presence between 0 and 1 the paper
+raises the likelihood of a pose to that power, which is not a density. Here the distribution is a
+mixture of present and absent. Both agree at 0 and 1, up to the density of absent parts.
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818):
@@ -59,7 +60,7 @@ from capsule_zoo.models.parts.object_votes import (
     VoteSizes,
     log_parents,
     noisy_or,
-    part_pose_law,
+    part_pose_distribution,
     placed,
 )
 from capsule_zoo.models.parts.painted_parts import PartsModel
@@ -81,7 +82,7 @@ class Clutter(Settings):
         leak: probability that a part for which no object votes is present.
 
     Raises:
-        ValueError: a deviation or weight that is not positive, or a leak outside (0, 1).
+        ValueError: a standard deviation or weight that is not positive, or a leak outside (0, 1).
     """
 
     sigma_dummy: float = 0.75
@@ -107,16 +108,16 @@ class StackedCapsuleAutoencoder(PartsModel):
         classes: kinds of images; an object is present in one of them.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: temperature of the Concrete distribution of relaxed presences.
-        sigma_image: deviation of a pixel, in units of its range.
-        sigma_top: deviation of an object's pose from the identity.
+        sigma_image: standard deviation of a pixel, in units of its range.
+        sigma_top: standard deviation of an object's pose from the identity.
         clutter: parts that no object explains.
 
     Raises:
-        ValueError: a size below 1, fewer than two classes, a deviation that is not positive, or an
-            unknown presence.
+        ValueError: a size below 1, fewer than two classes, a standard deviation that is not
+            positive, or an unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    In the scope "parts" (`with_scope`) parts have broad laws of their own.
+    In the scope "parts" (`with_scope`) parts have broad distributions of their own.
     """
 
     scopes = ("scene", "objects", "parts")
@@ -172,7 +173,7 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @property
     def dummy(self) -> tuple[float, float]:
-        """The weight of the dummy, and the deviation of its parts' poses."""
+        """The weight of the dummy, and the standard deviation of its parts' poses."""
         return self.clutter.epsilon, self.clutter.sigma_dummy
 
     @property
@@ -196,30 +197,34 @@ class StackedCapsuleAutoencoder(PartsModel):
                 parts = self._draw_parts(self.votes(self._draw_objects()))
             if self.scope == "objects":
                 return parts.pose
-            return self.sample_image(self.image_law(parts), images)
+            return self.sample_image(self.image_distribution(parts), images)
 
     def _draw_objects(self) -> FeaturedCapsules:
         like, level = self.template_logits, self.levels[0]
         with pyro.plate("objects", level.size, dim=-1):
             odds = like.new_tensor(self.prior_logit)
-            presence = pyro.sample("object_presence", self.presence_law(odds))
+            presence = pyro.sample("object_presence", self.presence_distribution(odds))
             centered = dist.Normal(poses.identity_like(like), self.sigma_top)
             pose = pyro.sample("object_pose", centered.to_event(1))
             feature = self._draw_feature("object_feature", self.object_features)
         return FeaturedCapsules.drawn(level, presence, pose, feature)
 
     def _draw_parts(self, votes: ObjectVotes | None) -> FeaturedCapsules:
-        """Draw the parts by the votes of objects; without objects, from broad laws."""
+        """Draw the parts by the votes of objects; without objects, from broad distributions."""
         like, level = self.template_logits, self.levels[1]
         with pyro.plate("parts", level.size, dim=-1):
             odds = like.new_zeros(()) if votes is None else noisy_or(votes, self.clutter.leak)
-            presence = pyro.sample("part_presence", self.presence_law(odds))
-            pose_law: dist.TorchDistribution
+            presence = pyro.sample("part_presence", self.presence_distribution(odds))
+            pose_distribution: dist.TorchDistribution
             if votes is None:
-                pose_law = dist.Normal(like.new_zeros(6), self.clutter.sigma_dummy).to_event(1)
+                pose_distribution = dist.Normal(
+                    like.new_zeros(6), self.clutter.sigma_dummy
+                ).to_event(1)
             else:
-                pose_law = part_pose_law(votes, presence, self.relaxed, *self.dummy)
-            pose = pyro.sample("part_pose", pose_law)
+                pose_distribution = part_pose_distribution(
+                    votes, presence, self.relaxed, *self.dummy
+                )
+            pose = pyro.sample("part_pose", pose_distribution)
             feature = self._draw_feature("part_feature", self.part_features)
         return FeaturedCapsules.drawn(level, presence, pose, feature)
 
@@ -257,8 +262,8 @@ class StackedCapsuleAutoencoder(PartsModel):
         return self.template_logits.sigmoid().split([self.image_shape[0], 1], dim=1)
 
     @pyro_method
-    def image_law(self, parts: FeaturedCapsules) -> TintedMixture:
-        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W).
+    def image_distribution(self, parts: FeaturedCapsules) -> TintedMixture:
+        """Return the distribution of the image, batch shape (B, 1), event shape (C, H, W).
 
         The weight of a part at a pixel is its alpha times its presence.
         """
@@ -275,7 +280,7 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     def render(self, parts: FeaturedCapsules) -> Tensor:
         """Render the mean image (B, C, H, W) of the parts."""
-        return self.image_law(parts).mean.squeeze(-4)
+        return self.image_distribution(parts).mean.squeeze(-4)
 
     def responsibilities(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> Tensor:
         """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""

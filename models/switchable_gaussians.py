@@ -39,7 +39,7 @@ from torch import Tensor
 
 from capsule_zoo.models.base import NamedModule, Site
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.routing.parent_law import VOTE_NOISE, ParentLaw
+from capsule_zoo.models.routing.parent_distribution import VOTE_NOISE, ParentDistribution
 
 
 class Flat(dist.ImproperUniform):
@@ -93,9 +93,9 @@ class SwitchableGaussians(NamedModule):
         self.beta_a = torch.nn.Parameter(torch.full((parents,), float(beta_a)))
         self.beta_u = torch.nn.Parameter(torch.full((parents,), float(beta_u)))
 
-    def law(self, inverse_temperature: float = 1.0) -> ParentLaw:
+    def distribution(self, inverse_temperature: float = 1.0) -> ParentDistribution:
         """Return the prior of the parents in the form that routings take."""
-        return ParentLaw(self.beta_a, self.beta_u, inverse_temperature, self.noise)
+        return ParentDistribution(self.beta_a, self.beta_u, inverse_temperature, self.noise)
 
     def check_votes(self, votes: Tensor, presence: Tensor | None = None) -> None:
         """Raise ValueError unless votes are (B, I, J, D) and presences (B, I) of this layer."""

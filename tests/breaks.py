@@ -122,14 +122,14 @@ BREAKS = (
         "inference/test_summary.py",
     ),
     Break(
-        "deviation instead of standard error",
+        "standard deviation instead of standard error",
         "experiments/common/findings.py",
         "error = (apart.std() / count**0.5).item() if count > 1 else None",
         "error = apart.std().item() if count > 1 else None",
         "capsule_zoo/test_experiments.py",
     ),
     Break(
-        "the standard error of a share forgets the square root",
+        "the standard error of a fraction forgets the square root",
         "inference/evaluation/classification.py",
         "return cls(value, (value * (1 - value) / count) ** 0.5, count)",
         "return cls(value, value * (1 - value) / count, count)",
@@ -171,7 +171,7 @@ BREAKS = (
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(
-        "the share lost of the whole, not of what parts explain",
+        "the fraction lost of the whole, not of what parts explain",
         "experiments/shape_codes/objects.py",
         'return {"share_lost": ratio(inferred - redrawn, inferred - background)}',
         'return {"share_lost": ratio(inferred - redrawn, inferred)}',
@@ -269,7 +269,7 @@ BREAKS = (
         "capsule_zoo/test_constellations.py",
     ),
     Break(
-        "the probe of turned digits is fitted on test digits",
+        "the probe of rotated digits is fitted on test digits",
         "experiments/shape_codes/objects.py",
         "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)",
         "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], PENALTY)",
@@ -343,15 +343,15 @@ BREAKS = (
     Break(
         "presences that are visited twice count twice",
         "guides/scenes/proposals.py",
-        "SubsetLaw(weight.masked_fill(again, -math.inf), rows, self.model.inner)",
-        "SubsetLaw(weight, rows, self.model.inner)",
+        "SubsetDistribution(weight.masked_fill(again, -math.inf), rows, self.model.inner)",
+        "SubsetDistribution(weight, rows, self.model.inner)",
         "models/test_scenes.py",
     ),
     Break(
         "the information of a Bernoulli logit is p",
         "inference/posterior/gauss_newton.py",
-        "(law.logits, (law.probs * (1 - law.probs)).sqrt())",
-        "(law.logits, law.probs.sqrt())",
+        "(distribution.logits, (distribution.probs * (1 - distribution.probs)).sqrt())",
+        "(distribution.logits, distribution.probs.sqrt())",
         "inference/test_gauss_newton.py",
     ),
     Break(

@@ -70,7 +70,7 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def few_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Gauss-Newton laws start at few draws of the prior, and climb by few steps.
+    """Let Gauss-Newton distributions start at few draws of the prior, and climb by few steps.
 
     This takes most of the time of a comparison of guides. `inference/test_gauss_newton.py` tests
     the climbs at their own lengths.

@@ -115,16 +115,16 @@ def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor
 
 
 def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistribution]:
-    """Return log sum_h exp(natural h + log base(h)) over all units, (states,), and their law."""
+    """Return log sum_h exp(natural h + log base(h)), (states,), and the units' distribution."""
     if isinstance(units, BernoulliUnits):
-        each, law = F.softplus(natural), dist.Bernoulli(logits=natural)
+        each, distribution = F.softplus(natural), dist.Bernoulli(logits=natural)
     elif isinstance(units, GaussianUnits):
         precision = units.log_precision.exp()
         each = natural**2 / (2 * precision) + (2 * math.pi / precision).log() / 2
-        law = dist.Normal(natural / precision, precision**-0.5)
+        distribution = dist.Normal(natural / precision, precision**-0.5)
     else:
-        each, law = natural.exp(), dist.Poisson(natural.exp())
-    return each.sum((-2, -1)), law
+        each, distribution = natural.exp(), dist.Poisson(natural.exp())
+    return each.sum((-2, -1)), distribution
 
 
 def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,12 +137,16 @@ def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Ten
     precision[:, :count, count:], precision[:, count:, :count] = -coupling, -coupling.mT
     bias = model.visible.bias.flatten() + switch @ model.switch_weight.T
     bias = torch.cat([bias, model.hidden.bias.flatten().expand(len(switch), -1)], 1)
-    law = dist.MultivariateNormal(
+    distribution = dist.MultivariateNormal(
         torch.linalg.solve(precision, bias[..., None])[..., 0], precision_matrix=precision
     )
-    log_mass = (bias * law.mean).sum(1) / 2 - precision.logdet() / 2 + switch @ model.switch_bias
+    log_mass = (
+        (bias * distribution.mean).sum(1) / 2 - precision.logdet() / 2 + switch @ model.switch_bias
+    )
     chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
-    pixels, hidden = law.sample((number,))[torch.arange(number), chosen].tensor_split([count], 1)
+    pixels, hidden = distribution.sample((number,))[torch.arange(number), chosen].tensor_split(
+        [count], 1
+    )
     return switch[chosen], pixels, hidden.unflatten(1, (capsules, units))
 
 
@@ -230,7 +234,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
     lower.coupling.switch_weight.data.add_(4)  # otherwise the top layer hardly affects the image
     z, h = binary(2).T  # (4,) each: 00, 01, 10, 11
 
-    def log_law(switch: Tensor, hidden: Tensor, z: Tensor, h: Tensor) -> Tensor:
+    def log_distribution(switch: Tensor, hidden: Tensor, z: Tensor, h: Tensor) -> Tensor:
         """Return log p(z, h) from the natural parameters of the switch and of the unit if on."""
         return z * switch - F.softplus(switch) + h * hidden - F.softplus(hidden)
 
@@ -240,7 +244,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         off, on = F.softplus(bias), F.softplus(bias + pull)
         odds = lower.switch_bias.squeeze() + push
         spent = F.softplus(odds + on - off) + off  # lower layer, given (z, h) of the top
-        own = log_law(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
+        own = log_distribution(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
         _recognize(
             guide.layers[1], own - spent, top.hidden.bias, told, lower.coupling.switch_weight
         )
@@ -259,13 +263,15 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
 
 
 def _recognize(
-    layer: RecognitionLayer, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
+    layer: RecognitionLayer, distribution: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
 ) -> None:
-    """Write e, c and the mirrored couplings into a recognition layer; `law` is L, (4,)."""
+    """Write e, c and the mirrored couplings into a recognition layer; `distribution` is L, (4,)."""
     layer.coupling.weight.copy_(weight.reshape(layer.coupling.weight.shape))
     layer.coupling.switch_weight.copy_(gate.reshape(layer.coupling.switch_weight.shape))
-    layer.hidden_bias.copy_(law[3] - law[2] - bias)
-    layer.switch_bias.copy_(law[2] - law[:2].logsumexp(0) + F.softplus(bias).squeeze())
+    layer.hidden_bias.copy_(distribution[3] - distribution[2] - bias)
+    layer.switch_bias.copy_(
+        distribution[2] - distribution[:2].logsumexp(0) + F.softplus(bias).squeeze()
+    )
 
 
 # Calibration of a guide

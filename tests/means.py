@@ -1,6 +1,6 @@
 """Tests with p-values that samplers and gradients are correct, beside the library's of posteriors.
 
-    sampler     one that leaves a joint law invariant keeps all its means     `same_means`
+    sampler     one that leaves a joint distribution invariant keeps all its means     `same_means`
     gradient    the mean of many estimates equals the exact gradient          `unbiased`
 
 Reference: Geweke 2004, "Getting It Right: Joint Distribution Tests of Posterior Simulators".
@@ -19,8 +19,8 @@ def same_means(first: Tensor, second: Tensor) -> Outcome:
     """Test by Welch's t that two samples (N, D) and (M, D) of independent rows have the same means.
 
     The degrees of freedom are taken from the smaller sample, which is conservative. For Geweke's
-    test, one sample is drawn from the joint law itself, and each row of the other is the mean along
-    a chain that started at the joint law.
+    test, one sample is drawn from the joint distribution itself, and each row of the other is the
+    mean along a chain that started at the joint distribution.
     """
     mean = first.mean(0)
     variance = first.var(0) / len(first) + second.var(0) / len(second)

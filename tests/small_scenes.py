@@ -17,7 +17,7 @@ def painted() -> ConvolutionalEncoder:
 FORMS = {
     "gray": dict(channels=1),
     "learned counts": dict(channels=1, counts="learned"),
-    "turned": dict(channels=1, turn=1.0),
+    "turned": dict(channels=1, rotation=1.0),
     "tinted": dict(channels=3, ground="color"),
     "textured": dict(channels=3, texture=True, ground="learned"),
     "gray on gray": dict(channels=1, ground="color"),

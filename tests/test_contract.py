@@ -440,13 +440,13 @@ def drawn_in(trace: poutine.Trace) -> dict[str, dict]:
     return {n: s for n, s in prune_subsample_sites(trace).nodes.items() if s["type"] == "sample"}
 
 
-def point_of(law) -> torch.Tensor | None:
+def point_of(distribution) -> torch.Tensor | None:
     """Return the point of a Delta, even if it is expanded or independent."""
-    while not isinstance(law, dist.Delta):
-        if not hasattr(law, "base_dist"):
+    while not isinstance(distribution, dist.Delta):
+        if not hasattr(distribution, "base_dist"):
             return None
-        law = law.base_dist
-    return law.v
+        distribution = distribution.base_dist
+    return distribution.v
 
 
 def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: str | None = None):
@@ -489,7 +489,8 @@ def test_under_an_outer_plate_the_prior_draws_every_index_afresh(name, discrete)
     observed = entry.model.space.site
     image = sites[observed]["value"]
     assert not torch.equal(image[0], image[1])
-    # what a chain has come from does not appear in its trace: only the image's law can be compared
+    # what a chain has come from does not appear in its trace: only the image's distribution can be
+    # compared
     assert_one_by_one(program, (), sites, only=None if entry.model.normalized else observed)
 
 

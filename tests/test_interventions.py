@@ -128,7 +128,7 @@ def test_infer_discrete_gives_the_likeliest_parents(name):
     elbo = TraceEnum_ELBO(max_plate_nesting=2)
     marginals = elbo.compute_marginals(model, poutine.replay(guide, trace=drawn), images)
     assert marginals
-    for site, law in marginals.items():
-        scores = law.logits.squeeze()
+    for site, distribution in marginals.items():
+        scores = distribution.logits.squeeze()
         assert torch.equal(nodes[site]["value"].squeeze(), scores.argmax(-1)), site
         assert scores.shape[0] == BATCH

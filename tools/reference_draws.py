@@ -30,7 +30,7 @@ from capsule_zoo.inference.references.problems import FOLDER, PROBLEMS, build
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.models import Constellations, Model
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.constellations.matching_laws import RandomMatching
+from capsule_zoo.models.constellations.matching_distributions import RandomMatching
 
 SEED = 0
 KEPT = 4000
@@ -73,7 +73,7 @@ def _randomize(model: Model) -> None:
     for name, parameter in model.named_parameters():
         scale = scales.get(name.rpartition(".")[2], 0.7)
         if name.endswith("raw_scale"):
-            parameter.fill_(-1.8)  # a deviation of about 0.25
+            parameter.fill_(-1.8)  # a standard deviation of about 0.25
         elif scale is not None:
             parameter.copy_(scale * torch.randn_like(parameter))
 
@@ -95,13 +95,13 @@ def _image_of(name: str, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _moments(x: Tensor) -> dict[str, Tensor]:
-    """Return mean and deviation of the columns of x (draws, D), and of their squares."""
+    """Return mean and standard deviation of the columns of x (draws, D), and of their squares."""
     squares = x.square()
     return {
         "mean": x.mean(0),
         "deviation": x.std(0),
         "square_mean": squares.mean(0),
-        "square_deviation": squares.std(0),
+        "squared_deviation": squares.std(0),
     }
 
 
@@ -146,7 +146,7 @@ def _by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, 
 
 
 class Mixture(NamedTuple):
-    """A posterior that is a mixture of normal laws.
+    """A posterior that is a mixture of normal distributions.
 
     Attributes:
         log_weights: log p(image, s) of every setting of the discrete sites, (settings,).
@@ -174,12 +174,14 @@ def exact_posterior(
     presence, code = settings["object_presence"], settings["point_corner"]
     objects = presence.shape[1]
     basis = torch.eye(4 * objects).to(points).view(-1, objects, 4)
-    law = model.points_law(basis, code.new_zeros(len(basis), code.shape[1]))
-    design = law.places.permute(1, 2, 0)  # (corners, 2, D)
+    distribution = model.points_distribution(basis, code.new_zeros(len(basis), code.shape[1]))
+    design = distribution.places.permute(1, 2, 0)  # (corners, 2, D)
     prior = model.sigma_pose**2
-    noise = law.scale[0, 0].square()
+    noise = distribution.scale[0, 0].square()
     log_weights = Bernoulli(probs=points.new_tensor(model.presence)).log_prob(presence).sum(1)
-    log_weights = log_weights + RandomMatching(model.law(), presence, code.shape[1]).log_prob(code)
+    log_weights = log_weights + RandomMatching(
+        model.distribution(), presence, code.shape[1]
+    ).log_prob(code)
     log_weights = log_weights - (code == 0).sum(1) * math.log(4.0)  # clutter in [-1, 1]^2
     means, covariances, likelihoods = [], [], []
     for row in code:
@@ -209,7 +211,7 @@ def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
         "mean": first,
         "deviation": (second - first**2).sqrt(),
         "square_mean": second,
-        "square_deviation": (fourth - second**2).sqrt(),
+        "squared_deviation": (fourth - second**2).sqrt(),
         "draws": draws,
         "log_evidence": found.log_weights.logsumexp(0).item(),
         "checks": {"method": "independent draws of the exact posterior, moments in closed form"},

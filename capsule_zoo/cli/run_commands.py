@@ -292,7 +292,7 @@ def _check_options(method: str, options: Iterable[str]) -> None:
 def compare(
     run: RunArgument,
     guides: Annotated[
-        str | None, typer.Option(help="Names with commas between.  [default: all that fit]")
+        str | None, typer.Option(help="Comma-separated guide names.  [default: all that fit]")
     ] = None,
     tune_steps: Annotated[
         int, typer.Option(help="Steps that tune each other guide, or widen points.", min=1)

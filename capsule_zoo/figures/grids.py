@@ -76,8 +76,8 @@ def part_colors(parts: int) -> Tensor:
     """Return a color for each part, (parts, 3); neighbors have very different colours."""
     from matplotlib import pyplot as plt
 
-    turns = torch.arange(parts) * 0.618034 % 1.0
-    return torch.from_numpy(plt.get_cmap("hsv")(turns.numpy())[:, :3]).float()
+    hues = torch.arange(parts) * 0.618034 % 1.0
+    return torch.from_numpy(plt.get_cmap("hsv")(hues.numpy())[:, :3]).float()
 
 
 def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:

@@ -27,9 +27,12 @@ from capsule_zoo.runs.measurements import (
 )
 
 WIDEN_STEPS = 200
-REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
+REFINEMENT = 100  # steps to the points of the Gauss-Newton distributions
 MODES = 4  # such points for each image
-STARTS = "free_form", "corrected"  # general guides, besides Gauss-Newton laws, to start chains at
+STARTS = (
+    "free_form",
+    "corrected",
+)  # general guides, besides Gauss-Newton distributions, to start chains at
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -41,7 +44,7 @@ def anneal_run(
     widening: int = WIDEN_STEPS,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Anneal from Gauss-Newton laws to the posterior of test images, in nats per image.
+    """Anneal from Gauss-Newton distributions to the posterior of test images, in nats per image.
 
     They are at points refined from the answers of the entry's guide, and chains move by their
     covariance. A model that they do not serve, or whose guide has a higher importance-weighted
@@ -89,14 +92,16 @@ def guide_losses(
 
     Args:
         names: general guides; those that do not serve the model, or give no bound, are left out.
-            Chains start at the best of Gauss-Newton laws, of the entry's own guide, and of those
-            named here that have a density at given latents and can be fitted to simulated images.
+            Chains start at the best of Gauss-Newton distributions, of the entry's own guide, and of
+            those named here that have a density at given latents and can be fitted to simulated
+            images.
         images: number of test images.
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`.
         steps: updates of every general guide, and those that widen a guide of points.
-        refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton laws from
-            which chains start. Codes of more than 512 numbers have one point, and no `mixture`.
+        refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton
+            distributions from which chains start. Codes of more than 512 numbers have one point,
+            and no `mixture`.
         progress: show progress bars.
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
@@ -142,8 +147,8 @@ def starts_of(
 ) -> dict[str, nn.Module]:
     """Return the guides at which chains may start, by name; see `annealed_log_likelihood`.
 
-    They are `guide` itself as "encoder", Gauss-Newton laws, and general guides of `STARTS` that are
-    in `names`: those that serve the model, and have a density.
+    They are `guide` itself as "encoder", Gauss-Newton distributions, and general guides of `STARTS`
+    that are in `names`: those that serve the model, and have a density.
     """
     newton = "gauss_newton" if modes == 1 else "mixture"
     settings = {name: dict(steps=steps) for name in STARTS if name in names}

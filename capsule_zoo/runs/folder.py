@@ -394,7 +394,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 def refuse_among_pictures(folder: Path, data: str) -> None:
-    """Raise ValueError where files in `folder` would be read with the pictures of a data set."""
+    """Refuse an output folder inside the picture folder of a data set."""
     kind, _, path = full_name(data).partition(":")
     sides = sides_of(Path(path)) if kind == "folder" else ()
     if any(side is not None and folder.resolve().is_relative_to(side) for side in sides):

@@ -20,7 +20,7 @@ from torch.distributions import Bernoulli
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.data.progress import announce
-from capsule_zoo.guides.per_image.site_laws import innermost
+from capsule_zoo.guides.per_image.site_distributions import innermost
 from capsule_zoo.inference import (
     Checks,
     Comparison,

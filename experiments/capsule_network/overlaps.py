@@ -53,7 +53,7 @@ class Pairs:
         return torch.maximum(self.images, self.others)
 
     def missed(self, scores: Tensor) -> Number:
-        """Return the share of pairs whose classes do not have the two highest scores (B, C)."""
+        """Return the fraction of pairs whose classes do not have the two highest scores (B, C)."""
         highest = scores.topk(2).indices.sort(1).values
         classes = torch.stack([self.labels, self.other_labels], 1).sort(1).values
         return mean_and_error((highest != classes).any(1).float())
@@ -68,7 +68,7 @@ def different_pairs(split: Split, seed: int) -> Pairs:
 
 
 def missed(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
-    """Return the share of pairs whose two classes an entry's scores do not both find."""
+    """Return the fraction of pairs whose two classes an entry's scores do not both find."""
     with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
         return pairs.missed(torch.cat([scores(part) for part in pairs.overlays.split(500)]))
 
@@ -111,7 +111,7 @@ def overlap(options: Options, settings: Overlaid) -> Result:
 
     Digits lie on 36x36 pixels, shifted by up to 4. `cnn` has the stem and as many weights, and
     no capsules; both are tuned on pairs of validation images, as in `equal-network`. `error` is
-    the share of pairs of different digits whose two classes are not both found, a mean over the
+    the fraction of pairs of different digits whose two classes are not both found, a mean over the
     seeds. `squared_error` is of drawings from the first seed, explained at `take_out`.
     """
     sizes = {"preset": "overlapping", **(settings.sizes or {"guide": {"channels": 16}})}

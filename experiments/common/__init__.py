@@ -1,1 +1,1 @@
-"""What experiments of several families share."""
+"""Code that experiments of several families share."""

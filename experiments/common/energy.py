@@ -25,7 +25,7 @@ from capsule_zoo.registry import Entry
 
 PROBED = 10_000  # images that a probe is fitted on
 DRAWN = 100  # images that pictures are made of
-SILENT = 0.01  # a switch that is on in a smaller share of the images is silent
+SILENT = 0.01  # a switch that is on in a smaller fraction of the images is silent
 
 
 def binary_mnist(options: Options) -> Dataset:

@@ -59,9 +59,9 @@ def means_of(outcomes: Mapping[str, Sequence[Mapping[str, Sequence]]]) -> dict[s
 
 def ratio(part: Tensor, whole: Tensor) -> Number:
     """Return the ratio of two means over the same images, with a first-order standard error."""
-    share = part.mean() / whole.mean()
-    _, error, count = mean_and_error((part - share * whole) / whole.mean())
-    return share.item(), error, count
+    fraction = part.mean() / whole.mean()
+    _, error, count = mean_and_error((part - fraction * whole) / whole.mean())
+    return fraction.item(), error, count
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> float:
@@ -174,11 +174,11 @@ def measures_of_rows(table: Comparison) -> dict[str, Numbers]:
 
 def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
     """Return the numbers of several variants by quantity, then by variant."""
-    turned: dict[str, Numbers] = {}
+    rotated: dict[str, Numbers] = {}
     for variant, numbers in variants.items():
         for quantity, number in numbers.items():
-            turned.setdefault(quantity, {})[variant] = number
-    return turned
+            rotated.setdefault(quantity, {})[variant] = number
+    return rotated
 
 
 def snake_case(row: Hashable) -> str:

@@ -28,7 +28,7 @@ from capsule_zoo.inference.segmentation import (
     segmentation_accuracy,
     variation_of_information,
 )
-from capsule_zoo.models.constellations.scene_law import SceneLaw
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.objects import GUIDES
@@ -47,14 +47,14 @@ def parse(
 ) -> Result:
     """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (ten minutes).
 
-    `segmentation` is the share of points with the right object, where equal squares may be
-    exchanged, `scenes` the share of scenes that are right altogether, `rand` the adjusted Rand
+    `segmentation` is the fraction of points with the right object, where equal squares may be
+    exchanged, `scenes` the fraction of scenes that are right altogether, `rand` the adjusted Rand
     index, `variation` the variation of information in nats. `evidence` is log p(points) in nats for
     the exact guide and a lower bound for the others; the mixture's is left out because it puts
     scenes into no matching at all. `expected_segmentation` and `expected_scenes` are what the exact
-    posterior expects of its own parse: no method can do better on average. `ambiguous` is the share
-    of scenes with a second reading at least half as likely as the first. `seconds` are seconds of
-    one core for 512 scenes.
+    posterior expects of its own parse: no method can do better on average. `ambiguous` is the
+    fraction of scenes with a second reading at least half as likely as the first. `seconds` are
+    seconds of one core for 512 scenes.
 
     Args:
         scenes: scenes for each noise.
@@ -67,20 +67,22 @@ def parse(
     for sigma in sigmas:
         suffix, drawn = name_noise(sigma), draw_scenes(scenes, sigma, seed=options.seed)
         model = create("constellations", sigma=sigma).model.double()
-        law = model.law()
+        distribution = model.distribution()
         options.say(f"Parsing scenes with sigma {sigma:g}")
         parses: dict[str, Matchings] = {}
         for name, make_guide in GUIDES.items():
             parses[name], seconds = time_parse(make_guide(model), drawn)
             if suffix == "01":
                 speed[name] = (seconds, None, TIMED)
-        grids[f"noise {sigma:g}"] = compare_with_truth(parses, drawn, law.kinds, suffix)
+        grids[f"noise {sigma:g}"] = compare_with_truth(parses, drawn, distribution.kinds, suffix)
         options.say("The exact posterior's own accuracy")
-        ceilings[suffix] = expected_accuracy(law, drawn.points)
+        ceilings[suffix] = expected_accuracy(distribution, drawn.points)
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
-        figures[f"noise_{suffix}"] = plot_hard_scenes(law, law, parses, drawn, title)
+        figures[f"noise_{suffix}"] = plot_hard_scenes(
+            distribution, distribution, parses, drawn, title
+        )
         if suffix == "025":
-            figures["ambiguous"] = plot_two_readings(law, drawn)
+            figures["ambiguous"] = plot_two_readings(distribution, drawn)
     metrics: Metrics = {
         **grids,
         "speed": Table({"seconds": speed}),
@@ -126,13 +128,13 @@ def compare_with_truth(
 
 
 @torch.no_grad()
-def expected_accuracy(law: SceneLaw, points: Tensor) -> Numbers:
+def expected_accuracy(distribution: SceneDistribution, points: Tensor) -> Numbers:
     """Return what the exact posterior expects of its own parse; see `parse`."""
     rows = []
-    for group in groups(law, points):
+    for group in groups(distribution, points):
         objects, probability = group.posterior()
         for p in probability:
-            accuracy = accuracy_of_readings(objects[p.argmax()], objects, law).to(p)
+            accuracy = accuracy_of_readings(objects[p.argmax()], objects, distribution).to(p)
             same = accuracy > RIGHT
             exchanged = same.sum()  # readings that differ by an exchange of equal objects only
             first = p[same].sum()
@@ -144,38 +146,43 @@ def expected_accuracy(law: SceneLaw, points: Tensor) -> Numbers:
     return {name: mean_and_error(values) for name, values in columns}
 
 
-def accuracy_of_readings(reading: Tensor, objects: Tensor, law: SceneLaw) -> Tensor:
+def accuracy_of_readings(
+    reading: Tensor, objects: Tensor, distribution: SceneDistribution
+) -> Tensor:
     """Return the accuracy (S,) of one reading of a scene (N,), were each of `objects` true."""
     present = torch.ones_like(objects, dtype=torch.bool)
-    return segmentation_accuracy(reading.expand_as(objects), objects, present, law.kinds)
+    return segmentation_accuracy(reading.expand_as(objects), objects, present, distribution.kinds)
 
 
 @torch.no_grad()
-def plot_two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
+def plot_two_readings(distribution: SceneDistribution, scenes: Scenes) -> Figure:
     """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
     first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
     ratio = torch.zeros(len(scenes))
-    for group in groups(law, scenes.points):
+    for group in groups(distribution, scenes.points):
         objects, probability = group.posterior()
         best = probability.argmax(1)
         rest = probability.clone()
         for p, reading in zip(rest, objects[best], strict=True):
-            p[accuracy_of_readings(reading, objects, law) > RIGHT] = 0
+            p[accuracy_of_readings(reading, objects, distribution) > RIGHT] = 0
         ratio[group.rows] = (rest.amax(1) / probability.amax(1)).float()
         first.objects[group.rows[:, None], group.slots] = objects[best]
         second.objects[group.rows[:, None], group.slots] = objects[rest.argmax(1)]
     for reading in (first, second):
-        reading.corners.copy_(corners_of(law, scenes.points, reading.objects, best=True))
+        reading.corners.copy_(corners_of(distribution, scenes.points, reading.objects, best=True))
     readings = {"first reading": first, "second reading": second}
     rows = ratio.argsort(descending=True)[:SHOWN]
     title = "Scenes with two readings that are nearly as likely as each other"
     return scene_rows(
-        law, scenes.points[rows], label_alike(readings, scenes[rows], rows, law), title
+        distribution,
+        scenes.points[rows],
+        label_alike(readings, scenes[rows], rows, distribution),
+        title,
     )
 
 
 def label_alike(
-    parses: Mapping[str, Matchings], true: Scenes, rows: Tensor, law: SceneLaw
+    parses: Mapping[str, Matchings], true: Scenes, rows: Tensor, distribution: SceneDistribution
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return objects and corners of scenes, true and parsed, with equal objects named alike.
 
@@ -184,18 +191,22 @@ def label_alike(
     """
     labels = {"true": (true.objects, true.corners)}
     for name, parse in parses.items():
-        objects = relabeled(parse.objects[rows], true.objects, law.kinds)
+        objects = relabeled(parse.objects[rows], true.objects, distribution.kinds)
         labels[name] = objects, parse.corners[rows]
     return labels
 
 
 def plot_hard_scenes(
-    law: SceneLaw, truth: SceneLaw, parses: Mapping[str, Matchings], scenes: Scenes, title: str
+    distribution: SceneDistribution,
+    truth: SceneDistribution,
+    parses: Mapping[str, Matchings],
+    scenes: Scenes,
+    title: str,
 ) -> Figure:
     """Draw eight scenes with all objects or two: four that guides parse differently, four not.
 
     Args:
-        law: the templates of the parses.
+        distribution: the templates of the parses.
         truth: the templates of the scenes.
     """
     accuracies = [
@@ -208,8 +219,8 @@ def plot_hard_scenes(
     easy = (many & (wrong == 0)).nonzero()[:, 0]
     rows = torch.cat([order[:4], easy[:4]])
     labels = label_alike(parses, scenes[rows], rows, truth)
-    laws = {} if law is truth else {"true": truth}
-    return scene_rows(law, scenes.points[rows], labels, title, laws)
+    distributions = {} if distribution is truth else {"true": truth}
+    return scene_rows(distribution, scenes.points[rows], labels, title, distributions)
 
 
 @experiment("constellations/papers", data="constellations")
@@ -234,7 +245,7 @@ def papers(
         for name, make_guide in GUIDES.items():
             options.say(f"{name} on scenes with sigma {sigma:g}")
             compared = make_guide(model).parse(drawn.points).objects, drawn.objects, drawn.present
-            ours = segmentation_accuracy(*compared, model.law().kinds)
+            ours = segmentation_accuracy(*compared, model.distribution().kinds)
             free = segmentation_accuracy(*compared)
             rows[name] = {
                 "segmentation": mean_and_error(ours),
@@ -248,7 +259,7 @@ def papers(
 
 
 def count_absent_as_right(accuracy: Tensor, present: Tensor) -> Tensor:
-    """Return the share of right corners, (S,), where the absent ones of (S, N) count as right."""
+    """Return the fraction of right corners, (S,); absent ones of (S, N) count as right."""
     fraction = present.float().mean(1)
     return accuracy * fraction + (1 - fraction)
 
@@ -283,8 +294,8 @@ def learned(
     how = dict(examples=examples, updates=updates, batch_size=batch_size)
     outcomes, folders = study.run(learn, options, **how), study.folders(options)
     metrics: dict[str, Table] = {}
-    figures, laws = {}, {}
-    truth = create("constellations").model.law()
+    figures, distributions = {}, {}
+    truth = create("constellations").model.distribution()
     for suffix, sigma in noises.items():
         title = f"noise {sigma:g}"
         options.say(f"Parsing scenes with {title}")
@@ -292,12 +303,16 @@ def learned(
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
         parses = {n: guide.parse(drawn.points) for n, guide in learned_guides(entry).items()}
         metrics[title] = compare_with_truth(parses, drawn, truth.kinds, suffix)
-        laws[title] = entry.model.law()
+        distributions[title] = entry.model.distribution()
         words = f"Scenes with {title}, parsed with learned templates"
-        figures[f"noise_{suffix}"] = plot_hard_scenes(laws[title], truth, parses, drawn, words)
+        figures[f"noise_{suffix}"] = plot_hard_scenes(
+            distributions[title], truth, parses, drawn, words
+        )
     numbers = {s: {q: single(v) for q, v in row.items()} for s, (row,) in outcomes.items()}
     metrics["learning, noise"] = Table(by_quantity(numbers))
-    figures["templates"] = template_rows(laws, "Templates that were learned, with their noise")
+    figures["templates"] = template_rows(
+        distributions, "Templates that were learned, with their noise"
+    )
     kept = load(folders[PUBLISHED]) if PUBLISHED in folders else None
     return Result({**metrics}, figures, None, kept)
 

@@ -70,14 +70,16 @@ SHIFTS: dict[str, Line] = {
     "diagonal": tuple((float(s), float(s)) for s in range(-20, 20, 2)),
     "antidiagonal": tuple((float(s), float(-s)) for s in range(-20, 20, 2)),
 }
-TURNED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
+ROTATED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
 SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
 PROTOCOLS: dict[str, Protocol] = {
     "shift": SHIFTED,
     "shift-beyond": replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)),
-    "rotate": TURNED,
-    "one-shot": replace(TURNED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}),
-    "rotate-beyond": replace(TURNED, usual=(-90, 90), rare=(-90, 90)),
+    "rotate": ROTATED,
+    "one-shot": replace(
+        ROTATED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}
+    ),
+    "rotate-beyond": replace(ROTATED, usual=(-90, 90), rare=(-90, 90)),
 }
 
 
@@ -156,7 +158,7 @@ class Lengths(Trainings):
 
 @experiment("generative-capsnet/at-length", data="mnist")
 def at_length(options: Options, settings: Lengths) -> Result:
-    """Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes)."""
+    """Rotate digits beyond training in three ways, after 20,000 updates (120 core-minutes)."""
     return compare_decoders(options, settings)
 
 

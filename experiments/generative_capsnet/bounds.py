@@ -25,7 +25,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     RARE,
-    TURNED,
+    ROTATED,
     Task,
     Trainings,
     learn,
@@ -39,7 +39,7 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
-EVERY_ANGLE = replace(TURNED, rare=TURNED.usual)
+EVERY_ANGLE = replace(ROTATED, rare=ROTATED.usual)
 DREAMS = 6
 
 
@@ -83,7 +83,7 @@ def mnist(options: Options, settings: Bounds) -> Result:
     measures: dict[str, Numbers] = {}
     for name, entry in entries.items():
         run = runs[f"every-angle-{name}"][0]
-        options.say(f"Inferring by {name} how images were turned")
+        options.say(f"Inferring by {name} how images were rotated")
         measures[name] = {
             "updates": single(run["steps"]),
             "error_all_angles": single(np.mean(run["errors"]["circle"])),
@@ -94,9 +94,9 @@ def mnist(options: Options, settings: Bounds) -> Result:
     figures = pictures(best, data.test.images)
     figures["dreams"] = plot_dreams(best, sample_requests(data, EVERY_ANGLE), options.seed)
     few = data.test.images[:12]
-    turned, _, inferred = turn_and_infer(best, few, options.seed)
-    back = Rotations().move(turned, -inferred)
-    rows = {"test image": few, "rotated": turned, "rotated back": back}
+    rotated_images, _, inferred = rotate_and_infer(best, few, options.seed)
+    back = Rotations().move(rotated_images, -inferred)
+    rows = {"test image": few, "rotated": rotated_images, "rotated back": back}
     figures["turned_back"] = image_rows(
         rows, "Test images, rotated at random, and rotated back by the inferred angle"
     )
@@ -104,31 +104,35 @@ def mnist(options: Options, settings: Bounds) -> Result:
 
 
 def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
-    """Return the median error, in degrees, of the angles inferred from turned test images.
+    """Return the median error, in degrees, of the angles inferred from rotated test images.
 
     Args:
         number: number of images, which are of the usual classes.
     """
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    _, angles, inferred = turn_and_infer(entry, data.test.images[usual][:number], options.seed)
+    _, angles, inferred = rotate_and_infer(entry, data.test.images[usual][:number], options.seed)
     error = ((inferred - angles + 180) % 360 - 180).abs()
     return median_and_error(error.squeeze(1), seed=options.seed)
 
 
-def turn_and_infer(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def rotate_and_infer(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
     generator = torch.Generator().manual_seed(seed)
     angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
-    turned, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)
-    posterior = infer_transformation(entry.model, entry.guide, turned, Rotations(), grid=grid)
-    return turned, angles, posterior.best
+    rotated_images, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)
+    posterior = infer_transformation(
+        entry.model, entry.guide, rotated_images, Rotations(), grid=grid
+    )
+    return rotated_images, angles, posterior.best
 
 
 @torch.no_grad()
 def plot_dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
     """Draw samples of the prior, each under every request (points, parameters)."""
     pyro.set_rng_seed(seed)
-    codes = {name: law.sample((DREAMS,)) for name, law in entry.model.prior().items()}
+    codes = {
+        name: distribution.sample((DREAMS,)) for name, distribution in entry.model.prior().items()
+    }
     numbers, rows = Rotations().numbers(requests), {}
     for i in range(DREAMS):
         one = {name: code[[i] * len(requests)] for name, code in codes.items()}

@@ -156,8 +156,8 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
     """Return the errors of a training where its familiar error last has a value."""
     for before, after in reversed(list(pairwise(path))):
         if before["familiar"] >= familiar >= after["familiar"] < before["familiar"]:
-            share = (before["familiar"] - familiar) / (before["familiar"] - after["familiar"])
-            return {name: (1 - share) * before[name] + share * after[name] for name in before}
+            fraction = (before["familiar"] - familiar) / (before["familiar"] - after["familiar"])
+            return {name: (1 - fraction) * before[name] + fraction * after[name] for name in before}
     return min(path, key=lambda point: abs(point["familiar"] - familiar))
 
 

@@ -4,13 +4,13 @@ The paper (Smith et al. 2020) finds that rotating the training images hurts on u
 attributes it to parts that are affine copies of each other. `augment` measures the effect with
 three kinds of features: the presences of objects (t), presences and poses (t, A), and the kind and
 the shape code that explain the parts (see `models.shape_codes`). It counts the copies, and how
-often the same ink is found by another part when the image turns: a part that is an affine copy of
+often the same ink is found by another part when the image rotates: a part that is an affine copy of
 another can take its place wherever it is drawn.
 
-The remedy: kinds and codes are fitted to parts that are read at every turn of every image, and the
-fit itself chooses the turn. Nobody says which way is up, but turns at which many digits are alike
-win. Each kind then has an upright of its own. An image is read by every kind at the turn at which
-this kind explains its parts best.
+The remedy: kinds and codes are fitted to parts that are read at every rotation of every image, and
+the fit itself chooses the rotation. Nobody says which way is up, but turns at which many digits are
+alike win. Each kind then has an upright of its own. An image is read by every kind at the rotation
+at which this kind explains its parts best.
 """
 
 import math
@@ -31,16 +31,16 @@ from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_PO
 from capsule_zoo.experiments.shape_codes.objects import (
     PENALTY,
     TEMPERATURE,
-    read_at_own_turns,
+    encode_at_each_rotation,
     read_objects,
-    sets_at_turns,
+    sets_at_rotations,
 )
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides.parts.turns import turned
+from capsule_zoo.guides.parts.rotations import rotate_images
 from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents, linear_probe
-from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
+from capsule_zoo.inference.training.starts.kinds import start_rotated_kinds
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.records import Number, Numbers
@@ -49,14 +49,14 @@ from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learn
 from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
 
 DEGREES = (0, 45, 90, 180)
-TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
+ROTATIONS = (45, 90, 180)  # degrees by which images are rotated, to see whether parts swap
 COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
 UPRIGHT, ROTATED = "probe", "rotated"
 COPY = 0.95  # likeness from which one template counts as a copy of another
 _MARGIN = 2  # side of the canvas, in sides of a template
 _RATE = 0.05
 BATCH_SIZE = 32  # small batches learn faster for their time
-TURNED_TRAINING, TURNED_TEST = 5000, 2000  # images of the remedy, each read at every turn
+ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # images of the remedy, each read at every rotation
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Settings:
         steps: updates of each model in a full run.
         kinds: kinds of objects that are fitted to parts.
         probed: training images that kinds and probes are fitted on.
-        turns: turns of the circle at which parts are read for the remedy.
+        rotations: turns of the circle at which parts are read for the remedy.
         sizes: sizes of every entry that replace the zoo's own.
     """
 
@@ -78,7 +78,7 @@ class Settings:
     steps: int = 3000
     kinds: int = 64
     probed: int = 10_000
-    turns: int = 24
+    rotations: int = 24
     sizes: Mapping[str, Any] | None = None
 
 
@@ -89,12 +89,12 @@ def augment(options: Options, settings: Settings) -> Result:
     A model is trained for each range of rotations and each seed, all for equally many updates.
     Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
     images, `rotated_...` on images rotated as in training. `..._turned` is the remedy: kinds and
-    codes are fitted to the rotated training images at the turns that they choose, and every kind
-    reads an image at the turn at which it explains the image best. Its probe is fitted on rotated
-    images, and tested on rotated (`rotated_turned`) and on upright ones (`probe_turned`).
+    codes are fitted to the rotated training images at the rotations that they choose, and every
+    kind reads an image at the rotation at which it explains the image best. Its probe is fitted on
+    rotated images, and tested on rotated (`rotated_turned`) and on upright ones (`probe_turned`).
 
-    `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
-    that are found by the same part when the image is turned by 45 degrees.
+    `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
+    parts that are found by the same part when the image is rotated by 45 degrees.
     """
     timed, steps = replace(options, minutes=None), options.shortened(settings.steps)
     study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
@@ -126,11 +126,13 @@ def measure(
     """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
     few = data.train[: settings.probed]
     codes = on_parts_of(entry, kinds=settings.kinds)
-    turned_few = rotated(few, degrees)
-    start_objects(codes.guide, part_sets(codes.guide.with_scope("parts"), turned_few), options.seed)
+    rotated_few = rotated(few, degrees)
+    start_objects(
+        codes.guide, part_sets(codes.guide.with_scope("parts"), rotated_few), options.seed
+    )
     splits = {UPRIGHT: (few, data.test)}
     if degrees:
-        splits[ROTATED] = turned_few, rotated(data.test, degrees)
+        splits[ROTATED] = rotated_few, rotated(data.test, degrees)
     numbers: Numbers = {}
     for name, pair in splits.items():
         fitted, tested = (features_of(entry, codes, split) for split in pair)
@@ -140,13 +142,13 @@ def measure(
             rows = fitted[column], labels[0], tested[column], labels[1]
             numbers[f"{name}_{column}"] = linear_probe(*rows, penalty)
     if degrees:
-        few, test = few[:TURNED_TRAINING], data.test[:TURNED_TEST]
+        few, test = few[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
         tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
-        remedy = fit_turned(entry, rotated(few, degrees), tests, settings, options.seed)
+        remedy = fit_rotated(entry, rotated(few, degrees), tests, settings, options.seed)
         numbers |= {f"{name}_turned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
     numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
-    for angle in TURNED:
+    for angle in ROTATIONS:
         numbers[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
     return numbers
 
@@ -161,40 +163,42 @@ def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarra
     }
 
 
-def fit_turned(
+def fit_rotated(
     entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
 ) -> dict[str, Accuracy]:
-    """Fit kinds and codes to images at the turns that they choose; probe test images by name."""
+    """Fit kinds and codes to images at their inferred rotations; probe test images by name."""
     codes = on_parts_of(entry, kinds=settings.kinds)
-    views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
-    start_turned_kinds(codes.model, views, seed)
+    views = torch.stack([*sets_at_rotations(codes.guide, train, settings.rotations)])
+    start_rotated_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
-    rows = read_at_own_turns(codes.guide, views, TEMPERATURE).features()
+    rows = encode_at_each_rotation(codes.guide, views, TEMPERATURE).features()
     probe = fit_probe(rows, train.labels, PENALTY)
     accuracies: dict[str, Accuracy] = {}
     for name, test in tests.items():
-        sets = sets_at_turns(codes.guide, test, settings.turns)
-        rows = read_at_own_turns(codes.guide, sets, TEMPERATURE).features()
+        sets = sets_at_rotations(codes.guide, test, settings.rotations)
+        rows = encode_at_each_rotation(codes.guide, sets, TEMPERATURE).features()
         accuracies[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
     return accuracies
 
 
 @torch.no_grad()
 def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
-    """Return the share of present parts that are found by the same part when the image is turned.
+    """Return the fraction of present parts that the same part explains when the image is rotated.
 
-    A part of the image as it is corresponds to the present part of the turned image whose pose,
-    turned back, is nearest to its own.
+    A part of the image as it is corresponds to the present part of the rotated image whose pose,
+    rotated back, is nearest to its own.
     """
     angle = images.new_full((len(images),), math.radians(degrees))
-    before, after = (infer_parts(entry.guide, each) for each in (images, turned(images, angle)))
+    before, after = (
+        infer_parts(entry.guide, each) for each in (images, rotate_images(images, angle))
+    )
     back = poses.compose(poses.rotation(angle)[:, None], after.pose)
     away = (before.pose[:, :, None] - back[:, None]).square().sum(-1)  # (N, P, P)
     away = away.masked_fill(after.presence[:, None] == 0, math.inf)
     same = away.argmin(-1) == torch.arange(away.shape[-1])
     there = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
-    share = (same & there).sum(-1) / there.sum(-1).clamp(min=1)
-    return mean_and_error(share[there.any(-1)])
+    fraction = (same & there).sum(-1) / there.sum(-1).clamp(min=1)
+    return mean_and_error(fraction[there.any(-1)])
 
 
 def rotated(split: Split, degrees: float) -> Split:
@@ -216,10 +220,10 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
 
 @torch.no_grad()
 def plot_parts(entry: Entry, data: Dataset) -> Figure:
-    """Draw three test digits at four turns, and the parts that are found, each in its color."""
+    """Draw three test digits at four rotations, and the parts that are found, each in its color."""
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
-    images = turned(digits, angle)
+    images = rotate_images(digits, angle)
     painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
     return image_rows(
         {"image": images, "parts": painted},
@@ -227,15 +231,15 @@ def plot_parts(entry: Entry, data: Dataset) -> Figure:
     )
 
 
-def likeness(templates: Tensor, turns: int = 8, steps: int = 50) -> Tensor:
+def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:
     """Compute how alike each template can be made to each other one by an affine map, (P, P).
 
     The likeness is the cosine of the angle between two images, row i drawn as column j, at the best
-    affine map that Adam finds from several turns. It is 1 on the diagonal.
+    affine map that Adam finds from several rotations. It is 1 on the diagonal.
 
     Args:
         templates: ink of P templates, (P, h, w), at least 0.
-        turns: turns from which the search starts.
+        rotations: turns from which the search starts.
         steps: updates of Adam.
     """
     size = (_MARGIN * templates.shape[1], _MARGIN * templates.shape[2])
@@ -243,14 +247,14 @@ def likeness(templates: Tensor, turns: int = 8, steps: int = 50) -> Tensor:
     rest = poses.identity_like(templates) / _MARGIN  # templates fill the middle of the canvas
     ink = templates.detach()[:, None]
     target = _drawn(ink, rest.expand(1, parts, 6), size)[0]  # (P, pixels)
-    angle = 2 * math.pi * torch.arange(turns, dtype=rest.dtype, device=rest.device) / turns
+    angle = 2 * math.pi * torch.arange(rotations, dtype=rest.dtype, device=rest.device) / rotations
     pose = poses.rotation(angle) / _MARGIN
     pose = pose[None, :, None].repeat(parts, 1, parts, 1).requires_grad_()  # (targets, T, P, 6)
     optimizer = torch.optim.Adam([pose], _RATE)
     best = templates.new_zeros(parts, parts)
     with torch.enable_grad():
         for _ in range(steps):
-            drawn = _drawn(ink, pose.flatten(0, 1), size).unflatten(0, (parts, turns))
+            drawn = _drawn(ink, pose.flatten(0, 1), size).unflatten(0, (parts, rotations))
             cosine = F.cosine_similarity(drawn, target[:, None, None], dim=-1, eps=1e-6)
             best = torch.maximum(best, cosine.detach().amax(1).T)
             optimizer.zero_grad()

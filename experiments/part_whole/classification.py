@@ -66,7 +66,8 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     """Return the entry with a guide whose poses have densities, trained with the model frozen.
 
     The guide starts at the points of the entry's guide. It needs the entry's warm-up: new standard
-    deviations are small, and one of Adam's full first updates moves every pose by many of them.
+    standard deviations are small, and one of Adam's full first updates moves every pose by many of
+    them.
     """
     guide = entry.guide.with_poses(pose)
     how: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
@@ -146,8 +147,13 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
         relaxed[kind.__name__] = auto
     shared: dict[str, Any] = dict(num_particles=particles, seed=options.seed)
     tables = [
-        compare({n: (model, guide) for n, guide in rows.items()}, held_out, discrete=law, **shared)
-        for rows, law in ((discrete, True), (relaxed, False))
+        compare(
+            {n: (model, guide) for n, guide in rows.items()},
+            held_out,
+            discrete=distribution,
+            **shared,
+        )
+        for rows, distribution in ((discrete, True), (relaxed, False))
     ]
     bounds = Table(measures_of_rows(tables[1]), names="{quantity}_{variant}_relaxed")
     metrics: Metrics = {**measures_of_rows(tables[0]), "relaxed": bounds}

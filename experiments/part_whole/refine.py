@@ -28,7 +28,7 @@ def race_refinements(
     plain_steps: int = 1000,
     budgets: tuple[int, ...] = (30, 60, 120, 240),
 ) -> Result:
-    """Race scheduled test-time inference against plain Adam, on upright and turned digits.
+    """Race scheduled test-time inference against plain Adam, on upright and rotated digits.
 
     Both methods are run at several rates, and the scheduled one, whose rate falls to zero, at
     several lengths. The goal of the race is one nat below the best objective that any run ends
@@ -37,7 +37,7 @@ def race_refinements(
     `speedup` is then a lower bound.
 
     Args:
-        images: number of test images, upright and then turned by a quarter.
+        images: number of test images, upright and then rotated by a quarter.
         plain_steps: steps of plain Adam.
         budgets: numbers of scheduled steps.
     """
@@ -119,10 +119,12 @@ def race(
     """Refine the poses of images, and score them with noise that they were not fitted to."""
     model, seed = entry.model, options.seed
     began = time.perf_counter()
-    settings: dict[str, Any] = dict(law="delta", lr=rate, method=method)
+    settings: dict[str, Any] = dict(distribution="delta", lr=rate, method=method)
     guide = fit_guide("free_form", model, entry.guide, images, steps=steps, seed=seed, **settings)
     seconds = time.perf_counter() - began
-    again = fit_guide("free_form", model, guide, images, steps=0, seed=seed + 1, law="delta")
+    again = fit_guide(
+        "free_form", model, guide, images, steps=0, seed=seed + 1, distribution="delta"
+    )
     fresh, refined = again.refinement.start.mean().item(), guide.refinement
     options.say(f"{method}, {steps} steps at {rate}: {fresh:.1f} nats in {seconds:.0f} seconds")
     return Race(refined.path.detach(), refined.start.mean().item(), fresh, seconds, rate)

@@ -17,7 +17,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, pictures, singl
 from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
-from capsule_zoo.guides.parts.turns import best_turn, centered, turned
+from capsule_zoo.guides.parts.rotations import best_rotation, centered, rotate_images
 from capsule_zoo.inference import Inputs, fit_guide, infer
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents
 from capsule_zoo.models import Capsules
@@ -32,7 +32,7 @@ LARGE: dict[str, Any] = {
     "sigma_place": 0.2,
 }
 AT_ONCE = 500  # images that are read or refined together
-TURNED, REFINED = 2000, 500  # test images of each kind that are turned, and that are refined
+ROTATED, REFINED = 2000, 500  # test images of each kind that are rotated, and that are refined
 REFINED_TRAINING = 2000  # training images of the probe on refined poses
 CURVED = 500  # test images at each rotation
 Features = Callable[[Any, Tensor], np.ndarray]
@@ -76,7 +76,9 @@ def refine_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.nd
     """Return presences and poses of objects that are refined for each image, (N, features)."""
     rows = []
     for few in images.split(AT_ONCE):
-        free = fit_guide("free_form", guide.model, guide, few, steps=steps, seed=seed, law="delta")
+        free = fit_guide(
+            "free_form", guide.model, guide, few, steps=steps, seed=seed, distribution="delta"
+        )
         rows.append(latents(free, few, WITH_POSES))
     return np.concatenate(rows)
 
@@ -88,14 +90,14 @@ FEATURES: dict[str, Features] = {
 }
 
 
-def turn_to_best(guide: PartWholeGuide, split: Split, turns: int) -> Split:
-    """Return each image with its ink in the middle, turned to where the model explains it best.
+def rotate_to_best(guide: PartWholeGuide, split: Split, rotations: int) -> Split:
+    """Return each image with its ink in the middle, rotated to where the model explains it best.
 
-    Objects may have any of `turns` angles for this.
+    Objects may have any of `rotations` angles for this.
     """
-    model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=turns))
-    angles = [best_turn(guide, few, turns, model) for few in split.images.split(AT_ONCE)]
-    return replace(split, images=turned(centered(split.images)[0], torch.cat(angles)))
+    model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=rotations))
+    angles = [best_rotation(guide, few, rotations, model) for few in split.images.split(AT_ONCE)]
+    return replace(split, images=rotate_images(centered(split.images)[0], torch.cat(angles)))
 
 
 def add_border(images: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def add_border(images: Tensor) -> Tensor:
 def generalize(
     options: Options,
     *,
-    turns: int = 16,
+    rotations: int = 16,
     refining: int = 100,
     degrees: tuple[int, ...] = tuple(range(0, 181, 15)),
     sizes: Mapping[str, Any] | None = None,
@@ -117,7 +119,7 @@ def generalize(
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
     training images and tested on images of three kinds: `upright` in the middle, `affnist`, and
     `rotated` by angles uniform up to 180 degrees either way. "Turned" is the same probe when every
-    image is first turned to where the model explains it best, one of 16 turns. "Refined" are
+    image is first rotated to where the model explains it best, one of 16 rotations. "Refined" are
     free-form poses and presences, which start at the guide's and are optimized for each image; a
     probe of their own is fitted on refined training images, because refinement moves presences
     towards 0 and 1. "Few" is the probe on the guide's own answers for the same few training images.
@@ -127,7 +129,7 @@ def generalize(
     of the objects' presence, as the guide's presences are what the image says.
 
     Args:
-        turns: number of turns that are tried; each needs a parse.
+        rotations: number of rotations that are tried; each needs a parse.
         refining: steps of the refinement.
         degrees: rotations of the curve.
         sizes: sizes of the entry that replace the experiment's.
@@ -163,7 +165,7 @@ def generalize(
     accuracies: dict[str, Numbers] = {}
     for name, split in tested.items():
         options.say(f"Testing on {len(split):,} {name} images")
-        best = turn_to_best(guide, split[:TURNED], turns)
+        best = rotate_to_best(guide, split[:ROTATED], rotations)
         row: Numbers = {features: measure(split) for features, measure in probes.items()}
         row["presence_pose_turned"] = probe(best)
         for ending, images in (("", split[:REFINED]), ("_turned", best[:REFINED])):
@@ -176,7 +178,7 @@ def generalize(
         moved_digits = transforms.warp_images(upright.images, transforms.motion(float(angle)))
         rotated = replace(upright, images=moved_digits.clamp(0, 1))
         curves["as they are"][str(angle)] = probe(rotated)
-        curves["turned best"][str(angle)] = probe(turn_to_best(guide, rotated, turns))
+        curves["turned best"][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
     metrics["accuracy on images"] = Table(by_quantity(accuracies), "{variant}_{quantity}")
     names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
     metrics["accuracy at degrees"] = Table(curves, names)

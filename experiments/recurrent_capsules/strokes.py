@@ -20,7 +20,7 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.inference import Inputs, infer
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
-from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.inference.evaluation.classification import Fraction
 from capsule_zoo.records import Number, Table
 from capsule_zoo.registry import Entry, create
 
@@ -31,7 +31,7 @@ ONE_STEP = 0.1  # the extra time of the model that draws in one step, as a fract
 def class_error(entry: Entry, split: Split) -> Number:
     """Return how often another capsule than the class's is longest, with its binomial error."""
     classes = torch.cat([entry.model.classify(x).argmax(1) for x in split.images.split(500)])
-    return Share.of(classes != split.labels)
+    return Fraction.of(classes != split.labels)
 
 
 def negative_bound(entry: Entry, images: Split, name: str, particles: int, seed: int) -> Number:

@@ -1,4 +1,4 @@
-"""How many digits a scene has: by training time, with more digits, in three readings, beside AIR.
+"""The number of digits in a scene: by training time, with more digits, by three guides, and AIR.
 
 A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
@@ -129,7 +129,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 
 
 def accuracy(entry: Entry, scenes: Split, **how: Any) -> Number:
-    """Return the share of the scenes whose number of objects, by `find_objects`, is right."""
+    """Return the fraction of the scenes whose number of objects, by `find_objects`, is right."""
     objects = find_objects(entry.model, entry.guide, scenes.images, **how)
     return mean_and_error(right_counts(objects, scenes))
 
@@ -162,9 +162,10 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
 
     The model is that of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
     one sample of the guide's presences. `count_confidence` is the mean probability of the most
-    likely number, and `count_calibration` the mean distance between this probability and the share
-    of scenes in which the number is right, within ten bins of probability. `ari_...` compares the
-    pixels of what is found at drawn places with three true masks; see `pixel_agreement`.
+    likely number, and `count_calibration` the mean distance between this probability and the
+    fraction of scenes in which the number is right, within ten bins of probability. `ari_...`
+    compares the pixels of what is found at drawn places with three true masks; see
+    `pixel_agreement`.
 
     Args:
         scenes: test scenes of 0 to 2 digits.
@@ -218,8 +219,8 @@ def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Number
 
     The scenes are the first ones of the test set. `ari_with_ground` is the foreground ARI of
     `FoundObjects.numbers`, for which the ground is an answer, and `ari_objects_alone` that of
-    `owners`, for which it is none. `given_to_ground` is the share of the pixels of true digits that
-    `numbers` gives to the ground.
+    `owners`, for which it is none. `given_to_ground` is the fraction of the pixels of true digits
+    that `numbers` gives to the ground.
     """
     rows: dict[str, Numbers] = {}
     for ink in INKS:
@@ -239,7 +240,7 @@ def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Number
 
 
 def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
-    """Return the share of right counts for every true number, by way to read.
+    """Return the fraction of right counts for every true number, by way to read.
 
     Args:
         answers: by way, for each scene the true number, the probability of all numbers but the
@@ -252,10 +253,10 @@ def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
 
 
 def bin_by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
-    """Return the share of wrong counts by the mean doubt of each bin that holds scenes.
+    """Return the fraction of wrong counts by the mean doubt of each bin that holds scenes.
 
-    Most scenes leave no doubt, so that bins are of two decades. An error is that of the share with
-    one right and one wrong count more, so that it is above zero where all are right.
+    Most scenes leave no doubt, so that bins are of two decades. An error is that of the fraction
+    with one right and one wrong count more, so that it is above zero where all are right.
 
     Args:
         doubt: probability of all numbers but the most likely one, (N,).
@@ -277,5 +278,5 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     for name, (true, doubt, right) in answers.items():
         for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
             kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
-    shares = counts_by_number(by_number(answers), SEEN)
-    return {"by_number": shares, "reliability": counts_reliability(kinds)}
+    fractions = counts_by_number(by_number(answers), SEEN)
+    return {"by_number": fractions, "reliability": counts_reliability(kinds)}

@@ -1,4 +1,4 @@
-"""Which pixel belongs to which object, where the objects are, and of which class they are.
+"""Segmentation, positions and classes of the objects of scenes.
 
 The adjusted Rand index of the pixels of true objects (foreground ARI) is the measure of IODINE,
 MONet and slot attention: Locatello et al. 2020 (arXiv 2006.15055), table 1, have .913 on
@@ -40,7 +40,7 @@ Cells = frozenset[tuple[int, ...]]
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
-FAINT = 0.03  # share of a pixel; where objects cover less, an object ends
+FAINT = 0.03  # fraction of a pixel; where objects cover less, an object ends
 BRIGHTER = 1.2  # strokes that were shrunk and enlarged are paler
 CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
 DIGITS = "multi-mnist"
@@ -101,7 +101,8 @@ def segmentation(options: Options, settings: Settings) -> Result:
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be given to the
     ground, which is then one answer more. `iou` is the overlap of the box of every true digit's ink
-    with the best box. `classes_found` is the share of the found digits whose class is that of their
+    with the best box. `classes_found` is the fraction of the found digits whose class is that of
+    their
     kind: a window about each is read by `shape-codes-mnist`, which learned kinds without labels.
     `..._worst` is that of the worst seed. Digits and tetrominoes are found at places of attention
     that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
@@ -184,7 +185,7 @@ def cuts(cells: Cells, pieces: Sequence[Cells]) -> list[tuple[Cells, ...]]:
 
 
 def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number:
-    """Return the share of the true digits that are found, and whose kind is of their class.
+    """Return the fraction of the true digits that are found, and whose kind is of their class.
 
     A window about each found digit, as large and as centered as the digits of MNIST, is read by
     `READER`, without small pieces that stand apart. Kinds are named by the commonest class of their
@@ -202,8 +203,8 @@ def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number
     splits = labelled, Split(windows, scenes.objects.classes[scene, digit][met])
     sets = [part_sets(codes.guide.with_scope("parts"), split).images for split in splits]
     beliefs = [read_objects(codes.guide, parts).belief for parts in sets]
-    share, _, _ = classes_found(beliefs, [split.labels for split in splits])["classes_found"]
-    right = share * met.float().mean().item()
+    fraction, _, _ = classes_found(beliefs, [split.labels for split in splits])["classes_found"]
+    right = fraction * met.float().mean().item()
     return right, (right * (1 - right) / len(met)) ** 0.5, len(met)
 
 

@@ -20,7 +20,7 @@ from capsule_zoo.experiments.shape_codes.objects import (
     train_objects,
 )
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides.parts.turns import centered
+from capsule_zoo.guides.parts.rotations import centered
 from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Number
@@ -53,7 +53,7 @@ class Settings(ObjectSettings):
 
 
 class Reading(NamedTuple):
-    """What is read of digits (N,) that were moved before they were parsed.
+    """Results for digits (N,) that were moved before they were parsed.
 
     Attributes:
         motions: how they were moved, (N, 4).
@@ -145,5 +145,5 @@ def moved(images: Tensor, motions: Tensor) -> Tensor:
 
 
 def accuracy(reading: Reading, test: Split) -> Number:
-    """Return the share of right answers."""
+    """Return the fraction of right answers."""
     return mean_and_error((reading.answers == test.labels).double())

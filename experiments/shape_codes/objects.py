@@ -1,4 +1,4 @@
-"""Shape codes on published parts: prior samples, classes without labels, and turned digits."""
+"""Shape codes on published parts: prior samples, classes without labels, and rotated digits."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,8 +15,8 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, looks, mean_and_error, ratio
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.parts.rotations import rotate_images
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
-from capsule_zoo.guides.parts.turns import turned
 from capsule_zoo.inference import Checks, fit, infer, mean_images
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
 from capsule_zoo.inference.probes import fit_probe, linear_probe
@@ -34,7 +34,7 @@ from capsule_zoo.zoo.shape_codes.entry import (
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
 REDRAWS, PROBED = 10, 10_000
-TURNS = 24
+ROTATIONS = 24
 TEMPERATURE = 100.0  # of the belief in the features of the probes; see `Object`
 PENALTY = 0.1  # inverse strength of the penalty of the probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
@@ -66,14 +66,14 @@ class Settings(ObjectSettings):
         kinds: numbers of kinds that are tried.
         images: images in every Frechet distance.
         held_out: images on which the loss of redrawn parts is measured.
-        turned: digits that are turned by any angle.
+        turned: digits that are rotated by any angle.
         seeds: number of seeds of what is measured again with other starts of the objects.
     """
 
     kinds: tuple[int, ...] = (10, 64)
     images: int = 5000
     held_out: int = 1000
-    turned: int = 10_000
+    rotated: int = 10_000
     seeds: int = 3
 
 
@@ -84,7 +84,7 @@ def objects(options: Options, settings: Settings) -> Result:
     For each number of kinds: prior samples compared with digits in the features of a classifier,
     and the classes found without labels (each kind counts as its commonest training class). For
     64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
-    that are turned by any angle, read at the turn at which the objects explain the parts best.
+    that are rotated by any angle, read at the rotation at which the objects explain the parts best.
     `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
     """
     data = load_dataset("mnist", root=options.data_root)
@@ -147,7 +147,7 @@ def measure_main(
     settings: Settings,
     seed: int,
 ) -> Numbers:
-    """Measure what objects lose of the images, linear probes, and turned digits.
+    """Measure what objects lose of the images, linear probes, and rotated digits.
 
     Args:
         entry: the trained entry.
@@ -161,7 +161,7 @@ def measure_main(
         **lost(entry, data.test.images[: settings.held_out], seed),
         **probes(features, sets, "probe", PENALTY),
         **probes(parts, sets, "probe_parts"),
-        **turned_digits(entry, probe, data.test[: settings.turned]),
+        **rotated_digits(entry, probe, data.test[: settings.rotated]),
     }
 
 
@@ -183,9 +183,10 @@ def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options
 
 
 class Object(NamedTuple):
-    """What a guide infers of the objects of N part sets.
+    """The objects that a guide infers from N part sets.
 
-    The law of a part set has about a hundred numbers, so that q(k) is nearly always certain of one
+    The distribution of a part set has about a hundred numbers, so that q(k) is nearly always
+    certain of one
     kind: what the likeliest kind cannot say of a part set is lost. The features therefore weigh
     kinds by a tempered belief, softmax_k(log q(k) / T). At T = 7 P the weights are those of the
     geometric mean density of a number of the part set.
@@ -213,7 +214,7 @@ class Object(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """What a guide infers of N part sets for every kind of object.
+    """The object of every kind that a guide infers from N part sets.
 
     Attributes:
         logits: log q(k) up to a constant, an estimate of log p(parts, k), (N, K).
@@ -272,43 +273,45 @@ def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Ten
         for values, new in zip(best, reading, strict=True):
             values[better] = new[better]
     if best is None:
-        raise ValueError("views is empty; give the part sets of at least one turn")
+        raise ValueError("views is empty; give the part sets of at least one rotation")
     return best, numbers
 
 
-def read_at_own_turns(
+def encode_at_each_rotation(
     guide: ShapeCodesGuide, views: Iterable[Tensor], temperature: float = 1.0
 ) -> Object:
-    """Infer the objects of images, each kind at the turn at which it explains the parts best.
+    """Infer the objects of images, each kind at the rotation at which it explains the parts best.
 
-    Kinds that were fitted to turned images have an upright of their own, so that what they explain
-    can be compared only at a turn that each of them chooses.
+    Kinds that were fitted to rotated images have an upright of their own, so that what they explain
+    can be compared only at a rotation that each of them chooses.
 
     Args:
-        views: part sets (N, 1, P, 7) of the images, at each of their turns.
+        views: part sets (N, 1, P, 7) of the images, at each of their rotations.
         temperature: T, of the belief in the features.
     """
     kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda seen: seen.logits)
     return kinds.weighed(temperature)
 
 
-def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:
-    """Yield the part sets (N, 1, P, 7) of images at each of `turns` even steps of the circle."""
+def sets_at_rotations(guide: ShapeCodesGuide, split: Split, rotations: int) -> Iterator[Tensor]:
+    """Yield the part sets (N, 1, P, 7) of images at `rotations` even steps of the circle."""
     reader = guide.with_scope("parts")
-    for turn in range(turns):
-        angle = split.images.new_full((len(split),), 2 * math.pi * turn / turns)
-        yield part_sets(reader, replace(split, images=turned(split.images, angle))).images
+    for rotation in range(rotations):
+        angle = split.images.new_full((len(split),), 2 * math.pi * rotation / rotations)
+        yield part_sets(reader, replace(split, images=rotate_images(split.images, angle))).images
 
 
-def read_at_best_turn(
-    guide: ShapeCodesGuide, split: Split, turns: int, temperature: float = 1.0
+def encode_at_best_rotation(
+    guide: ShapeCodesGuide, split: Split, rotations: int, temperature: float = 1.0
 ) -> tuple[Object, Tensor]:
-    """Infer the objects of images at the turn at which the objects explain the parts best.
+    """Infer the objects of images at the rotation at which the objects explain the parts best.
 
     Returns:
-        The objects, and the number of the turn of every image, (N,).
+        The objects, and the number of the rotation of every image, (N,).
     """
-    views = (read_objects(guide, s, temperature) for s in sets_at_turns(guide, split, turns))
+    views = (
+        read_objects(guide, s, temperature) for s in sets_at_rotations(guide, split, rotations)
+    )
     return best_of(views, lambda seen: seen.explained)
 
 
@@ -350,7 +353,7 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
 
 
 def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
-    """Measure the share of what parts explain that is lost if their object draws them again."""
+    """Measure the fraction of what parts explain that is lost if their object draws them again."""
     drawn = infer(entry.guide, images, seed=seed)
     objects = {name: drawn[name] for name in OBJECT}
     empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
@@ -372,17 +375,19 @@ def probes(
     }
 
 
-def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
-    """Classify digits turned by any angle with a probe that was fitted on upright ones.
+def rotated_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
+    """Classify digits rotated by any angle with a probe that was fitted on upright ones.
 
-    Each is parsed at every one of 24 turns, and read where its parts are explained best.
+    Each is parsed at every one of 24 rotations, and read where its parts are explained best.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
     split = replace(test, images=images)
-    objects, turn = read_at_best_turn(entry.guide, split, TURNS, TEMPERATURE)
+    objects, rotation = encode_at_best_rotation(entry.guide, split, ROTATIONS, TEMPERATURE)
     right = probe.predict(objects.features()) == test.labels.numpy()
-    away = (degrees + 360 * turn / TURNS + 180) % 360 - 180  # from upright, after the turn
+    away = (
+        degrees + 360 * rotation / ROTATIONS + 180
+    ) % 360 - 180  # from upright, after the rotation
     return {
         "rotated_turned": mean_and_error(right.astype(float)),
         "turn_within_20": mean_and_error((away.abs() <= 20).double()),

@@ -59,9 +59,9 @@ class Equal(Search):
     Args:
         data: names of the data sets on which both networks are tuned.
         moved: data sets with moved test images, for which the first data set's tuning serves.
-        degrees: angles by which test images are turned, counterclockwise.
+        degrees: angles by which test images are rotated, counterclockwise.
         epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
-        images: number of the test images that are turned or attacked.
+        images: number of the test images that are rotated or attacked.
     """
 
     data: tuple[str, ...] = ("mnist", "fashion-mnist")

@@ -146,8 +146,8 @@ def exact_pca(module: Any, program: Callable, rows: Tensor) -> float:
     """Return the mean log p of rows of flowers."""
     loadings, noise = module.loadings.double(), module.noise.double()
     covariance = loadings @ loadings.T + noise.square() * torch.eye(4)
-    law = MultivariateNormal(torch.zeros(4).double(), covariance)
-    return law.log_prob(rows).mean().item()
+    distribution = MultivariateNormal(torch.zeros(4).double(), covariance)
+    return distribution.log_prob(rows).mean().item()
 
 
 def exact_schools(module: Any, program: Callable, rows: Tensor) -> float:
@@ -248,8 +248,8 @@ def exact_responses(module: Any, program: Callable, rows: Tensor) -> float:
             for axis in range(5):
                 shape = [1] * 5
                 shape[axis] = -1
-                law = Bernoulli(logits=ability - nodes)
-                part = part + law.log_prob(pattern[axis].expand(14)).view(shape)
+                distribution = Bernoulli(logits=ability - nodes)
+                part = part + distribution.log_prob(pattern[axis].expand(14)).view(shape)
             parts.append(part)
         total = total + count * torch.stack(parts).logsumexp(0)
     return total.flatten().logsumexp(0).item()

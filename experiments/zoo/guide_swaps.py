@@ -1,4 +1,4 @@
-"""Every guide on one trained model, and the nats that guides lose, for each family of models.
+"""All guides of one trained model compared, and the nats that guides of each family lose.
 
 `shape-codes/guides` compares all guides that fit a trained model on the same held-out images: those
 of its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
@@ -50,7 +50,7 @@ IMAGES: dict[str, int] = {  # of entries with slow guides
 }
 SIMULATED = 16  # images drawn from each model
 ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
-HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
+HIDDEN = dict(prior_fraction=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys((CONTINUOUS, "shape-codes", "part-whole"), HIDDEN),
     "scenes": HIDDEN | dict(temperatures=2000, climbing=256),

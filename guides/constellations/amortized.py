@@ -4,13 +4,13 @@
     o_k      = capsule of object k, which has seen all points                       # (K, width)
     share    ~ exp(sum_i o_k(i) m_i) / Z,  k(i) the object that takes point i       # -1: clutter
     corners  ~ p(corners | share, points)                                           # exact
-    object_presence = whether the share gives points to the object
+    object_presence = whether the assignment gives points to the object
     object_pose     ~ p(pose | points, matching)                                    # closed form
 
-Each object takes a whole set of corners or none, so that Z is a sum over all such shares. It is
-exact, by the recursion of `models.constellations.exact_cover`: points do not choose among objects
-independently, as they do in the paper. Objects with nearly the same template may be exchanged. The
-network may call them as it likes, and draws exchange them at random.
+Each object takes a whole set of corners or none, so that Z is a sum over all such assignments. It
+is exact, by the recursion of `models.constellations.exact_cover`: points do not choose among
+objects independently, as they do in the paper. Objects with nearly the same template may be
+exchanged. The network may call them as it likes, and draws exchange them at random.
 
 The network learns from scenes that the model draws (`inference.SleepPhase`).
 
@@ -31,8 +31,8 @@ from torch import Tensor
 
 from capsule_zoo.data.points import rescaled
 from capsule_zoo.guides.constellations.exact import (
+    Assignments,
     Matchings,
-    Shares,
     corners_of,
     orders_of,
     shared_out,
@@ -40,10 +40,14 @@ from capsule_zoo.guides.constellations.exact import (
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
-from capsule_zoo.models.constellations.matching_laws import FunctionMatchings, codes_of, from_codes
+from capsule_zoo.models.constellations.matching_distributions import (
+    FunctionMatchings,
+    codes_of,
+    from_codes,
+)
 from capsule_zoo.models.constellations.point_space import FEWEST
-from capsule_zoo.models.constellations.scene_law import (
-    SceneLaw,
+from capsule_zoo.models.constellations.scene_distribution import (
+    SceneDistribution,
     by_number,
     log_equivalent,
     log_joint,
@@ -64,8 +68,8 @@ MOST_EXCHANGES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Claims(Shares):
-    """The law of shares whose weights are the claims of the objects.
+class Claims(Assignments):
+    """The distribution of assignments whose weights are the claims of the objects.
 
     Attributes:
         logits: how strongly each object claims each point, (b, n, objects); 0 for clutter.
@@ -78,7 +82,7 @@ class Claims(Shares):
         return even, even, self.logits.new_zeros(self.number + 1)
 
     def log_prob(self, objects: Tensor, exchanges: Tensor) -> Tensor:
-        """Compute log q(share), (*batch, b), for shares (*batch, b, n).
+        """Compute log q(share), (*batch, b), for assignments (*batch, b, n).
 
         Args:
             exchanges: of objects, (exchanges, objects); all of them are equally likely.
@@ -101,8 +105,8 @@ class AmortizedMatching(MatchingGuide):
         inducing: inducing points of each attention block.
 
     Attributes:
-        proposals: number of shares that `parse` compares by their evidence under the model: the
-            network's likeliest one, and draws; see `with_proposals`.
+        proposals: number of assignments that `parse` compares by their evidence under the model:
+            the network's likeliest one, and draws; see `with_proposals`.
 
     Raises:
         ValueError: a size below 1.
@@ -122,11 +126,11 @@ class AmortizedMatching(MatchingGuide):
         inducing: int = 16,
     ) -> None:
         super().__init__(model)
-        inputs, sizes = 3 * model.law().most, (width, heads, blocks, inducing)
+        inputs, sizes = 3 * model.distribution().most, (width, heads, blocks, inducing)
         self.transformer = SetTransformer(inputs, len(model.sizes), width, *sizes)
 
     def with_proposals(self, proposals: int) -> "AmortizedMatching":
-        """Return a guide with the same network, whose `parse` compares this many shares.
+        """Return a guide with the same network, whose `parse` compares this many assignments.
 
         Raises:
             ValueError: a number below 1.
@@ -135,64 +139,68 @@ class AmortizedMatching(MatchingGuide):
         return self.sharing_parameters(proposals=proposals)
 
     def claims(self, points: Tensor) -> Iterator[Claims]:
-        """Yield the laws of shares of scenes (B, N, 2), for each number of points."""
+        """Yield the distributions of assignments of scenes (B, N, 2), for each number of points."""
         model, like = self.model, next(self.parameters())
-        law = model.law()
+        distribution = model.distribution()
         for rows, slots, _ in by_number(points):
             there = points[rows[:, None], slots].to(like)
-            members = self.transformer.members(views(there, law.most))
+            members = self.transformer.members(views(there, distribution.most))
             capsules = self.transformer.read(members)  # (b, objects, width)
             logits = members @ capsules.mT / members.shape[-1] ** 0.5
             number = there.shape[1]
-            recursion = law.plan(number)
+            recursion = distribution.plan(number)
             tables = [
                 logits[..., k] @ _memberships(number, size).to(logits)
                 for k, size in enumerate(model.sizes)
             ]
-            yield Claims(law, rows, slots, recursion, tables, logits)
+            yield Claims(distribution, rows, slots, recursion, tables, logits)
 
-    def log_share(self, points: Tensor, objects: Tensor) -> Tensor:
+    def log_assignment(self, points: Tensor, objects: Tensor) -> Tensor:
         """Compute log q(share | points), (*batch, B), for objects (*batch, B, N), with gradients.
 
         Args:
             points: (B, N, 2), NaN where a point is absent.
             objects: the number of each point's object, -1 for clutter.
         """
-        allowed = exchanges(self.model.law()).to(points.device)
+        allowed = exchanges(self.model.distribution()).to(points.device)
         total = next(self.parameters()).new_zeros(objects.shape[:-1])
         for own in self.claims(points):
-            shares = objects[..., own.rows[:, None], own.slots]
-            found = own.log_prob(shares, allowed)
+            assignments = objects[..., own.rows[:, None], own.slots]
+            found = own.log_prob(assignments, allowed)
             total = total.index_copy(-1, own.rows, found)
         return total
 
-    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
+    def matchings(
+        self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
+    ) -> FunctionMatchings:
         present = ~points[..., 0].isnan()
 
         def draw_codes(number: int) -> Tensor:
             drawn = []
             claims = list(self.claims(points))
             for _ in range(number):
-                objects = _renamed(shared_out(points, claims, best=False), exchanges(law))
-                corners = corners_of(law, points, objects, best=False)
-                drawn.append(codes_of(law, present, objects, corners))
+                objects = _renamed(shared_out(points, claims, best=False), exchanges(distribution))
+                corners = corners_of(distribution, points, objects, best=False)
+                drawn.append(codes_of(distribution, present, objects, corners))
             return torch.stack(drawn)
 
         def log_probability(code: Tensor) -> Tensor:
-            objects, corners = from_codes(law, code)
-            own = _log_corners(law, points, objects, corners)
-            return self.log_share(points, objects).to(dtype) + own.to(dtype)
+            objects, corners = from_codes(distribution, code)
+            own = _log_corners(distribution, points, objects, corners)
+            return self.log_assignment(points, objects).to(dtype) + own.to(dtype)
 
         return FunctionMatchings(points, draw_codes, log_probability)
 
     @torch.no_grad()
-    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+    def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
         """Return the best of the proposals for every scene, and a bound on log p(points)."""
         claims, found = list(self.claims(points)), Matchings.empty(points)
         for number in range(self.proposals):
             objects = shared_out(points, claims, best=number == 0)
-            corners = corners_of(law, points, objects, best=True)
-            evidence = log_joint(law, points, objects, corners) + log_equivalent(law, objects)
+            corners = corners_of(distribution, points, objects, best=True)
+            evidence = log_joint(distribution, points, objects, corners) + log_equivalent(
+                distribution, objects
+            )
             better = evidence > found.log_evidence
             for kept, new in zip(vars(found).values(), (objects, corners, evidence), strict=True):
                 kept[better] = new[better]
@@ -214,18 +222,18 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
         scene = nodes["points"]["value"]
         kept = (~scene[..., 0].isnan()).sum(1) >= FEWEST
         points.append(scene[kept])
-        objects.append(from_codes(model.law(), nodes["point_corner"]["value"])[0][kept])
+        objects.append(from_codes(model.distribution(), nodes["point_corner"]["value"])[0][kept])
     seen = torch.cat(points)[:number]
     return rescaled(seen), torch.cat(objects)[:number]
 
 
-def exchanges(law: SceneLaw) -> Tensor:
+def exchanges(distribution: SceneDistribution) -> Tensor:
     """Return the exchanges of objects with nearly the same template, (exchanges, objects).
 
     The corners of the templates may be in different orders. Only the identity is returned where
     there are more than 1,000 exchanges.
     """
-    kinds = first_alike(law.templates, _alike)
+    kinds = first_alike(distribution.templates, _alike)
     number = math.prod(math.factorial(kinds.count(kind)) for kind in set(kinds))
     identity = torch.arange(len(kinds))[None]
     if number > MOST_EXCHANGES:
@@ -243,21 +251,23 @@ def _alike(one: Template, other: Template) -> bool:
 
 
 def _renamed(objects: Tensor, allowed: Tensor) -> Tensor:
-    """Return shares (B, N) with a random exchange of objects in every scene."""
+    """Return assignments (B, N) with a random exchange of objects in every scene."""
     chosen = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
     return torch.where(objects < 0, objects, chosen.gather(1, objects.clamp(min=0)))
 
 
-def _log_corners(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+def _log_corners(
+    distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor
+) -> Tensor:
     """Compute log p(corners | share, points), (*batch, B)."""
     total = points.new_zeros(objects.shape[:-1])
     everywhere = points.expand(*objects.shape, 2).flatten(0, -3)
-    for k, template in enumerate(law.templates):
-        fit, there, _ = object_fit(law, points, objects, corners, k)
-        own = log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
-        rows, _, weights = orders_of(law, everywhere, objects.flatten(0, -2), k)
+    for k, template in enumerate(distribution.templates):
+        fit, there, _ = object_fit(distribution, points, objects, corners, k)
+        own = log_evidence(fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS)
+        rows, _, weights = orders_of(distribution, everywhere, objects.flatten(0, -2), k)
         every = points.new_zeros(total.numel())
-        every[rows] = weights.logsumexp(-1) + math.log(template.turns)
+        every[rows] = weights.logsumexp(-1) + math.log(template.symmetry_order)
         total = total + torch.where(there, own - every.view_as(total), 0.0)
     return total
 
@@ -281,11 +291,11 @@ def views(points: Tensor, most: int) -> Tensor:
     order = away.abs().argsort(-1)[..., 1:]  # without the point itself
     away = away.gather(-1, order)
     first = away[..., :1]
-    turned = away * first.conj() / first.abs().clamp(min=1e-6)
-    near = (turned.abs() + 1e-2).log()
-    seen = torch.stack([turned.real, turned.imag, near], -1).flatten(-2)
-    share = points.new_full((*points.shape[:-1], 1), points.shape[1] / most)
-    found = torch.cat([seen, points, share], -1)
+    rotated = away * first.conj() / first.abs().clamp(min=1e-6)
+    near = (rotated.abs() + 1e-2).log()
+    seen = torch.stack([rotated.real, rotated.imag, near], -1).flatten(-2)
+    assignment = points.new_full((*points.shape[:-1], 1), points.shape[1] / most)
+    found = torch.cat([seen, points, assignment], -1)
     return torch.nn.functional.pad(found, (0, 3 * (most - points.shape[1])))
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from capsule_zoo.guides.constellations.exact import Matchings
-from capsule_zoo.models.constellations.scene_law import (
+from capsule_zoo.models.constellations.scene_distribution import (
     LOG_AREA,
-    SceneLaw,
+    SceneDistribution,
     by_number,
     log_equivalent,
     log_joint,
@@ -35,7 +35,7 @@ from capsule_zoo.models.constellations.scene_law import (
 from capsule_zoo.models.constellations.similarities import Noise
 
 SINKHORN = 8  # normalizations of rows and of columns in each step
-HEAT = 0.5  # deviation that is added to the noise at first, for permutations
+HEAT = 0.5  # standard deviation that is added to the noise at first, for permutations
 ROUNDS = 2  # roundings of permutations at the end, each with a fit of the poses
 
 
@@ -49,9 +49,9 @@ class Poses(NamedTuple):
     """
 
     place: Tensor
-    turn: Tensor
+    rotation: Tensor
     var_place: Tensor
-    var_turn: Tensor
+    var_rotation: Tensor
     cov: Tensor
 
 
@@ -75,9 +75,11 @@ class Corners(NamedTuple):
     clutter: int
 
     @classmethod
-    def of(cls, law: SceneLaw, objects: tuple[int, ...], clutter: int, like: Tensor) -> "Corners":
+    def of(
+        cls, distribution: SceneDistribution, objects: tuple[int, ...], clutter: int, like: Tensor
+    ) -> "Corners":
         """Return the corners of these objects, in the precision of `like`."""
-        templates = [law.templates[k] for k in objects]
+        templates = [distribution.templates[k] for k in objects]
         owner = [i for i, template in enumerate(templates) for _ in range(len(template))]
         number = [c for template in templates for c in range(len(template))]
         return cls(
@@ -85,19 +87,19 @@ class Corners(NamedTuple):
             torch.tensor(owner, device=like.device),
             torch.tensor(number, device=like.device),
             torch.cat([template.corners for template in templates]).to(like),
-            [law.noise_of(k) for k in objects],
+            [distribution.noise_of(k) for k in objects],
             clutter,
         )
 
 
-def patterns(law: SceneLaw, number: int) -> list[tuple[tuple[int, ...], int]]:
+def patterns(distribution: SceneDistribution, number: int) -> list[tuple[tuple[int, ...], int]]:
     """List the sets of objects, of those with equal templates the first ones, and the clutter."""
-    count, kept, seen = len(law.templates), [], set()
+    count, kept, seen = len(distribution.templates), [], set()
     for size in range(1, count + 1):
         for objects in itertools.combinations(range(count), size):
-            clutter = number - sum(law.sizes[k] for k in objects)
-            kinds = tuple(sorted(law.kinds[k] for k in objects))
-            if 0 <= clutter <= law.clutter and kinds not in seen:
+            clutter = number - sum(distribution.sizes[k] for k in objects)
+            kinds = tuple(sorted(distribution.kinds[k] for k in objects))
+            if 0 <= clutter <= distribution.clutter and kinds not in seen:
                 seen.add(kinds)
                 kept.append((objects, clutter))
     return kept
@@ -105,7 +107,7 @@ def patterns(law: SceneLaw, number: int) -> list[tuple[tuple[int, ...], int]]:
 
 @torch.no_grad()
 def explain_by_em(
-    law: SceneLaw,
+    distribution: SceneDistribution,
     points: Tensor,
     *,
     permutations: bool,
@@ -131,16 +133,17 @@ def explain_by_em(
     generator = torch.Generator().manual_seed(seed)
     for rows, slots, places in by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
-        for objects, clutter in patterns(law, places.shape[1]):
-            corners = Corners.of(law, objects, clutter, places)
+        for objects, clutter in patterns(distribution, places.shape[1]):
+            corners = Corners.of(distribution, objects, clutter, places)
             runs, whole = (permutations, starts, steps), permutations or rounded
-            score, weights = _best_run(law, corners, places, runs, generator, whole)
+            score, weights = _best_run(distribution, corners, places, runs, generator, whole)
             chosen = round_off(weights) if whole else weights.argmax(-1)
             better = score > best
             best = torch.where(better, score, best)
             _write(found, corners, chosen, rows[better], slots[better], better)
     found.log_evidence.copy_(
-        log_joint(law, points, found.objects, found.corners) + log_equivalent(law, found.objects)
+        log_joint(distribution, points, found.objects, found.corners)
+        + log_equivalent(distribution, found.objects)
     )
     return found
 
@@ -155,7 +158,7 @@ def _write(
 
 
 def _best_run(
-    law: SceneLaw,
+    distribution: SceneDistribution,
     corners: Corners,
     places: Tensor,
     runs: tuple[bool, int, int],
@@ -170,7 +173,7 @@ def _best_run(
     permutations, starts, steps = runs
     copies = places.repeat_interleave(starts, 0)
     start = torch.randn(2, len(copies), len(corners.objects), 2, generator=generator)
-    start = torch.view_as_complex(law.tau * start).to(places)
+    start = torch.view_as_complex(distribution.tau * start).to(places)
     zero = start[0].real.new_zeros(start[0].shape)
     poses = Poses(start[0], start[1], zero, zero, start[0] * 0)
     for step in range(steps):  # the heat falls to 0 in 3/4 of them
@@ -178,16 +181,16 @@ def _best_run(
         extra = heat**2 if permutations else 0.0
         log_density = expected_log_density(copies, corners, poses, extra)
         responsibility = _normalized(log_density, corners, permutations).exp()
-        poses = fit_poses(copies, corners, responsibility, poses, law.tau, extra)
+        poses = fit_poses(copies, corners, responsibility, poses, distribution.tau, extra)
     weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
     if whole:  # round off to permutations
         for _ in range(ROUNDS):
             chosen = one_hot(round_off(weights), number)
-            poses = fit_poses(copies, corners, chosen, poses, law.tau)
+            poses = fit_poses(copies, corners, chosen, poses, distribution.tau)
             weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
         score = (weights * chosen).sum((-1, -2))
-    score = (score + _log_prior(poses, law.tau)).reshape(batch, starts)
+    score = (score + _log_prior(poses, distribution.tau)).reshape(batch, starts)
     best = torch.arange(batch) * starts + score.argmax(1)
     return score.amax(1), weights[best]
 
@@ -200,21 +203,21 @@ def expected_log_density(
     `extra` is added to the variance of the noise.
     """
     at = corners.place
-    place, turn = poses.place[:, corners.owner], poses.turn[:, corners.owner]
+    place, rotation = poses.place[:, corners.owner], poses.rotation[:, corners.owner]
     spread = (
         poses.var_place[:, corners.owner]
-        + poses.var_turn[:, corners.owner] * at.abs().square()
+        + poses.var_rotation[:, corners.owner] * at.abs().square()
         + 2 * (poses.cov[:, corners.owner] * at.conj()).real
     )
     variance = extra + _variances(corners, poses)[:, corners.owner]
-    away = (places[..., None] - (place + turn * at)[:, None]).abs().square()
+    away = (places[..., None] - (place + rotation * at)[:, None]).abs().square()
     constant = -(2 * math.pi * variance).log() - spread / variance
     return constant[:, None] - away / (2 * variance[:, None])
 
 
 def _variances(corners: Corners, poses: Poses) -> Tensor:
     """Compute s^2 of each object at the mean of its pose, (R, objects)."""
-    scale = poses.turn.abs()
+    scale = poses.rotation.abs()
     return torch.stack([noise.variance(scale[:, k]) for k, noise in enumerate(corners.noises)], 1)
 
 
@@ -273,8 +276,8 @@ def round_off(weights: Tensor) -> Tensor:
 
 def _log_prior(poses: Poses, tau: float) -> Tensor:
     """Compute -KL(q(y) | p(y)), summed over objects, (R,)."""
-    mean = poses.place.abs().square() + poses.turn.abs().square()
-    variance = 2 * (poses.var_place + poses.var_turn)
-    determinant = (poses.var_place * poses.var_turn - poses.cov.abs().square()).clamp(min=1e-30)
+    mean = poses.place.abs().square() + poses.rotation.abs().square()
+    variance = 2 * (poses.var_place + poses.var_rotation)
+    determinant = (poses.var_place * poses.var_rotation - poses.cov.abs().square()).clamp(min=1e-30)
     divergence = (mean + variance) / tau**2 / 2 - 2 - determinant.log() + 4 * math.log(tau)
     return -divergence.sum(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from capsule_zoo.models.constellations import exact_cover
 from capsule_zoo.models.constellations.exact_cover import Plan
-from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, by_number
 from capsule_zoo.models.constellations.similarities import as_complex, subsets, tuple_evidence
 
 CHUNK = 200_000  # numbers at a time, which stay in the cache of a core
@@ -42,18 +42,18 @@ class Matchings:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
-    """The law of how scenes of equally many points are shared out among objects.
+class Assignments:
+    """The distribution of how scenes of equally many points are shared out among objects.
 
     Attributes:
-        law: of the scenes.
+        distribution: of the scenes.
         rows: the numbers of the scenes, (b,).
         slots: where their points lie, (b, n).
-        plan: the recursion over all shares.
+        plan: the recursion over all assignments.
         tables: the log weight of every subset of the points, (b, subsets), for each object.
     """
 
-    law: SceneLaw
+    distribution: SceneDistribution
     rows: Tensor
     slots: Tensor
     plan: Plan
@@ -66,18 +66,18 @@ class Shares:
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return log weights of presence and absence, (objects,), and of clutter, (numbers,)."""
-        on, off = self.law.log_present(self.tables[0])
-        return on, off, self.law.log_left(self.number, self.tables[0])
+        on, off = self.distribution.log_present(self.tables[0])
+        return on, off, self.distribution.log_left(self.number, self.tables[0])
 
     def log_total(self) -> Tensor:
-        """Compute the log of the sum of the weights of all shares, (b,); -inf where there is none.
+        """Compute the log sum of the weights of all assignments, (b,); -inf where there is none.
 
         With evidence as the weight of a subset it is log p(points).
         """
         return exact_cover.forward(self.plan, self.tables, *self.weights())[0]
 
     def chosen(self, best: bool) -> Tensor:
-        """Return the likeliest share, or one that is drawn, (b, n); -1 for clutter."""
+        """Return the likeliest assignment, or one that is drawn, (b, n); -1 for clutter."""
         values = exact_cover.forward(self.plan, self.tables, *self.weights(), best)[1]
         return self.objects_of(exact_cover.backward(self.plan, values, best))
 
@@ -85,15 +85,15 @@ class Shares:
         """Return the object of each point, (ways, n), from the subset that each object takes."""
         objects = taken[0].new_full((len(taken[0]), self.number), -1)
         for k, subset in enumerate(taken):
-            members = subsets(self.number, self.law.sizes[k]).to(objects.device)
+            members = subsets(self.number, self.distribution.sizes[k]).to(objects.device)
             there = (subset < len(members)).nonzero()[:, 0]
             objects[there[:, None], members[subset[there]]] = k
         return objects
 
 
 @dataclass(frozen=True, eq=False)
-class Group(Shares):
-    """The posterior of the shares, where the weight of a subset is its evidence.
+class Group(Assignments):
+    """The posterior of the assignments, where the weight of a subset is its evidence.
 
     Attributes:
         tuples: for each object, the log evidence of every subset and order, (b, subsets, orders).
@@ -102,7 +102,7 @@ class Group(Shares):
     tuples: list[Tensor]
 
     def posterior(self) -> tuple[Tensor, Tensor]:
-        """List all shares of the points with their posterior probabilities.
+        """List all assignments of the points with their posterior probabilities.
 
         Returns:
             The object of each point, (ways, n), -1 for clutter; probabilities, (b, ways).
@@ -117,7 +117,7 @@ class Group(Shares):
         return objects, total.softmax(-1)
 
 
-def shared_out(points: Tensor, found: Iterable[Shares], best: bool) -> Tensor:
+def shared_out(points: Tensor, found: Iterable[Assignments], best: bool) -> Tensor:
     """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
     objects = torch.full(points.shape[:2], -1, device=points.device)
     for group in found:
@@ -125,81 +125,89 @@ def shared_out(points: Tensor, found: Iterable[Shares], best: bool) -> Tensor:
     return objects
 
 
-def groups(law: SceneLaw, points: Tensor) -> Iterator[Group]:
+def groups(distribution: SceneDistribution, points: Tensor) -> Iterator[Group]:
     """Yield scenes (S, N, 2), NaN where a point is absent, with tables of all their subsets.
 
     Raises:
         TooManyCovers: a scene is too large for sums over all its matchings.
     """
     for rows, slots, places in by_number(points):
-        recursion = law.plan(places.shape[1])
+        recursion = distribution.plan(places.shape[1])
         tuples: list[Tensor] = []
-        for k, first in enumerate(law.kinds):
-            tuples.append(tuples[first] if first < k else _tuples(law, k, places))
-        yield Group(law, rows, slots, recursion, summed(law, tuples), tuples)
+        for k, first in enumerate(distribution.kinds):
+            tuples.append(tuples[first] if first < k else _tuples(distribution, k, places))
+        yield Group(distribution, rows, slots, recursion, summed(distribution, tuples), tuples)
 
 
-def _tuples(law: SceneLaw, index: int, places: Tensor) -> Tensor:
+def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tensor:
     """Compute the evidence of all subsets for one object, in chunks of scenes."""
-    template, number = law.templates[index], places.shape[1]
+    template, number = distribution.templates[index], places.shape[1]
     each = math.comb(number, len(template)) * len(template.orders)
     chunks = places.split(max(1, CHUNK // max(1, 17 * each)))
-    return torch.cat([tuple_evidence(c, template, law.noise, law.tau) for c in chunks])
+    return torch.cat(
+        [tuple_evidence(c, template, distribution.noise, distribution.tau) for c in chunks]
+    )
 
 
-def summed(law: SceneLaw, tuples: Sequence[Tensor]) -> list[Tensor]:
+def summed(distribution: SceneDistribution, tuples: Sequence[Tensor]) -> list[Tensor]:
     """Sum the evidence of subsets and orders over all orders, (b, subsets) for each object."""
     return [
-        each.logsumexp(-1) + math.log(template.turns)
-        for each, template in zip(tuples, law.templates, strict=True)
+        each.logsumexp(-1) + math.log(template.symmetry_order)
+        for each, template in zip(tuples, distribution.templates, strict=True)
     ]
 
 
 def orders_of(
-    law: SceneLaw, points: Tensor, objects: Tensor, index: int
+    distribution: SceneDistribution, points: Tensor, objects: Tensor, index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log evidence of every order of one object's points, given shares (B, N).
+    """Return the log evidence of every order of one object's points, given assignments (B, N).
 
     Returns:
         The scenes in which the object is present, (m,); the slots of its points, (m, size); the
         evidence, (m, orders).
     """
-    template, own = law.templates[index], objects == index
+    template, own = distribution.templates[index], objects == index
     rows = own.any(1).nonzero()[:, 0]
     slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, : len(template)]
     places = as_complex(points[rows[:, None], slots])
-    return rows, slots, tuple_evidence(places, template, law.noise, law.tau).flatten(1)
+    return (
+        rows,
+        slots,
+        tuple_evidence(places, template, distribution.noise, distribution.tau).flatten(1),
+    )
 
 
-def corners_of(law: SceneLaw, points: Tensor, objects: Tensor, best: bool) -> Tensor:
-    """Return the likeliest corners given a share of the points, or corners drawn, (B, N)."""
+def corners_of(
+    distribution: SceneDistribution, points: Tensor, objects: Tensor, best: bool
+) -> Tensor:
+    """Return the likeliest corners given a assignment of the points, or corners drawn, (B, N)."""
     corners = torch.full_like(objects, -1)
-    for k, template in enumerate(law.templates):
-        rows, slots, weights = orders_of(law, points, objects, k)
+    for k, template in enumerate(distribution.templates):
+        rows, slots, weights = orders_of(distribution, points, objects, k)
         if not len(rows):
             continue
         order = template.orders.to(weights.device)[exact_cover.chosen(weights, best)]
         if not best:  # among orders that a rotation of the template makes equal
-            turn = torch.randint(template.turns, (len(order), 1), device=order.device)
-            order = template.rotations.to(order.device)[turn, order]
+            rotation = torch.randint(template.symmetry_order, (len(order), 1), device=order.device)
+            order = template.rotations.to(order.device)[rotation, order]
         corners[rows[:, None], slots] = order
     return corners
 
 
 @torch.no_grad()
-def explain_exactly(law: SceneLaw, points: Tensor) -> Matchings:
-    """Return the likeliest share of every scene's points, and the exact log evidence.
+def explain_exactly(distribution: SceneDistribution, points: Tensor) -> Matchings:
+    """Return the likeliest assignment of every scene's points, and the exact log evidence.
 
-    The share has the highest posterior probability, with the corners summed out. The corners are
-    then the likeliest ones given the share.
+    The assignment has the highest posterior probability, with the corners summed out. The corners
+    are then the likeliest ones given the assignment.
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
     """
-    found = list(groups(law, points))
+    found = list(groups(distribution, points))
     evidence = log_evidence_of(points, found)
     objects = shared_out(points, found, best=True)
-    return Matchings(objects, corners_of(law, points, objects, best=True), evidence)
+    return Matchings(objects, corners_of(distribution, points, objects, best=True), evidence)
 
 
 def log_evidence_of(points: Tensor, found: Iterable[Group]) -> Tensor:

@@ -1,6 +1,6 @@
 """Guides to scenes of points: exact, by RANSAC, by EM with permutations or free assignments.
 
-    point_corner    ~ the guide's own law of matchings
+    point_corner    ~ the guide's own distribution of matchings
     object_presence = whether the matching gives points to the object
     object_pose     ~ p(pose | points, matching), in closed form but for one quadrature
 
@@ -33,13 +33,17 @@ from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_r
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.exact_cover import sums_of
-from capsule_zoo.models.constellations.matching_laws import (
+from capsule_zoo.models.constellations.matching_distributions import (
     FunctionMatchings,
     codes_of,
     from_codes,
     symmetries,
 )
-from capsule_zoo.models.constellations.scene_law import SceneLaw, log_joint, object_fit
+from capsule_zoo.models.constellations.scene_distribution import (
+    SceneDistribution,
+    log_joint,
+    object_fit,
+)
 
 
 class MatchingGuide(Guide):
@@ -52,7 +56,7 @@ class MatchingGuide(Guide):
     observes = "points"
     fit_settings = {"lr": 1e-3}
 
-    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+    def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
         """Return a matching for each scene of points (S, N, 2)."""
         raise NotImplementedError
 
@@ -72,34 +76,38 @@ class MatchingGuide(Guide):
         points = points.double()
         self._check_numbers(points)
         announce(f"parsing {len(points):,} scenes")
-        return self.explain(self.model.law(), points)
+        return self.explain(self.model.distribution(), points)
 
     def forward(self, points: Tensor, labels: Tensor | None = None) -> Tensor:
-        law, places = self.model.law(), points.double()
+        distribution, places = self.model.distribution(), points.double()
         self._check_numbers(places)
         with pyro.plate("images", len(points), dim=-1):
-            code = pyro.sample("point_corner", self.matchings(law, places, points.dtype))
-            objects, corners = from_codes(law, code)
-            there = (objects[..., None] == torch.arange(len(law.sizes), device=code.device)).any(-2)
+            code = pyro.sample("point_corner", self.matchings(distribution, places, points.dtype))
+            objects, corners = from_codes(distribution, code)
+            there = (
+                objects[..., None] == torch.arange(len(distribution.sizes), device=code.device)
+            ).any(-2)
             presence = dist.Bernoulli(there.to(points)).to_event(1)
             pyro.sample("object_presence", presence)
-            laws = [
+            distributions = [
                 SimilarityPosterior(
-                    object_fit(law, places, objects, corners, k)[0],
+                    object_fit(distribution, places, objects, corners, k)[0],
                     there[..., k],
-                    law.noise_of(k),
-                    law.tau,
+                    distribution.noise_of(k),
+                    distribution.tau,
                 )
-                for k in range(len(law.sizes))
+                for k in range(len(distribution.sizes))
             ]
-            return pyro.sample("object_pose", ObjectPoses(laws, points.dtype))
+            return pyro.sample("object_pose", ObjectPoses(distributions, points.dtype))
 
-    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
+    def matchings(
+        self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
+    ) -> FunctionMatchings:
         """Return q(matching | points): the one that `explain` finds, up to symmetries.
 
         Its log probabilities are of type `dtype`.
         """
-        return _listed(law, points, self.explain(law, points), dtype)
+        return _listed(distribution, points, self.explain(distribution, points), dtype)
 
     def _check_numbers(self, points: Tensor) -> None:
         """Raise ValueError for a number of points that no set of objects and clutter has."""
@@ -117,15 +125,17 @@ class MatchingGuide(Guide):
 class ExactMatching(MatchingGuide):
     """The exact posterior: all presences, matchings and clutter are summed.
 
-    `parse` returns the likeliest share of the points among objects, and log p(points).
+    `parse` returns the likeliest assignment of the points among objects, and log p(points).
     """
 
-    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_exactly(law, points)
+    def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
+        return explain_exactly(distribution, points)
 
-    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
+    def matchings(
+        self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
+    ) -> FunctionMatchings:
         with torch.no_grad():
-            found = list(groups(law, points))
+            found = list(groups(distribution, points))
             evidence = log_evidence_of(points, found)
         present = ~points[..., 0].isnan()
 
@@ -135,14 +145,16 @@ class ExactMatching(MatchingGuide):
                 codes = torch.full(present.shape, -1, device=points.device)
                 for group in found:
                     objects = shared_out(points, [group], best=False)
-                    corners = corners_of(law, points, objects, best=False)
-                    own = codes_of(law, present, objects, corners)
+                    corners = corners_of(distribution, points, objects, best=False)
+                    own = codes_of(distribution, present, objects, corners)
                     codes[group.rows] = own[group.rows]
                 drawn.append(codes)
             return torch.stack(drawn)
 
         def log_probability(code: Tensor) -> Tensor:
-            return (log_joint(law, points, *from_codes(law, code)) - evidence).to(dtype)
+            return (log_joint(distribution, points, *from_codes(distribution, code)) - evidence).to(
+                dtype
+            )
 
         return FunctionMatchings(points, draw_codes, log_probability)
 
@@ -164,8 +176,8 @@ class RansacMatching(MatchingGuide):
         check_at_least(1, sets=sets, choices=choices)
         self.sets, self.choices = sets, choices
 
-    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_by_ransac(law, points, self.sets, self.choices)
+    def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
+        return explain_by_ransac(distribution, points, self.sets, self.choices)
 
 
 class SinkhornMatching(MatchingGuide):
@@ -191,8 +203,8 @@ class SinkhornMatching(MatchingGuide):
         check_at_least(0, seed=seed)
         self.runs: dict[str, Any] = {"starts": starts, "steps": steps, "seed": seed}
 
-    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
-        return explain_by_em(law, points, permutations=self.permutations, **self.runs)
+    def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
+        return explain_by_em(distribution, points, permutations=self.permutations, **self.runs)
 
 
 class MixtureMatching(SinkhornMatching):
@@ -207,21 +219,25 @@ class MixtureMatching(SinkhornMatching):
 
     permutations = False
 
-    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
-        matchings = explain_by_em(law, points, permutations=False, rounded=True, **self.runs)
-        return _listed(law, points, matchings, dtype)
+    def matchings(
+        self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
+    ) -> FunctionMatchings:
+        matchings = explain_by_em(
+            distribution, points, permutations=False, rounded=True, **self.runs
+        )
+        return _listed(distribution, points, matchings, dtype)
 
 
 def _listed(
-    law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype
+    distribution: SceneDistribution, points: Tensor, found: Matchings, dtype: torch.dtype
 ) -> FunctionMatchings:
-    """Return the law that draws matchings and others that symmetries make nearly as likely.
+    """Return the distribution of matchings, with those that symmetries make nearly as likely.
 
     Their probabilities are proportional to their densities under the model.
     """
-    code = codes_of(law, ~points[..., 0].isnan(), found.objects, found.corners)
-    candidates = symmetries(law).to(code.device)[:, code]  # (maps, B, N)
-    weights = log_joint(law, points, *from_codes(law, candidates)).T  # (B, maps)
+    code = codes_of(distribution, ~points[..., 0].isnan(), found.objects, found.corners)
+    candidates = symmetries(distribution).to(code.device)[:, code]  # (maps, B, N)
+    weights = log_joint(distribution, points, *from_codes(distribution, candidates)).T  # (B, maps)
     log_weights = weights.clamp(min=-1e30).to(dtype).log_softmax(-1)
 
     def draw_codes(number: int) -> Tensor:

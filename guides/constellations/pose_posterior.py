@@ -2,8 +2,8 @@
 
 Given |u| the place t is normal and the angle of u is von Mises; see `similarities`. The density of
 log |u| is one-dimensional: its values at the nodes of a fine quadrature are joined by straight
-lines. This law can be drawn from, and its density is known, exactly. It differs from the posterior
-by about 0.00002 nats.
+lines. This distribution can be drawn from, and its density is known, exactly. It differs from the
+posterior by about 0.00002 nats.
 """
 
 import math
@@ -28,16 +28,16 @@ _MOST_CONCENTRATED = 1e8
 
 
 class SimilarityPosterior(dist.TorchDistribution):
-    """p(y | points, matching) of one object, a law of poses (*batch, 4).
+    """p(y | points, matching) of one object, a distribution of poses (*batch, 4).
 
-    Draws carry no gradients: a guide that draws from this law has no parameters of its own, and
-    the gradient of its ELBO is taken at a fixed guide, as in EM.
+    Draws carry no gradients: a guide that draws from this distribution has no parameters of its
+    own, and the gradient of its ELBO is taken at a fixed guide, as in EM.
 
     Args:
         fit: of the object's points, (*batch).
-        there: True where the object is present, (*batch); elsewhere the law is the prior.
+        there: True where the object is present, (*batch); elsewhere the distribution is the prior.
         noise: on the points.
-        tau: deviation of the prior.
+        tau: standard deviation of the prior.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -76,19 +76,19 @@ class SimilarityPosterior(dist.TorchDistribution):
         place = torch.view_as_real(mean.expand(shape)) + variance.sqrt()[
             ..., None
         ] * torch.randn_like(torch.view_as_real(mean.expand(shape).contiguous()))
-        turn = torch.polar(scale, angle)
-        drawn = torch.cat([place, turn.real[..., None], -turn.imag[..., None]], -1)
+        rotation = torch.polar(scale, angle)
+        drawn = torch.cat([place, rotation.real[..., None], -rotation.imag[..., None]], -1)
         prior = self.tau * torch.randn_like(drawn)
         return torch.where(self.there[..., None], drawn, prior)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of poses."""
         place = torch.complex(value[..., 0], value[..., 1])
-        turn = torch.complex(value[..., 2], -value[..., 3])
-        scale = turn.abs().clamp(min=1e-30)
+        rotation = torch.complex(value[..., 2], -value[..., 3])
+        scale = rotation.abs().clamp(min=1e-30)
         log_scale = scale.log()
         concentration, middle = self._angle(scale)
-        swing = (turn / scale * torch.polar(torch.ones_like(middle), -middle)).real - 1
+        swing = (rotation / scale * torch.polar(torch.ones_like(middle), -middle)).real - 1
         log_angle = concentration * swing - math.log(2 * math.pi)
         log_angle = log_angle - torch.special.i0e(concentration).log()
         mean, variance = self._place(scale)
@@ -107,8 +107,8 @@ class SimilarityPosterior(dist.TorchDistribution):
     def _place(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of t and the variance of its coordinates, given |u|."""
         own = self.noise.variance(scale) / self.safe.number
-        share = self.tau**2 / (self.tau**2 + own)
-        return self.safe.center * share, own * share
+        fraction = self.tau**2 / (self.tau**2 + own)
+        return self.safe.center * fraction, own * fraction
 
     def _draw_log_scale(self, shape: torch.Size) -> Tensor:
         mass = self.mass.expand(*shape, self.mass.shape[-1])
@@ -139,10 +139,10 @@ class SimilarityPosterior(dist.TorchDistribution):
 
 
 class ObjectPoses(dist.TorchDistribution):
-    """The posteriors of all objects' poses, a law of (*batch, objects, 4).
+    """The posteriors of all objects' poses, a distribution of (*batch, objects, 4).
 
     Args:
-        laws: one for each object, with the same batch shape.
+        distributions: one for each object, with the same batch shape.
         dtype: of the draws.
     """
 
@@ -150,18 +150,23 @@ class ObjectPoses(dist.TorchDistribution):
     support = constraints.independent(constraints.real, 2)
     has_rsample = True
 
-    def __init__(self, laws: Sequence[SimilarityPosterior], dtype: torch.dtype) -> None:
-        self.laws = tuple(laws)
+    def __init__(self, distributions: Sequence[SimilarityPosterior], dtype: torch.dtype) -> None:
+        self.distributions = tuple(distributions)
         self.dtype = dtype
-        super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
+        super().__init__(
+            distributions[0].batch_shape, torch.Size([len(distributions), 4]), validate_args=False
+        )
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw poses, without gradients."""
-        drawn = [law.rsample(sample_shape) for law in self.laws]
+        drawn = [distribution.rsample(sample_shape) for distribution in self.distributions]
         return torch.stack(drawn, -2).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of poses."""
         parts = value.double().unbind(-2)
-        total = sum(law.log_prob(part) for law, part in zip(self.laws, parts, strict=True))
+        total = sum(
+            distribution.log_prob(part)
+            for distribution, part in zip(self.distributions, parts, strict=True)
+        )
         return torch.as_tensor(total).to(self.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.models.constellations.exact_cover import sums_of
-from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, by_number
 from capsule_zoo.models.constellations.similarities import Template, fit_of, log_evidence
 
 SETS = 40  # of points, that an object chooses among
@@ -28,7 +28,7 @@ MOST_POINTS = 62  # of a scene: sets of points are the bits of an int64
 
 @torch.no_grad()
 def explain_by_ransac(
-    law: SceneLaw, points: Tensor, sets: int = SETS, choices: int = CHOICES
+    distribution: SceneDistribution, points: Tensor, sets: int = SETS, choices: int = CHOICES
 ) -> Matchings:
     """Return the best choice of fits for every scene, and a lower bound on its log evidence.
 
@@ -50,7 +50,7 @@ def explain_by_ransac(
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
         for more in MULTIPLES:  # where no joint choice covers the points, more are looked at
-            _explain(law, found, rows, slots, places, (more * sets, more * choices))
+            _explain(distribution, found, rows, slots, places, (more * sets, more * choices))
             again = found.log_evidence[rows].isinf()
             rows, slots, places = rows[again], slots[again], places[again]
             if not len(rows):
@@ -59,7 +59,7 @@ def explain_by_ransac(
 
 
 def _explain(
-    law: SceneLaw,
+    distribution: SceneDistribution,
     found: Matchings,
     rows: Tensor,
     slots: Tensor,
@@ -68,9 +68,9 @@ def _explain(
 ) -> None:
     """Write the best choice of fits for scenes of equally many points."""
     fits: list[tuple[Tensor, Tensor, Tensor]] = []
-    for k, first in enumerate(law.kinds):
-        fits.append(fits[first] if first < k else _fits(law, k, places, limits[0]))
-    weight, chosen = _choose(law, fits, places, limits[1])
+    for k, first in enumerate(distribution.kinds):
+        fits.append(fits[first] if first < k else _fits(distribution, k, places, limits[0]))
+    weight, chosen = _choose(distribution, fits, places, limits[1])
     found.log_evidence[rows] = weight
     chosen = chosen.masked_fill(weight.isinf()[:, None], torch.iinfo(chosen.dtype).max)
     for k, (members, _, _) in enumerate(fits):
@@ -81,20 +81,24 @@ def _explain(
         found.corners[rows[there, None], held] = numbers
 
 
-def _fits(law: SceneLaw, index: int, places: Tensor, sets: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fits(
+    distribution: SceneDistribution, index: int, places: Tensor, sets: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return an object's best sets of points, their evidence and their bits.
 
     Returns:
         The point at each corner, (b, sets, n); log evidence, (b, sets); bits, (b, sets).
     """
-    template = law.templates[index]
+    template = distribution.templates[index]
     if places.shape[1] < len(template):
         empty = places.new_zeros(len(places), 0, dtype=torch.int64)
         return empty[..., None].expand(-1, -1, len(template)), empty.to(places.real.dtype), empty
     members = hypotheses(places, template)
     at_corners = places[torch.arange(len(places))[:, None, None], members]
     fit = fit_of(at_corners, template.corners.to(places))
-    evidence = log_evidence(fit, law.noise_of(index), law.tau) + math.log(template.turns)
+    evidence = log_evidence(fit, distribution.noise_of(index), distribution.tau) + math.log(
+        template.symmetry_order
+    )
     bits = (1 << members).sum(-1)
     order = evidence.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, bits.gather(1, order).argsort(dim=1, stable=True))
@@ -122,8 +126,8 @@ def hypotheses(places: Tensor, template: Template) -> Tensor:
     found = []
     for a, b in corner_pairs(template):
         start, end = places[:, pairs[:, 0]], places[:, pairs[:, 1]]
-        turn = (end - start) / (corners[b] - corners[a])
-        moved = start - turn * corners[a]
+        rotation = (end - start) / (corners[b] - corners[a])
+        moved = start - rotation * corners[a]
         held = torch.full((len(places), len(pairs), len(template)), -1, device=places.device)
         held[..., a], held[..., b] = pairs[:, 0], pairs[:, 1]
         free = torch.ones(len(pairs), number, dtype=torch.bool, device=places.device)
@@ -132,7 +136,7 @@ def hypotheses(places: Tensor, template: Template) -> Tensor:
         for c in range(len(template)):
             if c in (a, b):
                 continue
-            away = (places[:, None] - (moved + turn * corners[c])[..., None]).abs()
+            away = (places[:, None] - (moved + rotation * corners[c])[..., None]).abs()
             nearest = away.masked_fill(~free, torch.inf).argmin(-1)
             held[..., c] = nearest
             free.scatter_(2, nearest[..., None], False)
@@ -145,17 +149,20 @@ def corner_pairs(template: Template) -> list[tuple[int, int]]:
     kept: list[tuple[int, int]] = []
     rotations = template.rotations.tolist()
     for pair in itertools.permutations(range(len(template)), 2):
-        if not any((turn[pair[0]], turn[pair[1]]) in kept for turn in rotations):
+        if not any((rotation[pair[0]], rotation[pair[1]]) in kept for rotation in rotations):
             kept.append(pair)
     return kept
 
 
 def _choose(
-    law: SceneLaw, fits: list[tuple[Tensor, Tensor, Tensor]], places: Tensor, choices: int
+    distribution: SceneDistribution,
+    fits: list[tuple[Tensor, Tensor, Tensor]],
+    places: Tensor,
+    choices: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the log weight of all surviving choices, (b,), and the best one, (b, objects)."""
     batch, number = places.shape
-    on, off = law.log_present(places.real)
+    on, off = distribution.log_present(places.real)
     used = torch.zeros(batch, 1, dtype=torch.int64, device=places.device)
     weight = places.real.new_zeros(batch, 1)
     chosen = torch.zeros(batch, 1, 0, dtype=torch.int64, device=places.device)
@@ -164,7 +171,7 @@ def _choose(
         taken = torch.cat([bits, bits.new_zeros(batch, 1)], 1)
         total = weight[..., None] + option[:, None]
         total = total.masked_fill(used[..., None] & taken[:, None] != 0, -torch.inf)
-        total = total.masked_fill(~_completes(law, k, members, used, number), -torch.inf)
+        total = total.masked_fill(~_completes(distribution, k, members, used, number), -torch.inf)
         best = total.flatten(1).topk(min(choices, total[0].numel()), dim=1)
         before, now = best.indices // option.shape[1], best.indices % option.shape[1]
         weight = best.values
@@ -173,19 +180,21 @@ def _choose(
         chosen = torch.cat([history, now[..., None]], -1)
     left = number - sum((used >> i) & 1 for i in range(number))
     table = places.real.new_full((number + 1,), -torch.inf)
-    allowed = law.log_left(number, places.real)[: number + 1]
+    allowed = distribution.log_left(number, places.real)[: number + 1]
     table[: len(allowed)] = allowed
     weight = weight + table[left]
     best_one = weight.argmax(1)
     return weight.logsumexp(1), chosen[torch.arange(batch), best_one]
 
 
-def _completes(law: SceneLaw, index: int, members: Tensor, used: Tensor, number: int) -> Tensor:
+def _completes(
+    distribution: SceneDistribution, index: int, members: Tensor, used: Tensor, number: int
+) -> Tensor:
     """Return where later objects can take all points that are left, but for clutter."""
     bits = torch.stack([(used >> i) & 1 for i in range(number)])
     left = number - bits.sum(0)  # (b, choices)
-    sizes = used.new_tensor([len(law.templates[index])] * members.shape[1] + [0])
+    sizes = used.new_tensor([len(distribution.templates[index])] * members.shape[1] + [0])
     left = left[..., None] - sizes
-    sums = sums_of(law.sizes[index + 1 :])
-    possible = [(left >= s) & (left - s <= law.clutter) for s in sums]
+    sums = sums_of(distribution.sizes[index + 1 :])
+    possible = [(left >= s) & (left - s <= distribution.clutter) for s in sums]
     return torch.stack(possible).any(0)

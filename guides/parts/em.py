@@ -32,7 +32,7 @@ from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import (
     Capsules,
-    ChildLaw,
+    ChildDistribution,
     as_presence,
     log_presence,
     parent_log_weights,
@@ -54,7 +54,7 @@ class EMObjects(Submodule, PyroModule):
 
     model_class = PartWholeCapsules
 
-    features = 7  # from which deviations are computed: a presence and a pose
+    features = 7  # from which standard deviations are computed: a presence and a pose
 
     def __init__(self, model: PartWholeCapsules, *, iterations: int = 3) -> None:
         super().__init__()
@@ -75,17 +75,17 @@ class EMObjects(Submodule, PyroModule):
             )
         prior: Tensor = model.presence_logits
         scale = model.pose.scale(children.pose)[:3]
-        if index > 0:  # no prior from parents above: even odds, and a flat law of poses
+        if index > 0:  # no prior from parents above: even odds, and a flat distribution of poses
             prior = prior.new_zeros(model.levels[index].size)
             scale = torch.full_like(scale, selection.sigma_off)
         there = as_presence(children.presence, model.relaxed)
 
         def seen(logits: Tensor, pose: Tensor) -> Evidence:
-            # the model's own law, with parents as present as they are believed to be
-            law = selection(Capsules(logits, pose), relaxed=True)
-            density = child_log_density(model, law, children)
-            precision = law.scale(there)[..., 1:, 0].square().reciprocal()
-            return Evidence(density, law.log_weights, precision)
+            # the model's own distribution, with parents as present as they are believed to be
+            distribution = selection(Capsules(logits, pose), relaxed=True)
+            density = child_log_density(model, distribution, children)
+            precision = distribution.scale(there)[..., 1:, 0].square().reciprocal()
+            return Evidence(density, distribution.log_weights, precision)
 
         affinity = selection.log_affinity, selection.epsilon
         return route(
@@ -94,7 +94,7 @@ class EMObjects(Submodule, PyroModule):
 
 
 class Evidence(NamedTuple):
-    """What children say of given parents; column 0 of the choices is the dummy.
+    """Statistics of the children of given parents; column 0 of the choices is the dummy.
 
     Attributes:
         log_density: log p(child | its choice), (B, children, 1 + parents).
@@ -132,19 +132,21 @@ def route(
     pose = poses.identity_like(child_pose).expand(*batch, len(prior), 6)
     for _ in range(iterations):
         found = seen(logits, pose)
-        share = (found.log_density + found.log_weights).softmax(-1)[..., 1:]
-        pose = best_pose(child_pose, transform, share * found.precision, precision)
+        fraction = (found.log_density + found.log_weights).softmax(-1)[..., 1:]
+        pose = best_pose(child_pose, transform, fraction * found.precision, precision)
         density = seen(logits, pose).log_density
         logits = prior + activation(logits, affinity[0], density, affinity[1])
     return Proposal(logits, pose, torch.cat([logits[..., None].tanh(), pose], dim=-1))
 
 
-def child_log_density(model: PartWholeCapsules, law: ChildLaw, children: Capsules) -> Tensor:
+def child_log_density(
+    model: PartWholeCapsules, distribution: ChildDistribution, children: Capsules
+) -> Tensor:
     """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
-    presence_law = model.presence_law(law.presence_logits)
-    presence = presence_law.log_prob(children.presence[..., None])
+    presence_distribution = model.presence_distribution(distribution.presence_logits)
+    presence = presence_distribution.log_prob(children.presence[..., None])
     there = as_presence(children.presence, model.relaxed)
-    return presence + law.pose_law(there).log_prob(children.pose[..., None, :])
+    return presence + distribution.pose_distribution(there).log_prob(children.pose[..., None, :])
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:

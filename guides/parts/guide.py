@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
-from capsule_zoo.guides.parts.turns import best_turn
+from capsule_zoo.guides.parts.rotations import best_rotation
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts.painted_parts import PartsModel
@@ -37,16 +37,18 @@ from capsule_zoo.models.specification import is_submodule, spec
 FIT_SETTINGS = MappingProxyType(
     dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", warmup=50, clip=1e4)
 )
-_INITIAL_SCALE = 0.02  # deviation of a fresh normal law: close to the point that it replaces
+_INITIAL_SCALE = (
+    0.02  # standard deviation of a fresh normal distribution: close to the point that it replaces
+)
 P = TypeVar("P", bound=PartsModel)
 _Copy = TypeVar("_Copy", bound=nn.Module)
 
 
 class PoseHead(PyroModule):
-    """The law of one level's poses, or other vectors, around given centers.
+    """The distribution of one level's poses, or other vectors, around given centers.
 
     Args:
-        features: size of the vector from which deviations are computed, for each capsule.
+        features: size of the vector from which standard deviations are computed, for each capsule.
         capsules: capsules of the level.
         kind: "delta", "normal" or "low_rank" (a low-rank plus diagonal covariance).
         rank: columns of the low-rank factor.
@@ -86,19 +88,19 @@ class PartsGuide(Guide[P]):
 
     Args:
         model: the model to invert.
-        pose: the law of the parts' poses, one of `poses`.
+        pose: the distribution of the parts' poses, one of `poses`.
         reader: what makes the reader of parts: `PartReader` or a partial of it.
         above: what makes `infer_objects`: a class of modules that are called with the model and the
             capsules below, or a partial of one.
 
     Attributes:
         read_parts: the reader of parts.
-        poses: the laws of poses that the guide offers.
+        poses: the distributions of poses that the guide offers.
         of_parts: how names of tensors begin that belong to the reading of parts.
 
     Raises:
         ValueError: another kind of model, an unknown `pose`, no class in `reader` or `above`, or
-            images that are to be turned and are not square.
+            images that are to be rotated and are not square.
     """
 
     poses: tuple[str, ...] = ("delta", "normal")
@@ -127,9 +129,9 @@ class PartsGuide(Guide[P]):
         return OUTPUTS
 
     def with_poses(self, pose: str) -> Self:
-        """Return a guide to the same model with copies of the weights and another law of poses.
+        """Return a guide with copies of the weights and another distribution of poses.
 
-        A new normal law starts at the delta's point with a standard deviation of .02.
+        A new normal distribution starts at the delta's point with a standard deviation of .02.
         """
         return self._varied(pose=pose)
 
@@ -154,8 +156,8 @@ class PartsGuide(Guide[P]):
 
     def _view(self, images: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what the networks see, at an angle or at the best of the reader's turns."""
-        if angle is None and self.read_parts.turns > 1:
-            angle = best_turn(self, images, self.read_parts.turns)
+        if angle is None and self.read_parts.rotations > 1:
+            angle = best_rotation(self, images, self.read_parts.rotations)
         return self.read_parts.view(images, angle)
 
     def _draw(
@@ -165,15 +167,15 @@ class PartsGuide(Guide[P]):
         if frame is not None:
             proposal = moved(proposal, frame)
         with pyro.plate(level.plate, level.size, dim=-1):
-            presence_law = self.model.presence_law(proposal.logits)
-            presence = pyro.sample(f"{level.name}_presence", presence_law)
-            law = self._pose_law(head, proposal, presence)
-            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
+            presence_distribution = self.model.presence_distribution(proposal.logits)
+            presence = pyro.sample(f"{level.name}_presence", presence_distribution)
+            distribution = self._pose_distribution(head, proposal, presence)
+            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", distribution))
 
-    def _pose_law(
+    def _pose_distribution(
         self, head: PoseHead, proposal: Proposal, presence: Tensor
     ) -> dist.TorchDistribution:
-        """Return the law of poses, given the values of the presence site."""
+        """Return the distribution of poses, given the values of the presence site."""
         return head(proposal.pose, proposal.features)
 
 

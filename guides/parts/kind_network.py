@@ -17,18 +17,18 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
-_INITIAL_SCALE = 0.1  # deviation of a fresh code, whose prior has 1
+_INITIAL_SCALE = 0.1  # standard deviation of a fresh code, whose prior has 1
 _INITIAL_POSE_SCALE = 0.02
 
 
 class KindProposals(NamedTuple):
-    """The laws q(A, c | parts, k) of the object's pose and code for every kind.
+    """The distributions q(A, c | parts, k) of the object's pose and code for every kind.
 
     Attributes:
-        pose, pose_scale: means and deviations of the pose, (B, K, 6).
-        code, code_scale: means and deviations of the code, (B, K, d).
+        pose, pose_scale: means and standard deviations of the pose, (B, K, 6).
+        code, code_scale: means and standard deviations of the code, (B, K, d).
 
-    The deviations are None where pose and code are points.
+    The standard deviations are None where pose and code are points.
     """
 
     pose: Tensor
@@ -48,8 +48,8 @@ class KindProposals(NamedTuple):
         code = dist.Normal(self.code, self.code_scale).to_event(1)
         return pose.log_prob(self.pose) + code.log_prob(self.code)
 
-    def laws(self, kind: Tensor) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
-        """Return the laws of the pose and of the code for a kind (B, 1), perhaps enumerated."""
+    def distributions(self, kind: Tensor) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
+        """Return the distributions of pose and code for a kind (B, 1), perhaps enumerated."""
         pose, code = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in self[:2])
         if self.pose_scale is None or self.code_scale is None:
             return dist.Delta(pose, event_dim=1), dist.Delta(code, event_dim=1)

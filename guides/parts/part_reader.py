@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.parts.turns import centered, turned
+from capsule_zoo.guides.parts.rotations import centered, rotate_images
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.networks.layers import ELU, AttentionPooling, elu
@@ -26,17 +26,19 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Capsules
 
-OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are computed
+OUTPUTS = (
+    7 + 16
+)  # presence logit, raw pose, and features from which standard deviations are computed
 _SMALLEST = 0.01  # scale of a part, in units of half an image
 
 
 class Proposal(NamedTuple):
-    """The numbers that define the law of the capsules of one level.
+    """The numbers that define the distribution of the capsules of one level.
 
     Attributes:
         logits: logits of the presences, (B, capsules).
         pose: centers of the poses, (B, capsules, 6).
-        features: numbers from which deviations are computed, (B, capsules, features).
+        features: numbers from which standard deviations are computed, (B, capsules, features).
     """
 
     logits: Tensor
@@ -65,13 +67,13 @@ class PartReader(Submodule, PyroModule):
         coordinates: whether the pooling gets the position of each feature on the image. Otherwise
             positions follow only from the padding at the image's edge, which is too far away on
             larger images.
-        turns: number of rotations of the image that the guide tries, spread over the circle; its
-            model scores them (see `capsule_zoo.guides.parts.turns`).
+        rotations: number of rotations of the image that the guide tries, spread over the circle;
+            its model scores them (see `capsule_zoo.guides.parts.rotations`).
         centered: whether the networks see each image with its ink in the middle. What is read is
             then equivariant under shifts.
 
     Raises:
-        ValueError: a size below 1, a bound that is not positive, or images that are to be turned
+        ValueError: a size below 1, a bound that is not positive, or images that are to be rotated
             and are not square.
     """
 
@@ -86,22 +88,22 @@ class PartReader(Submodule, PyroModule):
         max_scale: float = 0.8,
         anisotropy: float | None = 1.6,
         coordinates: bool = False,
-        turns: int = 1,
+        rotations: int = 1,
         centered: bool = False,
     ) -> None:
         super().__init__()
-        check_at_least(1, channels=channels, turns=turns)
+        check_at_least(1, channels=channels, rotations=rotations)
         check_positive(max_scale=max_scale)
         if anisotropy is not None:
             check_positive(anisotropy=anisotropy)
         inputs, height, width = model.painted.shape
-        if turns > 1 and height != width:
+        if rotations > 1 and height != width:
             raise ValueError(
-                f"turns above 1 need square images, not {height}x{width}; give turns=1"
+                f"turns above 1 need square images, not {height}x{width}; give rotations=1"
             )
         self.bounds = max_scale, anisotropy
         self.coordinates = coordinates
-        self.turns = turns
+        self.rotations = rotations
         self.centered = centered
         convolutions: list[nn.Module] = []
         for stride in (2, 2, 1, 1):
@@ -125,9 +127,9 @@ class PartReader(Submodule, PyroModule):
         if self.centered:
             images, frame = centered(images)
         if angle is not None:
-            images = turned(images, angle)
-            turn = poses.rotation(angle)
-            frame = turn if frame is None else poses.compose(frame, turn)
+            images = rotate_images(images, angle)
+            rotation_pose = poses.rotation(angle)
+            frame = rotation_pose if frame is None else poses.compose(frame, rotation_pose)
         return images, frame
 
     def forward(self, images: Tensor) -> Proposal:

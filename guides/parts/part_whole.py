@@ -42,7 +42,7 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
 
     Raises:
         ValueError: another kind of model, an unknown `pose`, a rank below 1, or images that are to
-            be turned and are not square.
+            be rotated and are not square.
     """
 
     fit_settings = FIT_SETTINGS
@@ -75,7 +75,7 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
 
         Args:
             angle: turn of each image, (B,), in radians, at which the networks see the image and the
-                parts; by default the best of the reader's `turns`.
+                parts; by default the best of the reader's `rotations`.
         """
         levels, heads = self.model.levels, self.pose_heads
         seen, frame = self._view(images, angle)

@@ -8,12 +8,12 @@ and the dummy, are coordinate ascent on the model's own log joint:
     pose     A = argmin_A sum_i r_i t_i |A_i - A (N_i + U_i c)|^2_i + |A - I|^2 / sigma_top^2
     code     c = argmin_c sum_i r_i t_i |A_i - A (N_i + U_i c)|^2_i + |c|^2 - 2 log p(t | c)
 
-|.|_i divides by the deviations sigma_i. The presences' log likelihood is replaced by its quadratic
-expansion at the current code, as in logistic regression by reweighted least squares. Each part
-votes for the object, and the object gathers the votes of its parts: the classic steps of routing.
-The E step begins halfway. Before, no part is far from the dummy's law, but many are far from the
-object's, whose code is still zero: the dummy would take them all, and keep them. The normal law has
-the exact conditional deviations of the regressions.
+|.|_i divides by the standard deviations sigma_i. The presences' log likelihood is replaced by its
+quadratic expansion at the current code, as in logistic regression by reweighted least squares. Each
+part votes for the object, and the object gathers the votes of its parts: the classic steps of
+routing. The E step begins halfway. Before, no part is far from the dummy's distribution, but many
+are far from the object's, whose code is still zero: the dummy would take them all, and keep them.
+The normal distribution has the exact conditional standard deviations of the regressions.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; the model's story in
@@ -59,25 +59,25 @@ class RidgeKinds(Submodule, PyroModule):
     def forward(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
         """Return the proposals for all kinds."""
 
-        def share(step: int, pose: Tensor, code: Tensor) -> Tensor | float:
+        def fraction(step: int, pose: Tensor, code: Tensor) -> Tensor | float:
             return 1.0 if step < self.iterations // 2 else _share(model, parts, pose, code)
 
-        proposals = alternate(model, parts, share, self.iterations)
+        proposals = alternate(model, parts, fraction, self.iterations)
         return proposals.points() if self.objects == "delta" else proposals
 
 
 def alternate(
     model: ShapeCodes,
     parts: Capsules,
-    share: Callable[[int, Tensor, Tensor], Tensor | float],
+    fraction: Callable[[int, Tensor, Tensor], Tensor | float],
     steps: int,
     counted: Tensor | float = 1.0,
 ) -> KindProposals:
     """Fit an object of every kind to the parts by turns: its pose, then its code.
 
     Args:
-        share: share (B, K, P) of each object in the poses of the parts, at a step, given the pose
-            and the code of every kind.
+        fraction: share (B, K, P) of each object in the poses of the parts, at a step, given the
+            pose and the code of every kind.
         steps: number of alternations.
         counted: weight (B, K, P) of the presences of the parts.
     """
@@ -89,7 +89,7 @@ def alternate(
     pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
     code = target.new_zeros(*batch, model.kinds, model.codes)
     for step in range(steps):
-        weight = (share(step, pose, code) * there)[..., None] / shapes.scale.square()
+        weight = (fraction(step, pose, code) * there)[..., None] / shapes.scale.square()
         arrangement = shapes.place + bend(shapes.pose_codes, code)
         pose, pose_scale = fit_pose(target, arrangement, weight, precision)
         shift = presence_shift(shapes.presence_codes, code)
@@ -107,7 +107,7 @@ def alternate(
 
 
 def _share(model: ShapeCodes, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
-    """Compute the share of the object of every kind in every part, (B, K, P)."""
+    """Compute the fraction of the object of every kind in every part, (B, K, P)."""
     kind = torch.arange(model.kinds, device=pose.device).view(-1, *[1] * (pose.dim() - 1))
     pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))
     return model.responsibilities(kind, pose, code, parts)[..., 1].movedim(0, -2)
@@ -125,15 +125,15 @@ def presence_shift(presence_codes: Tensor, code: Tensor) -> Tensor:
 
 def directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
     """Return the derivatives of the votes by the code, (B, K, P, 6, d): A U without A's place."""
-    turn = pose.unflatten(-1, (2, 3))[..., :2]  # (B, K, 2, 2)
+    rotation = pose.unflatten(-1, (2, 3))[..., :2]  # (B, K, 2, 2)
     bent = pose_codes.unflatten(-2, (2, 3))  # (K, P, 2, 3, d)
-    return torch.einsum("...krm,kpmld->...kprld", turn, bent).flatten(-3, -2)
+    return torch.einsum("...krm,kpmld->...kprld", rotation, bent).flatten(-3, -2)
 
 
 def fit_pose(
     target: Tensor, arrangement: Tensor, weight: Tensor, precision: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the pose A that best places an arrangement, and its conditional deviations.
+    """Compute the pose A that best places an arrangement, and its conditional standard deviations.
 
     It minimizes, over A,
 
@@ -146,7 +146,7 @@ def fit_pose(
         precision: of the prior about the identity, (6,).
 
     Returns:
-        Pose and deviations, (B, K, 6) each.
+        Pose and standard deviations, (B, K, 6) each.
     """
     place = poses.to_matrix(arrangement)  # (B, K, P, 3, 3)
     rows = weight.unflatten(-1, (2, 3))  # (B, K, P, 2, 3)
@@ -168,7 +168,7 @@ def fit_code(
     presence_rest: Tensor,
     presence_weight: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the code c that best explains poses and presences, and its conditional deviations.
+    """Compute the code c that best explains poses and presences, and its standard deviations.
 
     It minimizes, over c, sum_ic w_ic (rest_i - directions_i c)_c^2 + |c|^2 and the quadratic
     expansion of the presences' log likelihood, sum_i v_i (w_i c)^2 - 2 u_i (w_i c).
@@ -181,7 +181,7 @@ def fit_code(
         presence_rest, presence_weight: u and v, (B, K, P).
 
     Returns:
-        Code and deviations, (B, K, d) each.
+        Code and standard deviations, (B, K, d) each.
     """
     weighted = weight[..., None] * directions
     gram = torch.einsum("...pid,...pie->...de", weighted, directions)

@@ -5,7 +5,7 @@ The objects of a scene are found one after the other, and then together:
     one by one    each kind, alone, is fitted to the parts that no object has yet, where a part may
                   also belong to a background as wide as all kinds together; the best kind stays
     together      r_is = p(s_i = slot s | t, A_1..P, objects); every slot is fitted again, in all
-                  kinds, to its share of the parts, and the best kind stays
+                  kinds, to its fraction of the parts, and the best kind stays
 
 Each fit is the pair of ridge regressions of `guides.parts.ridge`. Slots that begin
 with the wrong kind seldom recover, so that several kinds are tried for the first slot, and the
@@ -34,7 +34,10 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
-_SHARPENING = (3.0, 1.0)  # deviations of parts in later steps of a fit, in units of the model's
+_SHARPENING = (
+    3.0,
+    1.0,
+)  # standard deviations of parts in later steps of a fit, in units of the model's
 _ALTERNATIONS = 2  # of pose and code in each fit
 
 
@@ -43,7 +46,7 @@ class Scene(NamedTuple):
 
     Attributes:
         kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
-        pose_scale, code_scale: conditional deviations of pose and code.
+        pose_scale, code_scale: conditional standard deviations of pose and code.
     """
 
     kind: Tensor
@@ -115,17 +118,17 @@ class RoutingSlots(ShapeCodesGuide):
     def _one_by_one(self, parts: Capsules, scene: Scene) -> Scene:
         """Return a scene that begins with the first objects and has one for every slot."""
         while scene.kind.shape[1] < self.model.slots:
-            shares = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
-            found, score = self._one_more(parts, shares[..., 0])
+            fractions = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
+            found, score = self._one_more(parts, fractions[..., 0])
             scene = joined([scene, picked(found, score.argmax(-1))])
         return scene
 
     def _improved(self, parts: Capsules, scene: Scene) -> Scene:
-        """Return the scene after every slot was fitted again to its share of the parts."""
-        shares = self.model.responsibilities(*scene[:3], parts)[..., 1:]
+        """Return the scene after every slot was fitted again to its fraction of the parts."""
+        fractions = self.model.responsibilities(*scene[:3], parts)[..., 1:]
         slots = []
-        for share in shares.unbind(-1):
-            weight = share[:, None].expand(-1, self.model.kinds, -1)
+        for fraction in fractions.unbind(-1):
+            weight = fraction[:, None].expand(-1, self.model.kinds, -1)
             found = self._fit(parts, weight)
             score = (weight * self._log_density(parts, found)).sum(-1) + self._log_prior(found)
             slots.append(picked(found, score.argmax(-1)))
@@ -148,9 +151,9 @@ class RoutingSlots(ShapeCodesGuide):
         own = self._log_density(parts, found)
         return found, (free[:, None] * torch.logaddexp(own, wide)).sum(-1) + self._log_prior(found)
 
-    def _fit(self, parts: Capsules, share: Tensor) -> KindProposals:
-        """Fit an object of every kind to its share (B, K, P) of the parts."""
-        return alternate(self.model, parts, lambda *_: share, _ALTERNATIONS, counted=share)
+    def _fit(self, parts: Capsules, fraction: Tensor) -> KindProposals:
+        """Fit an object of every kind to its fraction (B, K, P) of the parts."""
+        return alternate(self.model, parts, lambda *_: fraction, _ALTERNATIONS, counted=fraction)
 
     def _log_density(
         self, parts: Capsules, found: KindProposals, scale: Tensor | None = None
@@ -158,32 +161,32 @@ class RoutingSlots(ShapeCodesGuide):
         """Compute the log density of every part as a part of an object of every kind, (B, K, P).
 
         Args:
-            scale: deviations in place of the model's, (K, P, 6).
+            scale: standard deviations in place of the model's, (K, P, 6).
         """
         shapes = self.model.shapes
         there = as_presence(parts.presence, self.model.relaxed)[:, None]
         kinds = torch.arange(self.model.kinds, device=there.device)[None]
         vote, logits = shapes.votes(kinds, found.pose, found.code)
-        law = dist.Normal(vote, shapes.scale if scale is None else scale).to_event(1)
+        distribution = dist.Normal(vote, shapes.scale if scale is None else scale).to_event(1)
         presence = there * logits - F.softplus(logits)
-        return presence + there * law.log_prob(parts.pose[:, None])
+        return presence + there * distribution.log_prob(parts.pose[:, None])
 
     def _log_prior(self, found: KindProposals) -> Tensor:
         """Compute log p(k, A, c), (B, K)."""
-        pose = self.model.pose.law(found.pose).log_prob(found.pose)
-        code = self.model.object_code_law().log_prob(found.code)
+        pose = self.model.pose.distribution(found.pose).log_prob(found.pose)
+        code = self.model.object_code_distribution().log_prob(found.code)
         return self.model.kind_logits.log_softmax(-1) + pose + code
 
     def _background(self, parts: Capsules) -> Tensor:
         """Compute the log density of every part as a part of any object, (B, 1, P)."""
         shapes = self.model.shapes
-        share = self.model.kind_logits.softmax(-1)[:, None, None]
-        mean = (share * shapes.place).sum(0)
+        fraction = self.model.kind_logits.softmax(-1)[:, None, None]
+        mean = (fraction * shapes.place).sum(0)
         spread = shapes.scale.square() + shapes.pose_codes.square().sum(-1)
-        variance = (share * (spread + (shapes.place - mean).square())).sum(0)
+        variance = (fraction * (spread + (shapes.place - mean).square())).sum(0)
         there = as_presence(parts.presence, self.model.relaxed)
-        law = dist.Normal(mean, variance.sqrt()).to_event(1)
-        return (there * law.log_prob(parts.pose))[:, None]
+        distribution = dist.Normal(mean, variance.sqrt()).to_event(1)
+        return (there * distribution.log_prob(parts.pose))[:, None]
 
 
 def picked(found: KindProposals, kind: Tensor) -> Scene:

@@ -39,7 +39,8 @@ class SetTransformers(Submodule, PyroModule):
         inducing: inducing points of each attention block.
 
     Attributes:
-        features: the number of features from which the deviations of each pose are computed.
+        features: the number of features from which the standard deviations of each pose are
+            computed.
 
     Raises:
         ValueError: a size out of range.

@@ -5,11 +5,11 @@
     k        ~ softmax_k(log p(k, a_k, m_k, parts) - log q(a_k, m_k | k))            # (B, 1)
     A, c     ~ Normal(a_k, .), Normal(m_k, .)                     # of the kind that was drawn
 
-Given the proposals of all kinds, the law of the kind is nearly the best one, softmax_k(log pi_k +
-ELBO_k), and exactly the best one where the proposals are exact or are points. It needs no network
-of its own. The kind is drawn, so that (k, A, c) has a density like any other draw, in `evaluate`
-too. A guide `with_enumerated_kinds()` is for `TraceEnum_ELBO`, which sums the kind out exactly, at
-a cost that grows with the number of kinds:
+Given the proposals of all kinds, the distribution of the kind is nearly the best one, softmax_k(log
+pi_k + ELBO_k), and exactly the best one where the proposals are exact or are points. It needs no
+network of its own. The kind is drawn, so that (k, A, c) has a density like any other draw, in
+`evaluate` too. A guide `with_enumerated_kinds()` is for `TraceEnum_ELBO`, which sums the kind out
+exactly, at a cost that grows with the number of kinds:
 
     ELBO = sum_k q(k) (log pi_k + ELBO_k - log q(k)) = log sum_k pi_k exp(ELBO_k)    at the best q
 
@@ -48,13 +48,13 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
     Args:
         model: the model to invert. A guide to a model in another scope draws the sites of that
             scope alone.
-        pose: the law of the parts' poses, "delta" or "normal".
-        objects: the law of the object's pose and code, "delta" or "normal".
+        pose: the distribution of the parts' poses, "delta" or "normal".
+        objects: the distribution of the object's pose and code, "delta" or "normal".
         reader: what makes the reader of parts: `PartReader` or a partial of it.
         above: what proposes the objects: `KindNetwork`, `RidgeKinds` or a partial of one.
 
     Raises:
-        ValueError: another kind of model, an unknown law, or a size below 1.
+        ValueError: another kind of model, an unknown distribution, or a size below 1.
     """
 
     fit_settings = FIT_SETTINGS
@@ -84,16 +84,16 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         self.pose_head = PoseHead(OUTPUTS, model.levels[-1].size, pose)
         self.infer_objects = above(model, objects)
 
-    def with_laws(self, pose: str, objects: str) -> Self:
-        """Return a guide to the same model with other laws, and copies of the same weights.
+    def with_distributions(self, pose: str, objects: str) -> Self:
+        """Return a guide to the model with other distributions and copies of the weights.
 
-        Train with points for the parts first. A new normal law of a part's pose starts at the point
-        with a deviation of .02.
+        Train with points for the parts first. A new normal distribution of a part's pose starts at
+        the point with a standard deviation of .02.
         """
         return self._varied(pose=pose, objects=objects)
 
     def propose(self, parts: Capsules) -> KindProposals:
-        """Return the laws of the object's pose and code for every kind, given the parts."""
+        """Return the distributions of an object's pose and code for every kind, given parts."""
         return self.infer_objects(self.model, parts)
 
     def with_enumerated_kinds(self) -> "ShapeCodesGuide":
@@ -108,7 +108,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         Args:
             labels: the kinds of the objects, (B,), where they are known.
             angle: turn of each image, (B,), in radians, at which the networks see the image and the
-                parts; by default the best of the reader's `turns`.
+                parts; by default the best of the reader's `rotations`.
         """
         check_labels(labels, self.model.kinds)
         with pyro.plate("images", len(images), dim=-2):
@@ -131,12 +131,12 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         if frame is not None:
             found = found._replace(pose=poses.compose(frame[:, None], found.pose))
         if labels is None:
-            law = dist.Categorical(logits=self.kind_logits(parts, found)[..., None, :])
+            distribution = dist.Categorical(logits=self.kind_logits(parts, found)[..., None, :])
             infer = {"enumerate": "parallel"} if self.kind == "enumerated" else {}
-            kind = pyro.sample("object_kind", law, infer=infer)
+            kind = pyro.sample("object_kind", distribution, infer=infer)
         else:
             kind = labels[:, None].long()
-        pose, code = found.laws(kind)
+        pose, code = found.distributions(kind)
         pyro.sample("object_pose", pose)
         pyro.sample("object_code", code)
 
@@ -163,13 +163,13 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         """
         return self.kind_logits(parts, self.propose(parts)).logsumexp(-1)
 
-    def _pose_law(
+    def _pose_distribution(
         self, head: PoseHead, proposal: Proposal, presence: Tensor
     ) -> dist.TorchDistribution:
-        """Return the law of poses; where a part is off it is as wide as the model's own."""
-        law = head(proposal.pose, proposal.features)
+        """Return the distribution of poses; where a part is off it is as wide as the model's."""
+        distribution = head(proposal.pose, proposal.features)
         if self.pose == "delta":
-            return law
+            return distribution
         there = as_presence(presence, self.model.relaxed)[..., None]
-        scale = there * law.base_dist.scale + (1 - there) * self.model.shapes.sigma_off
+        scale = there * distribution.base_dist.scale + (1 - there) * self.model.shapes.sigma_off
         return dist.Normal(proposal.pose, scale).to_event(1)

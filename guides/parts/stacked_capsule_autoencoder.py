@@ -11,8 +11,8 @@ As in the part-whole guides, what infers the objects is an argument:
 
 Poses and features are points (`pose="delta"`, as in the paper) or normal. A presence is relaxed by
 noise on its logit. With `noise="uniform"` it is the paper's, uniform and of width 4; with
-`"concrete"` it is the model's own Concrete law; `"none"` adds nothing. Of the discrete model the
-presences are Bernoulli, whatever the noise.
+`"concrete"` it is the model's own Concrete distribution; `"none"` adds nothing. Of the discrete
+model the presences are Bernoulli, whatever the noise.
 
 The encoder of objects sees the presences and poses of the parts without their gradients, as in the
 paper, unless `stop_inputs=False`. Features of parts keep their gradients, as in the authors'
@@ -48,7 +48,7 @@ NOISES = ("uniform", "concrete", "none")
 
 
 class NoisyLogit(dist.Uniform):
-    """The law of a logit with uniform noise around it; probes read its `logits`.
+    """The distribution of a logit with uniform noise around it; probes read its `logits`.
 
     Args:
         logits: centers.
@@ -61,7 +61,7 @@ class NoisyLogit(dist.Uniform):
         super().__init__(logits - width / 2, logits + width / 2, validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "NoisyLogit":
-        """Return the same law with more batch dims."""
+        """Return the same distribution with more batch dims."""
         return NoisyLogit(self.logits.expand(batch_shape), self.width)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -72,14 +72,14 @@ class NoisyLogit(dist.Uniform):
 
 
 class SureLogit(dist.Delta):
-    """The law of a logit without noise; probes read its `logits`."""
+    """The distribution of a logit without noise; probes read its `logits`."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         super().__init__(logits)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "SureLogit":
-        """Return the same law with more batch dims."""
+        """Return the same distribution with more batch dims."""
         return SureLogit(self.logits.expand(batch_shape))
 
 
@@ -90,7 +90,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
 
     Args:
         model: the model to invert.
-        pose: the law of poses and features, "delta" or "normal".
+        pose: the distribution of poses and features, "delta" or "normal".
         reader: what makes the reader of parts: `PartReader` or a partial of it. It must see each
             image as it is.
         above: what infers the objects: `SetTransformerObjects`, `PerceptronObjects`,
@@ -119,11 +119,11 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     ) -> None:
         _check_noise(noise, noise_width)
         super().__init__(model, pose, reader, above)
-        turns, centered = self.read_parts.turns, self.read_parts.centered
-        if turns > 1 or centered:
+        rotations, centered = self.read_parts.rotations, self.read_parts.centered
+        if rotations > 1 or centered:
             raise ValueError(
-                f"reader must see each image as it is, not with turns={turns} and "
-                f"centered={centered}; give a PartReader with turns=1 and centered=False"
+                f"reader must see each image as it is, not with rotations={rotations} and "
+                f"centered={centered}; give a PartReader with rotations=1 and centered=False"
             )
         self.noise = noise
         self.noise_width = noise_width
@@ -131,11 +131,13 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         objects, parts = model.levels
         self.infer_objects = above(model)
         numbers = self.infer_objects.numbers
-        self.part_pose_law = PoseHead(self.outputs, parts.size, pose)
-        self.part_feature_law = PoseHead(self.outputs, parts.size, pose, size=model.part_features)
-        self.object_pose_law = PoseHead(numbers, objects.size, pose)
+        self.part_pose_distribution = PoseHead(self.outputs, parts.size, pose)
+        self.part_feature_distribution = PoseHead(
+            self.outputs, parts.size, pose, size=model.part_features
+        )
+        self.object_pose_distribution = PoseHead(numbers, objects.size, pose)
         features = model.object_features
-        self.object_feature_law = PoseHead(numbers, objects.size, pose, size=features)
+        self.object_feature_distribution = PoseHead(numbers, objects.size, pose, size=features)
 
     @property
     def outputs(self) -> int:
@@ -164,30 +166,40 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
         proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
         with pyro.plate("images", len(images), dim=-2):
-            parts = self._drawn(1, proposal, self.part_pose_law, self.part_feature_law)
+            parts = self._drawn(
+                1, proposal, self.part_pose_distribution, self.part_feature_distribution
+            )
             if scope == "parts":
                 return parts
             if self.stop_inputs:
                 still = parts.presence.detach(), parts.pose.detach()
                 parts = FeaturedCapsules(*still, parts.feature)
             proposal = self.infer_objects(self.model, parts)
-            return self._drawn(0, proposal, self.object_pose_law, self.object_feature_law)
+            return self._drawn(
+                0, proposal, self.object_pose_distribution, self.object_feature_distribution
+            )
 
     def _drawn(
-        self, index: int, proposal: FeaturedProposal, pose_law: Any, feature_law: Any
+        self,
+        index: int,
+        proposal: FeaturedProposal,
+        pose_distribution: Any,
+        feature_distribution: Any,
     ) -> FeaturedCapsules:
         level = self.model.levels[index]
         with pyro.plate(level.plate, level.size, dim=-1):
-            presence = pyro.sample(f"{level.name}_presence", self._presence_law(proposal.logits))
-            law = pose_law(proposal.pose, proposal.numbers)
-            pose = pyro.sample(f"{level.name}_pose", law)
-            law = feature_law(proposal.feature, proposal.numbers)
-            feature = pyro.sample(f"{level.name}_feature", law)
+            presence = pyro.sample(
+                f"{level.name}_presence", self._presence_distribution(proposal.logits)
+            )
+            distribution = pose_distribution(proposal.pose, proposal.numbers)
+            pose = pyro.sample(f"{level.name}_pose", distribution)
+            distribution = feature_distribution(proposal.feature, proposal.numbers)
+            feature = pyro.sample(f"{level.name}_feature", distribution)
         return FeaturedCapsules.drawn(level, presence, pose, feature)
 
-    def _presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+    def _presence_distribution(self, logits: Tensor) -> dist.TorchDistribution:
         if not self.model.relaxed or self.noise == "concrete":
-            return self.model.presence_law(logits)
+            return self.model.presence_distribution(logits)
         if self.noise == "uniform":
             return NoisyLogit(logits, self.noise_width)
         return SureLogit(logits)

@@ -32,7 +32,7 @@ from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
-    component_law,
+    component_distribution,
     mixing_logits,
     placed,
 )
@@ -41,13 +41,13 @@ from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoenc
 
 
 class FeaturedProposal(NamedTuple):
-    """The numbers that define the law of the capsules of one level.
+    """The numbers that define the distribution of the capsules of one level.
 
     Attributes:
         logits: logits of the presences, (B, capsules).
         pose: centers of the poses, (B, capsules, 6).
         feature: centers of the features, (B, capsules, F).
-        numbers: numbers from which deviations are computed, (B, capsules, N).
+        numbers: numbers from which standard deviations are computed, (B, capsules, N).
     """
 
     logits: Tensor
@@ -63,8 +63,8 @@ class PerceptronObjects(Submodule, PyroModule):
         model: a stacked capsule autoencoder.
         width: units of each hidden layer.
         hidden: number of hidden layers.
-        spread: deviation over images of the logit of each presence, around the prior's; None for
-            logits that are not balanced.
+        spread: standard deviation over images of the logit of each presence, around the prior's;
+            None for logits that are not balanced.
 
     Raises:
         ValueError: a number below 1, or a spread that is not positive.
@@ -188,8 +188,10 @@ class EMConstellations(Submodule, PyroModule):
 
         def seen(logits: Tensor, pose: Tensor) -> Evidence:
             votes = placed(relation, pose, F.logsigmoid(logits))
-            law = component_law(votes, model.clutter.sigma_dummy)
-            density = there * law.log_prob(parts.pose[..., None, :])  # zero for absent parts
+            distribution = component_distribution(votes, model.clutter.sigma_dummy)
+            density = there * distribution.log_prob(
+                parts.pose[..., None, :]
+            )  # zero for absent parts
             weights = mixing_logits(votes, model.clutter.epsilon)
             return Evidence(density, weights, there / votes.scale.square())
 

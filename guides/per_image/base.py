@@ -8,7 +8,12 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, UnservedSite, family_of
+from capsule_zoo.guides.per_image.site_distributions import (
+    ByLogits,
+    Continuous,
+    UnservedSite,
+    family_of,
+)
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode
 

@@ -1,7 +1,7 @@
-"""Another guide's own laws, corrected for every image.
+"""Another guide's own distributions, corrected for every image.
 
-    q(z_i | z_1 .. z_{i-1}, image n) = the law of site i in the other guide, moved:
-    Normal(mean + deviation loc[n, i], deviation exp(log_scale[n, i])), logits + logits[n, i], ...
+    q(z_i | z_1 .. z_{i-1}, image n) = the distribution of site i in the other guide, moved:
+    Normal(mean + scale loc[n, i], scale exp(log_scale[n, i])), logits + logits[n, i], ...
 
 All corrections begin at zero, so that the guide begins as the other one. Unlike a free-form guide
 it keeps the order in which the other guide draws its sites, each given those before it: a stroke
@@ -10,7 +10,7 @@ guide can be raised without another form of the posterior.
 
 References:
     Kim, Wiseman, Miller, Sontag & Rush 2018, "Semi-Amortized Variational Autoencoders"
-    (arXiv 1802.02550), for one normal site; corrections to laws of several sites are ours.
+    (arXiv 1802.02550), for one normal site; corrections to distributions of several sites are ours.
 """
 
 from typing import Any
@@ -26,9 +26,9 @@ from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.gauss_newton import ChainedNormal
-from capsule_zoo.guides.per_image.site_laws import (
+from capsule_zoo.guides.per_image.site_distributions import (
     ByLogits,
-    OtherLaws,
+    OtherDistributions,
     UnservedSite,
     family_of,
     innermost,
@@ -46,12 +46,12 @@ class Corrected(PerImageGuide):
 
     Attributes:
         logits: added to the logits of discrete and of relaxed sites, by site, (B, ...).
-        locs: added to the means of other sites, in units of their deviations, or to points, in
-            unconstrained coordinates, (B, ...).
-        log_scales: added to the logarithms of their deviations, (B, ...); not of points.
+        locs: added to the means of other sites, in units of their standard deviations, or to
+            points, in unconstrained coordinates, (B, ...).
+        log_scales: added to the logarithms of their standard deviations, (B, ...); not of points.
 
     Raises:
-        UnservedSite: a law of the guide cannot be corrected; the message names its site.
+        UnservedSite: a distribution of the guide cannot be corrected; the message names its site.
         ValueError: `guide` is no guide of the zoo.
     """
 
@@ -64,22 +64,24 @@ class Corrected(PerImageGuide):
         with torch.no_grad(), poutine.block(), in_eval_mode(guide):
             nodes = poutine.trace(guide).get_trace(images).nodes
         for name in guide.covers:
-            law, value = nodes[name]["fn"], nodes[name]["value"]
-            inner = innermost(law)
+            distribution, value = nodes[name]["fn"], nodes[name]["value"]
+            inner = innermost(distribution)
             point = isinstance(inner, dist.Delta)
             if point and (isinstance(self.families[name], ByLogits) or inner.log_density.any()):
                 raise UnservedSite(
                     f"{type(guide).__name__} draws {name!r} as a point of a discrete or relaxed "
                     "site, or one with a density, and such a point cannot be moved; use FreeForm"
                 )
-            family = None if point else family_of(name, law)
+            family = None if point else family_of(name, distribution)
             if isinstance(family, ByLogits):
-                self.logits[name] = nn.Parameter(torch.zeros_like(family.start(law, value)))
+                self.logits[name] = nn.Parameter(
+                    torch.zeros_like(family.start(distribution, value))
+                )
                 continue
             self.locs[name] = nn.Parameter(torch.zeros_like(value))
             if not point:
                 self.log_scales[name] = nn.Parameter(torch.zeros_like(value))
-            self._corrected(name, law, 1)
+            self._corrected(name, distribution, 1)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -105,53 +107,68 @@ class Corrected(PerImageGuide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         """Draw every site, and return what the other guide returns."""
         start, repeats = self._start[0], self._repeats(images)
-        correction = OtherLaws(lambda name, law: self._corrected(name, law, repeats))
+        correction = OtherDistributions(
+            lambda name, distribution: self._corrected(name, distribution, repeats)
+        )
         with in_eval_mode(start), frozen(start), poutine.block(hide_types=["param"]), correction:
             return start(images)
 
-    def _corrected(self, name: str, law: Any, repeats: int) -> dist.TorchDistribution:
-        """Return the law of a site with the corrections of all images, as many times over."""
+    def _corrected(self, name: str, distribution: Any, repeats: int) -> dist.TorchDistribution:
+        """Return the distribution of a site with all images' corrections, repeated."""
         if name not in self.covers:
-            return law
+            return distribution
         if name in self.logits:
-            family = family_of(name, law)
+            family = family_of(name, distribution)
             assert isinstance(family, ByLogits)
-            logits = innermost(law).logits + tiled(self.logits[name], repeats)
-            return family.law(logits, law.event_dim)
+            logits = innermost(distribution).logits + tiled(self.logits[name], repeats)
+            return family.distribution(logits, distribution.event_dim)
         shift = tiled(self.locs[name], repeats)
         if name not in self.log_scales:
             family = self.continuous(name)
-            return family.point(family.transform.inv(law.mean) + shift, law.event_dim)
+            return family.point(
+                family.transform.inv(distribution.mean) + shift, distribution.event_dim
+            )
         try:
-            return _moved(law, shift, tiled(self.log_scales[name], repeats).exp())
+            return _moved(distribution, shift, tiled(self.log_scales[name], repeats).exp())
         except UnservedSite as error:
             raise UnservedSite(f"{type(self._start[0]).__name__} draws {name!r}: {error}") from None
 
 
-def _moved(law: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
-    """Return a normal or transformed normal law, moved and scaled before its transforms.
+def _moved(distribution: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
+    """Return a normal or transformed normal distribution, moved and scaled before its transforms.
 
     Raises:
-        UnservedSite: the law is of another family.
+        UnservedSite: the distribution is of another family.
     """
-    if isinstance(law, Independent):
-        return _moved(law.base_dist, shift, factor).to_event(law.reinterpreted_batch_ndims)
-    if isinstance(law, ExpandedDistribution):
-        return _moved(law.base_dist, shift, factor)
-    if isinstance(law, MaskedDistribution):
-        return _moved(law.base_dist, shift, factor).mask(law._mask)
-    if isinstance(law, torch.distributions.TransformedDistribution):
-        base = _moved(law.base_dist, shift, factor)
-        return dist.TransformedDistribution(base, law.transforms)
-    if isinstance(law, torch.distributions.LowRankMultivariateNormal):
-        rows, noise = factor[..., None] * law.cov_factor, factor.square() * law.cov_diag
-        return dist.LowRankMultivariateNormal(law.loc + law.stddev * shift, rows, noise)
-    if isinstance(law, ChainedNormal):
-        rows = factor.reshape(*law.factor.shape[:-1], 1) * law.factor
-        return ChainedNormal(law.loc + law.stddev * shift, rows, law.event_dim)
-    if isinstance(law, torch.distributions.Normal):
-        return dist.Normal(law.loc + law.scale * shift, law.scale * factor)
+    if isinstance(distribution, Independent):
+        return _moved(distribution.base_dist, shift, factor).to_event(
+            distribution.reinterpreted_batch_ndims
+        )
+    if isinstance(distribution, ExpandedDistribution):
+        return _moved(distribution.base_dist, shift, factor)
+    if isinstance(distribution, MaskedDistribution):
+        return _moved(distribution.base_dist, shift, factor).mask(distribution._mask)
+    if isinstance(distribution, torch.distributions.TransformedDistribution):
+        base = _moved(distribution.base_dist, shift, factor)
+        return dist.TransformedDistribution(base, distribution.transforms)
+    if isinstance(distribution, torch.distributions.LowRankMultivariateNormal):
+        rows, noise = (
+            factor[..., None] * distribution.cov_factor,
+            factor.square() * distribution.cov_diag,
+        )
+        return dist.LowRankMultivariateNormal(
+            distribution.loc + distribution.stddev * shift, rows, noise
+        )
+    if isinstance(distribution, ChainedNormal):
+        rows = factor.reshape(*distribution.factor.shape[:-1], 1) * distribution.factor
+        return ChainedNormal(
+            distribution.loc + distribution.stddev * shift, rows, distribution.event_dim
+        )
+    if isinstance(distribution, torch.distributions.Normal):
+        return dist.Normal(
+            distribution.loc + distribution.scale * shift, distribution.scale * factor
+        )
     raise UnservedSite(
-        f"its law {type(law).__name__} is no normal, transformed normal, low-rank normal, or law "
+        f"its distribution {type(distribution).__name__} is no normal, transformed normal, low-rank normal, or distribution "
         "of logits, and no other can be corrected; use FreeForm"
     )

@@ -1,16 +1,19 @@
 """Free-form inference: separate variational parameters for every image, and no network.
 
     discrete site      z ~ the model's own family(logits[image, ...]), relaxed where it is relaxed
-    continuous site    z ~ Delta(transform(loc[image, ...]))                    # law="delta"
-                       z ~ transform(Normal(loc[image, ...], scale[image, ...]))  # law="normal"
+    continuous site    z ~ Delta(transform(loc[image, ...]))                    #
+                       distribution="delta" z ~ transform(Normal(loc[image, ...], scale[image,
+                       ...]))  # distribution="normal"
     all continuous     u ~ Normal(loc[image], diag(scale) (F F' + I) diag(scale)), F = factor[image]
-    sites together     z = transform(u's part of the site)                       # law="low_rank"
+    sites together     z = transform(u's part of the site)                       #
+    distribution="low_rank"
 
 `transform` maps the reals to the support of the site. The guide serves every model: it reads the
-sites that the model declares and the laws that it draws them from. Sites are independent given the
-image, also where the model draws one given another. With law="low_rank" the continuous numbers of
-an image are correlated, within and between sites; F has a row for each of them and `rank` columns.
-It is Pyro's `AutoLowRankMultivariateNormal` with a law for each image, so that each has its bound.
+sites that the model declares and the distributions that it draws them from. Sites are independent
+given the image, also where the model draws one given another. With distribution="low_rank" the
+continuous numbers of an image are correlated, within and between sites; F has a row for each of
+them and `rank` columns. It is Pyro's `AutoLowRankMultivariateNormal` with a distribution for each
+image, so that each has its bound.
 
 If it starts at another guide's result, it measures the cost of amortization and corrects the errors
 of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
@@ -33,15 +36,15 @@ from torch import Tensor, nn
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
-from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import ByLogits, UnservedSite
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.spaces import tiled
 
-LAWS = ("delta", "normal", "low_rank")
-_INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point
-_INITIAL_FACTOR = 0.3  # of the low-rank deviation, in units of the other; at 0 it has no gradient
+DISTRIBUTIONS = ("delta", "normal", "low_rank")
+_INITIAL_SCALE = 0.02  # standard deviation where the start is a point: close to the point
+_INITIAL_FACTOR = 0.3  # of the low-rank factor, in units of the other; at 0 it has no gradient
 
 
 class FreeForm(PerImageGuide):
@@ -51,20 +54,22 @@ class FreeForm(PerImageGuide):
         model: the model.
         images: (B, C, H, W), the images whose posterior this is.
         init: a guide to start from; None for a draw from the prior.
-        law: the law of continuous sites, "delta" (points), "normal" or "low_rank".
-        rank: columns of the factor where `law="low_rank"`, at most as many as rows.
+        distribution: the distribution of continuous sites, "delta" (points), "normal" or
+            "low_rank".
+        rank: columns of the factor where `distribution="low_rank"`, at most as many as rows.
 
     Attributes:
         logits: parameters of discrete and of relaxed sites, by site, (B, ...).
         locs: points or means of the other sites, in unconstrained coordinates, (B, ...).
-        log_scales: logarithms of their deviations unless `law="delta"`, (B, ...).
-        factors: rows of the factor where `law="low_rank"`, in units of the deviations,
-            (B, ..., rank).
+        log_scales: logarithms of their standard deviations unless `distribution="delta"`, (B, ...).
+        factors: rows of the factor where `distribution="low_rank"`, in units of the standard
+            deviations, (B, ..., rank).
 
     Raises:
-        UnservedSite: no free-form law fits a site of the model; the message names it. Or no site
-            is continuous where `law="low_rank"`.
-        ValueError: unknown `law`, a rank below 1, or a guide to start from that lacks a site.
+        UnservedSite: no free-form distribution fits a site of the model; the message names it. Or
+            no site is continuous where `distribution="low_rank"`.
+        ValueError: unknown `distribution`, a rank below 1, or a guide to start from that lacks a
+        site.
     """
 
     @accept_arrays("images", like="model")
@@ -73,13 +78,13 @@ class FreeForm(PerImageGuide):
         model: Model,
         images: Tensor,
         init: Guide | None = None,
-        law: str = "delta",
+        distribution: str = "delta",
         rank: int = 10,
     ) -> None:
         super().__init__(model, images)
-        check_one_of("law", law, LAWS)
+        check_one_of("distribution", distribution, DISTRIBUTIONS)
         check_at_least(1, rank=rank)
-        self.continuous_law = law
+        self.continuous_distribution = distribution
         discrete = model.discretized()
         self.discrete_families = self.families if discrete is model else families_of(discrete)
         with torch.no_grad(), poutine.block():
@@ -101,15 +106,15 @@ class FreeForm(PerImageGuide):
                 continue
             loc, scale = family.start(fn, value)
             self.locs[name] = nn.Parameter(loc.clone())
-            if law == "delta":
+            if distribution == "delta":
                 continue
             scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
             self.log_scales[name] = nn.Parameter(scale.log())
-        if law == "low_rank":
+        if distribution == "low_rank":
             if not self.locs:
                 raise UnservedSite(
                     f"{type(model).__name__} has no continuous site that could be correlated; give "
-                    "law='normal', the kind free_form"
+                    "distribution='normal', the kind free_form"
                 )
             rank = min(rank, sum(loc[0].numel() for loc in self.locs.values()))
             for name, scale in self.log_scales.items():
@@ -120,16 +125,16 @@ class FreeForm(PerImageGuide):
         """Draw every site and return the values by name."""
         repeats = self._repeats(images)
         plates: dict[str, pyro.plate] = {}
-        laws = self._draw_together(repeats, plates) if self.factors else {}
+        distributions = self._draw_together(repeats, plates) if self.factors else {}
         for site in self.model.latent_sites:
-            if site.name not in laws:
-                laws[site.name] = self._law(site, repeats)
-        return draw_sites(self.model, laws, plates)
+            if site.name not in distributions:
+                distributions[site.name] = self._distribution(site, repeats)
+        return draw_sites(self.model, distributions, plates)
 
     def _draw_together(
         self, repeats: int, plates: dict[str, pyro.plate]
     ) -> dict[str, dist.TorchDistribution]:
-        """Draw the continuous sites from their joint law, and return a point law for each.
+        """Draw the continuous sites from their joint distribution; return a point mass for each.
 
         The joint density is that of the auxiliary site `_continuous`. The density of a point is the
         volume that its transform adds.
@@ -145,15 +150,15 @@ class FreeForm(PerImageGuide):
         factor = torch.cat([rows.reshape(len(rows), -1, rows.shape[-1]) for rows in factors], 1)
         dim = self.model.plate_dims["images"]
         inner = (1,) * (-1 - dim)  # the plates inside that of the images
-        law = dist.LowRankMultivariateNormal(
+        distribution = dist.LowRankMultivariateNormal(
             *(
                 tiled(each, repeats).unflatten(0, (-1, *inner))
                 for each in (loc, scale[..., None] * factor, scale.square())
             )
         )
-        plates["images"] = pyro.plate("images", law.batch_shape[dim], dim=dim)
+        plates["images"] = pyro.plate("images", distribution.batch_shape[dim], dim=dim)
         with plates["images"]:
-            drawn = pyro.sample("_continuous", law, infer={"is_auxiliary": True})
+            drawn = pyro.sample("_continuous", distribution, infer={"is_auxiliary": True})
         pieces = drawn.flatten(0, -2).split(sizes, -1)
         events = {site.name: site.event_dim for site in self.model.latent_sites}
         return {
@@ -163,13 +168,13 @@ class FreeForm(PerImageGuide):
             for name, piece in zip(names, pieces, strict=True)
         }
 
-    def _law(self, site: Site, repeats: int) -> dist.TorchDistribution:
-        """Return the law of a site for all images, as many times over."""
+    def _distribution(self, site: Site, repeats: int) -> dist.TorchDistribution:
+        """Return the distribution of a site for all images, as many times over."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
-            return family.law(tiled(self.logits[site.name], repeats), site.event_dim)
+            return family.distribution(tiled(self.logits[site.name], repeats), site.event_dim)
         loc = tiled(self.locs[site.name], repeats)
-        if self.continuous_law == "delta":
+        if self.continuous_distribution == "delta":
             return family.point(loc, site.event_dim)
         scale = tiled(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
@@ -177,29 +182,31 @@ class FreeForm(PerImageGuide):
 
 def draw_sites(
     model: Model,
-    laws: Mapping[str, dist.TorchDistribution],
+    distributions: Mapping[str, dist.TorchDistribution],
     plates: dict[str, pyro.plate] | None = None,
 ) -> dict[str, Tensor]:
-    """Draw the latent sites of a model from given laws, in the plates of the model.
+    """Draw the latent sites of a model from given distributions, in the plates of the model.
 
     Args:
-        laws: the law of every latent site, by its name; sites are independent of each other.
+        distributions: the distribution of every latent site, by its name; sites are independent of
+            each other.
         plates: plates that exist already, by name.
     """
     plates = {} if plates is None else plates
     return {
-        site.name: draw_site(model, site, laws[site.name], plates) for site in model.latent_sites
+        site.name: draw_site(model, site, distributions[site.name], plates)
+        for site in model.latent_sites
     }
 
 
 def draw_site(
-    model: Model, site: Site, law: dist.TorchDistribution, plates: dict[str, pyro.plate]
+    model: Model, site: Site, distribution: dist.TorchDistribution, plates: dict[str, pyro.plate]
 ) -> Tensor:
-    """Draw one site from a law, in the plates of the model, of which new ones are added."""
+    """Draw one site from a distribution, in the model's plates, of which new ones are added."""
     with contextlib.ExitStack() as stack:
         for plate in site.plates:
             if plate not in plates:
                 dim = model.plate_dims[plate]
-                plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
+                plates[plate] = pyro.plate(plate, distribution.batch_shape[dim], dim=dim)
             stack.enter_context(plates[plate])
-        return pyro.sample(site.name, law)
+        return pyro.sample(site.name, distribution)

@@ -1,12 +1,12 @@
-"""One normal law of every image's continuous sites, with all their correlations, at a given point.
+"""A normal distribution of all continuous sites of an image, with correlations, at a point.
 
     u ~ Normal(loc[image], S S'),   z = transform(u's part of the site),   S = factor[image]
     discrete, relaxed   the model's own family(logits[image])
 
 S is lower triangular, so that the sites are drawn one after the other, each given those before it,
-and the density at given latents is known: the guide can start annealed chains. The law of a site is
-correlated over the plates inside that of the images too; there its density is split by the chain
-rule. Several modes are a mixture, sum_m w_m q_m, whose weights change as sites are drawn:
+and the density at given latents is known: the guide can start annealed chains. The distribution of
+a site is correlated over the plates inside that of the images too; there its density is split by
+the chain rule. Several modes are a mixture, sum_m w_m q_m, whose weights change as sites are drawn:
 
     q(z_i | z_1 .. z_{i-1}) = sum_m w_m(z_1 .. z_{i-1}) q_m(z_i | z_1 .. z_{i-1})
 
@@ -27,7 +27,7 @@ from torch.distributions.multivariate_normal import _precision_to_scale_tril
 
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.guides.per_image.free_form import FreeForm, draw_site
-from capsule_zoo.guides.per_image.site_laws import ByLogits
+from capsule_zoo.guides.per_image.site_distributions import ByLogits
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.spaces import tiled
 
@@ -35,7 +35,7 @@ MODES = "modes"  # the logits of the weights of the modes stand among those of t
 
 
 class GaussNewton(PerImageGuide):
-    """The guide with one normal law, or a mixture of them, for all continuous sites of an image.
+    """The guide with one normal distribution, or a mixture, for an image's continuous sites.
 
     Args:
         points: a `FreeForm` guide to the images M times over, one copy after the other: the
@@ -102,23 +102,27 @@ class GaussNewton(PerImageGuide):
         plates: dict[str, pyro.plate] = {}
         drawn = {}
         for site in self.model.latent_sites:
-            law: Any = self._law(site, repeats, noise)
-            mixed = ModeMixture(law, weight) if several else law
+            distribution: Any = self._distribution(site, repeats, noise)
+            mixed = ModeMixture(distribution, weight) if several else distribution
             value = drawn[site.name] = draw_site(self.model, site, mixed, plates)
             if several:
-                each = law.log_prob(value).reshape(*weight.shape, -1).sum(2)
+                each = distribution.log_prob(value).reshape(*weight.shape, -1).sum(2)
                 weight = (weight + each).log_softmax(0)
             if site.name in self.locs and self.whole:
                 free = self.continuous(site.name).transform.inv(value)
-                noise.append(getattr(law, "base_dist", law).noise(free)[..., 0, :, :])
+                noise.append(
+                    getattr(distribution, "base_dist", distribution).noise(free)[..., 0, :, :]
+                )
         return drawn
 
-    def _law(self, site: Site, repeats: int, noise: list[Tensor]) -> dist.TorchDistribution:
-        """Return the law of a site given the noise of those before it, ([M,] rows, ...)."""
+    def _distribution(
+        self, site: Site, repeats: int, noise: list[Tensor]
+    ) -> dist.TorchDistribution:
+        """Return the distribution of a site given earlier sites' noise, ([M,] rows, ...)."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
             logits = _modes_first(tiled(self.logits[site.name], repeats))
-            return family.law(logits, site.event_dim)
+            return family.distribution(logits, site.event_dim)
         loc = _modes_first(tiled(self.locs[site.name], repeats))
         rows = _modes_first(self.factors[site.name])
         if self.whole:
@@ -131,7 +135,7 @@ class GaussNewton(PerImageGuide):
 
 
 class ChainedNormal(dist.TorchDistribution):
-    """A normal law of all numbers of a row, whose density is split over the row's batch dims.
+    """A normal distribution of a row's numbers; its density is split over the row's batch dims.
 
     The term of an element is its log density given the elements before it in the row.
 
@@ -200,30 +204,32 @@ class ModeMixture(dist.TorchDistribution):
     """A mixture of whole rows, whose density is split over the row's batch dims.
 
     Args:
-        law: the laws of all modes, batch shape (M, rows, *batch).
+        distribution: the distributions of all modes, batch shape (M, rows, *batch).
         log_weight: their weights, normalized, (M, rows).
     """
 
     arg_constraints = {}
 
-    def __init__(self, law: Any, log_weight: Tensor) -> None:
-        self.law = law
+    def __init__(self, distribution: Any, log_weight: Tensor) -> None:
+        self.distribution = distribution
         self.log_weight = log_weight
-        super().__init__(law.batch_shape[1:], law.event_shape, validate_args=False)
+        super().__init__(
+            distribution.batch_shape[1:], distribution.event_shape, validate_args=False
+        )
 
     @property
     def support(self) -> Any:
-        return self.law.support
+        return self.distribution.support
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, each from one mode."""
-        values = self.law.sample()
+        values = self.distribution.sample()
         mode = dist.Categorical(logits=self.log_weight.T).sample()
         return values[mode, torch.arange(len(mode), device=mode.device)]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (rows, *batch) in nats; its sum over a row is exact."""
-        each = self.law.log_prob(value)
+        each = self.distribution.log_prob(value)
         flat = each.reshape(*self.log_weight.shape, -1)
         joint = self.log_weight[..., None] + flat.cumsum(-1)
         known = torch.cat([self.log_weight[..., None], joint[..., :-1]], -1)

@@ -54,8 +54,8 @@ class KnownLatents(Guide[Model]):
                 f"this guide has values for {number} images, not {len(images)}; make a new "
                 f"{type(self).__name__} for other images"
             )
-        laws: dict[str, dist.TorchDistribution] = {
+        distributions: dict[str, dist.TorchDistribution] = {
             site.name: dist.Delta(self.values[site.name], event_dim=site.event_dim)
             for site in self.model.latent_sites
         }
-        return draw_sites(self.model, laws)
+        return draw_sites(self.model, distributions)

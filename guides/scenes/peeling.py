@@ -4,8 +4,8 @@ For s = 1 .. S, with r what the slots so far leave unexplained:
 
     focus  = the largest place of r, blurred by a Gaussian of about the size of an object; or a
              place that is drawn, likelier where more is unexplained, so that draws differ more
-    look   : log size, x and y (and angle, color, depth) ~ Normal laws about the focus, by a small
-             network on a glimpse of r and of the image
+    look   : log size, x and y (and angle, color, depth) ~ Normal distributions about the focus, by
+             a small network on a glimpse of r and of the image
     read   : the object model's guide reads the window of that pose, in r (and in the image)
     paint  : the object model paints what was read, and r is computed anew
 
@@ -38,18 +38,18 @@ from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import crop, together
 
-ALIKE = 0.15  # deviation of colors that are alike, in units of their range
+ALIKE = 0.15  # standard deviation of colors that are alike, in units of their range
 
 
-def blurred(maps: Tensor, deviation: float) -> Tensor:
-    """Blur maps (B, 1, H, W) by a Gaussian, deviation in pixels; nothing lies outside."""
-    height, width = (_gaussian(size, deviation, maps) for size in maps.shape[-2:])
+def blurred(maps: Tensor, scale: float) -> Tensor:
+    """Blur maps (B, 1, H, W) by a Gaussian, standard deviation in pixels; nothing lies outside."""
+    height, width = (_gaussian(size, scale, maps) for size in maps.shape[-2:])
     return height @ maps @ width
 
 
-def _gaussian(size: int, deviation: float, like: Tensor) -> Tensor:
+def _gaussian(size: int, scale: float, like: Tensor) -> Tensor:
     """Return the weights of all pairs of places, (size, size)."""
-    place = torch.arange(size, dtype=like.dtype, device=like.device) / deviation
+    place = torch.arange(size, dtype=like.dtype, device=like.device) / scale
     return (-0.5 * (place - place[:, None]).square()).exp()
 
 
@@ -137,7 +137,7 @@ class Peeling(WindowReader):
         proposals: list[Proposal] = []
         sums: list[Tensor] = []
         whole, plate = self.whole(images), self.plate(images)
-        deviation = max(1.0, self.model.size * self.blur)
+        scale = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for slot in track(range(self.model.slots), "looking for objects", "slots"):
             canvas = ground.drawn.expand_as(images)
@@ -147,10 +147,10 @@ class Peeling(WindowReader):
                     sums = [a + b for a, b in zip(sums, last, strict=True)] if sums else last
                     canvas = self.model.mixed(sums, ground.drawn)[:, 0]
             left = self.unexplained(images, canvas).detach()
-            seen = blurred(left, deviation)
+            seen = blurred(left, scale)
             if self.model.tinted:
                 left = left * alike(whole, color_at(whole, blurred(left, 1.0) * seen))
-                seen = blurred(left, deviation)
+                seen = blurred(left, scale)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = focus(seen, drawn)
             looked = self._looked(images, left, about)
@@ -161,7 +161,7 @@ class Peeling(WindowReader):
         """Return the proposals after each was looked at and read again given all the others."""
         proposals, plate = list(proposals), self.plate(images)
         with torch.no_grad():
-            present = self.presence_law(images, Found(proposals, ground)).mean
+            present = self.presence_distribution(images, Found(proposals, ground)).mean
         for number, proposal in enumerate(proposals):
             others = present.clone()
             others[:, number] = 0

@@ -1,7 +1,7 @@
-"""Proposals for the slots of a scene, and the exact law of which of them are present.
+"""Proposals for the slots of a scene, and the exact distribution of which of them are present.
 
 A guide to scenes draws a proposal u_s for every slot s, with weight v_s = p(u_s) / q(u_s | ...).
-Given all proposals the presences z have a law in closed form,
+Given all proposals the presences z have a distribution in closed form,
 
     log w_z  = log p(image | z, u) + log p(z) + sum_s z_s log v_s
     q(z | u) = w_z / sum_z' w_z'
@@ -43,7 +43,7 @@ from capsule_zoo.models.common.trace_density import (
     scored_sites,
 )
 from capsule_zoo.models.scenes import Scenes
-from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
+from capsule_zoo.models.scenes.counts import CountDistribution, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import AsObject, Pictures, together
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
@@ -62,7 +62,7 @@ class Kept(TraceMessenger):
 
 
 class Proposal(NamedTuple):
-    """What a slot may hold: the sites of one object of each scene, and the object. Or the ground.
+    """One proposal for a slot: the sites of an object of each scene, and the object; or the ground.
 
     Attributes:
         guide_trace: its sites in the guide, with names without a slot.
@@ -123,7 +123,7 @@ class Found:
 
 
 class Chosen(dist.TorchDistribution):
-    """The law of a slot's site: the proposal's where the slot is on, the prior's where it is off.
+    """The distribution of a slot's site: the proposal's where it is on, otherwise the prior's.
 
     Its draw was made before: the proposal, or a draw from the prior.
 
@@ -162,18 +162,19 @@ class Chosen(dist.TorchDistribution):
         return each.reshape(self.batch_shape)
 
 
-class SubsetLaw(dist.TorchDistribution):
-    """q(z | u), a law over rows of presences, by default w_z / sum_z' w_z'.
+class SubsetDistribution(dist.TorchDistribution):
+    """q(z | u), a distribution over rows of presences, by default w_z / sum_z' w_z'.
 
-    A draw of the default law has no gradient and needs none: the log weight is the same for all of
-    them, so that the score, whose mean is zero, has a constant factor. `has_rsample` tells Pyro to
-    leave it out. A draw of another law has the gradient of its score, less a baseline.
+    A draw of the default distribution has no gradient and needs none: the log weight is the same
+    for all of them, so that the score, whose mean is zero, has a constant factor. `has_rsample`
+    tells Pyro to leave it out. A draw of another distribution has the gradient of its score, less a
+    baseline.
 
     Args:
         log_weight: log w_z, (B, M), in nats; -inf for rows that do not count.
         rows: presences, (M, S) or (B, M, S).
         inner: sizes of the dims of the object model's plates.
-        log_q: log q(z | u) of another law, (B, M).
+        log_q: log q(z | u) of another distribution, (B, M).
         baseline: what is expected of log w_z - log q(z | u), (B,), in nats, apart from all else.
 
     Attributes:
@@ -182,8 +183,8 @@ class SubsetLaw(dist.TorchDistribution):
     """
 
     arg_constraints: dict = {}
-    support = CountLaw.support
-    has_enumerate_support = True  # which marks a discrete law
+    support = CountDistribution.support
+    has_enumerate_support = True  # which marks a discrete distribution
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class SubsetLaw(dist.TorchDistribution):
         shape = torch.Size((*log_weight.shape[:-1], *inner))
         super().__init__(shape, rows.shape[-1:], validate_args=False)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "SubsetLaw":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "SubsetDistribution":
         return self
 
     @torch.no_grad()
@@ -234,15 +235,15 @@ class SubsetLaw(dist.TorchDistribution):
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
-def folded(law: Chosen | SubsetLaw, outer: torch.Size) -> Any:
-    """Return a law of copies of a batch, (P B, ...), with dims for the copies, (*outer, B, ...).
+def folded(distribution: Chosen | SubsetDistribution, outer: torch.Size) -> Any:
+    """Return a distribution of copies of a batch, (P B, ...), as (*outer, B, ...).
 
     Args:
         outer: sizes of the plates outside the guide.
     """
-    law, (number, *inner) = copy.copy(law), law.batch_shape
-    law._batch_shape = torch.Size((*outer, number // outer.numel(), *inner))
-    return law
+    distribution, (number, *inner) = copy.copy(distribution), distribution.batch_shape
+    distribution._batch_shape = torch.Size((*outer, number // outer.numel(), *inner))
+    return distribution
 
 
 class SceneGuide(Guide[Scenes]):
@@ -317,7 +318,7 @@ class SceneGuide(Guide[Scenes]):
         return Proposal(guide_trace, drawn, placed, log_p - log_q)
 
     @pyro_method
-    def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
+    def presence_distribution(self, images: Tensor, found: Found) -> SubsetDistribution:
         """Return q(z | u), over all presences or, where they are many, over a family of them.
 
         The family of training holds the first slots of every number, and those without one of them.
@@ -327,7 +328,7 @@ class SceneGuide(Guide[Scenes]):
         if trained or 2**slots <= MOST_SUBSETS:
             all_fit = 2**slots <= (MOST_TRAINED if trained else MOST_SUBSETS)
             rows = (subsets_of if all_fit else prefixes_of)(slots, images)
-            return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
+            return SubsetDistribution(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
         parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
         weight = torch.cat([self.log_weights(images, found, part) for part in parts], 1)
@@ -336,7 +337,7 @@ class SceneGuide(Guide[Scenes]):
         code, order = code.sort(dim=1, stable=True)
         same = F.pad(code.diff() == 0, (1, 0))
         again = same.gather(1, order.argsort(1))  # each row counts once
-        return SubsetLaw(weight.masked_fill(again, -math.inf), rows, self.model.inner)
+        return SubsetDistribution(weight.masked_fill(again, -math.inf), rows, self.model.inner)
 
     def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
@@ -351,7 +352,7 @@ class SceneGuide(Guide[Scenes]):
         pictures = [x for x in found.pictures if x is not None]
         numbers = rows.shape[-2] * images[0].numel()
         (seen,) = in_chunks(likelihood, (images, each, grounds, *pictures), (), numbers)
-        prior = model.presence_law(images).log_prob(each)
+        prior = model.presence_distribution(images).log_prob(each)
         used = (each * found.log_ratio[:, None]).sum(-1)
         return seen + prior + used + found.ground.log_ratio[:, None]
 
@@ -382,12 +383,14 @@ class SceneGuide(Guide[Scenes]):
         outer = torch.Size(sizes.get(place, 1) for place in range(min([0, *sizes]), 0))
         copies = tiled(images, outer.numel())
         found = self.found(copies)
-        presences = self.presence_law(copies, found)
-        law, how = folded(presences, outer), {}
+        presences = self.presence_distribution(copies, found)
+        distribution, how = folded(presences, outer), {}
         if presences.baseline is not None:
-            how["baseline"] = {"baseline_value": presences.baseline.reshape(law.batch_shape)}
+            how["baseline"] = {
+                "baseline_value": presences.baseline.reshape(distribution.batch_shape)
+            }
         with plate:
-            drawn = pyro.sample("scene_presence", law, infer=how)
+            drawn = pyro.sample("scene_presence", distribution, infer=how)
         presence = drawn.reshape(len(copies), -1)
         always = torch.ones_like(presence[:, 0]) > 0
         self._draw("ground", found.ground, found.ground.sites, always, outer, plate)
@@ -410,10 +413,10 @@ class SceneGuide(Guide[Scenes]):
         """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
         plates = {"images": plate}
         for own, site in proposal.sites.items():
-            law = folded(Chosen(on, site, prior[own]), outer)
+            distribution = folded(Chosen(on, site, prior[own]), outer)
             with AsObject(name), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:
                         plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
                     scope.enter_context(plates[frame.name])
-                pyro.sample(own, law)
+                pyro.sample(own, distribution)

@@ -3,7 +3,7 @@
 For s = 1 .. S, with h_s the state of an LSTM that has read the image and the draws of slot s - 1:
 
     stay_s ~ Bernoulli(logit = linear(h_s))   # the first 0 ends the sequence: z is a prefix
-    look   : log size, x and y (and angle, color, depth) ~ Normal laws, linear in h_s
+    look   : log size, x and y (and angle, color, depth) ~ Normal distributions, linear in h_s
     read   : the object model's guide reads the window of that pose in the image
 
     q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetLaw
+from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetDistribution
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.trace_density import latent_sites
@@ -117,7 +117,7 @@ class AttendInferRepeat(WindowReader):
         return Found(proposals, ground, torch.stack(states, 1))
 
     @pyro_method
-    def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
+    def presence_distribution(self, images: Tensor, found: Found) -> SubsetDistribution:
         """Return q(z | u), over prefixes."""
         states, slots = found.states, len(found.proposals)
         if states is None:
@@ -127,4 +127,4 @@ class AttendInferRepeat(WindowReader):
         weight = self.log_weights(images, found, rows)
         seen = torch.cat([self.whole(images).flatten(1), states.mean(1)], -1).detach()
         baseline = weight[:, 0].detach() + _UNIT * self.expected(seen)[:, 0]
-        return SubsetLaw(weight, rows, self.model.inner, log_q, baseline)
+        return SubsetDistribution(weight, rows, self.model.inner, log_q, baseline)

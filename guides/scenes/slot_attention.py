@@ -5,8 +5,8 @@
     three times:
     share  = softmax over slots of (key(f) . query(slot_s)) / sqrt(width)   # (places, S)
     slot_s = GRU(mean of value(f), weighted by share_s; slot_s), and a residual network
-    look   : size, place .. ~ Normal laws, linear in slot_s, about the middle of what the slot
-             attends to and the ground does not explain
+    look   : size, place .. ~ Normal distributions, linear in slot_s, about the middle of what the
+             slot attends to and the ground does not explain
     read   : the object model's guide reads the window of that pose in the image
 
 Slots differ in their first noise alone: permuting it permutes the proposals. Presences are summed
@@ -32,7 +32,7 @@ from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.scenes import Scenes
 
-_LEAST = 1e-8  # share of a place that every slot has, which keeps weighted means finite
+_LEAST = 1e-8  # fraction of a place that every slot has, which keeps weighted means finite
 
 
 class SlotAttention(WindowReader):
@@ -73,7 +73,7 @@ class SlotAttention(WindowReader):
         self.update = PyroModule[nn.GRUCell](width, width)
         self.refine = self._perceptron(width, width)
         self.mean = nn.Parameter(0.1 * torch.randn(width))
-        self.spread = nn.Parameter(torch.zeros(width))  # log deviation
+        self.spread = nn.Parameter(torch.zeros(width))  # log standard deviation
         self.where = pose_head(width, sum(self.numbers))
 
     def _perceptron(self, inputs: int, outputs: int, *last: nn.Module) -> nn.Module:
@@ -100,11 +100,11 @@ class SlotAttention(WindowReader):
         key, value = self.key(features) / math.sqrt(self.width), self.value(features)
         slots = self.mean + self.spread.exp() * noise
         for _ in range(self.iterations):
-            share = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, places, S)
-            seen = (share / share.sum(1, keepdim=True)).mT @ value
+            fraction = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, places, S)
+            seen = (fraction / fraction.sum(1, keepdim=True)).mT @ value
             slots = self.update(seen.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             slots = slots + self.refine(slots)
-        ink = share * (F.adaptive_avg_pool2d(left, maps.shape[-2:]).flatten(2).mT + _LEAST)
+        ink = fraction * (F.adaptive_avg_pool2d(left, maps.shape[-2:]).flatten(2).mT + _LEAST)
         return slots, (ink / ink.sum(1, keepdim=True)).mT @ places
 
     @pyro_method

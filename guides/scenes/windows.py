@@ -1,4 +1,4 @@
-"""Guides to scenes that give a law of every slot's pose, and read its window by another guide.
+"""Guides to scenes: a distribution of every slot's pose; another guide encodes its window.
 
     look   : m, v = a network's numbers for the slot
     w      ~ Normal(about + unit m, unit e^v)      # log size, x, y (and angle); likewise the color,
@@ -26,7 +26,7 @@ from capsule_zoo.models.scenes.pictures import crop
 
 
 def pose_head(inputs: int, numbers: int) -> nn.Linear:
-    """Return a layer that gives means near 0 and log deviations near -2, 2 * `numbers` in all."""
+    """Return a layer with means near 0 and log standard deviations near -2, 2 * `numbers`."""
     head = PyroModule[nn.Linear](inputs, 2 * numbers)
     with torch.no_grad():
         head.weight.mul_(0.1)
@@ -48,7 +48,7 @@ def medians(images: Tensor, grid: int) -> Tensor:
 
 
 class MedianTones(Guide[Tones]):
-    """The guide to `Tones` whose laws lie about the median colors of cells and their neighbors."""
+    """The guide to `Tones`: distributions about the median colors of cells and neighbors."""
 
     def __init__(self, model: Tones) -> None:
         super().__init__(model)
@@ -89,7 +89,7 @@ class WindowReader(SceneGuide):
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """The numbers of an object's pose, color and depth that a look gives laws of."""
+        """The numbers of an object's pose, color and depth that a look gives distributions of."""
         model = self.model
         return model.pose_size, model.image_shape[0] if model.tinted else 0, int(model.colored)
 
@@ -128,23 +128,25 @@ class WindowReader(SceneGuide):
         Args:
             left: how much of each pixel is unexplained, (B, 1, H, W).
             about: poses, (B, 3 or 4).
-            looked: means and log deviations, (B, 2 * sum of `numbers`).
+            looked: means and log standard deviations, (B, 2 * sum of `numbers`).
         """
         model, images = self.model, self.whole(images)
         usual = model.usual(images)
-        means, deviations = looked.chunk(2, -1)
-        means, deviations = (x.split(self.numbers, -1) for x in (means, deviations.exp()))
+        means, scales = looked.chunk(2, -1)
+        means, scales = (x.split(self.numbers, -1) for x in (means, scales.exp()))
         unit = F.pad(usual, (1, model.pose_size - 3), value=1.0)
 
-        def draw(name: str, mean: Tensor, deviation: Tensor, event: int = 1) -> Tensor:
-            law = dist.Normal(model.with_inner(mean, event), model.with_inner(deviation, event))
-            return model.draw(name, law.to_event(event), plate)
+        def draw(name: str, mean: Tensor, scale: Tensor, event: int = 1) -> Tensor:
+            distribution = dist.Normal(
+                model.with_inner(mean, event), model.with_inner(scale, event)
+            )
+            return model.draw(name, distribution.to_event(event), plate)
 
-        pose = draw("scene_pose", about + unit * means[0], unit * deviations[0])
+        pose = draw("scene_pose", about + unit * means[0], unit * scales[0])
         if model.tinted:
-            draw("scene_color", self._color_at(images, left, pose) + means[1], deviations[1])
+            draw("scene_color", self._color_at(images, left, pose) + means[1], scales[1])
         if model.colored:
-            draw("scene_depth", means[2][:, 0], deviations[2][:, 0], event=0)
+            draw("scene_depth", means[2][:, 0], scales[2][:, 0], event=0)
         source = left if model.thing.image_shape[0] == 1 else torch.cat([images, left], 1)
         if getattr(self.reader, "context", 0):
             source = torch.cat([source, images], 1)

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 _STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
-_SCALED = 16  # draws of the start from which the deviation of each coordinate is computed
+_SCALED = 16  # draws of the start from which the standard deviation of each coordinate is computed
 _FEWER = 4  # times fewer temperatures in the pilot
 _FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
 _WEIGHED = 100  # draws by which guides are compared with each other, and with the chains
@@ -102,7 +102,7 @@ def annealed_log_likelihood(
     flips: int | None = None,
     simulated: int = 16,
     pilot_chains: int = 4,
-    prior_share: float = 0.0,
+    prior_fraction: float = 0.0,
     seed: int = 0,
     discrete: bool = True,
     batch_size: int = 512,
@@ -120,7 +120,8 @@ def annealed_log_likelihood(
             the highest importance-weighted bound of 100 draws, on average over the images.
         images: (N, C, H, W), a tensor, a NumPy array, or a `Split`.
         chains: annealed chains of each image, K.
-        temperatures: laws between the start and the posterior; the time grows with their number.
+        temperatures: distributions between the start and the posterior; the time grows with their
+            number.
         leapfrogs: steps of each Hamiltonian trajectory, one trajectory for each temperature; or,
             without continuous sites, proposals to change many binary values at once.
         flips: proposals to change one discrete value, at each temperature; by default 16, or the
@@ -128,8 +129,8 @@ def annealed_log_likelihood(
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
             Chains that adapted their own steps would give a biased estimate.
-        prior_share: share of chains that start at the prior, from 0 to below 1. It costs few nats,
-            and saves many where the guide gives no density to some of the posterior.
+        prior_fraction: fraction of chains that start at the prior, from 0 to below 1. It costs few
+            nats, and saves many where the guide gives no density to some of the posterior.
         seed: seed of everything; torch's random state is left as it was.
         discrete: measure `discretized()` where model and guide offer it; see `evaluate`.
         batch_size: rows in one pass: images times chains. A guide with parameters for each image
@@ -164,9 +165,9 @@ def annealed_log_likelihood(
     check_whole(0, simulated=simulated)
     if flips is not None:
         check_whole(1, flips=flips)
-    if not 0 <= prior_share < 1:
+    if not 0 <= prior_fraction < 1:
         raise ValueError(
-            f"prior_share must be from 0 to below 1, not {prior_share}; pass guide=None to start "
+            f"prior_fraction must be from 0 to below 1, not {prior_fraction}; pass guide=None to start "
             "at the prior alone"
         )
     seed = check_seed(seed)
@@ -181,7 +182,7 @@ def annealed_log_likelihood(
     best = _highest(bounds)
     pair = pairs[best] if guides else prepare(model, model, images, prior=True, **given)
     start = pair.guide if guides else None
-    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_share, progress
+    settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_fraction, progress
     mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, start, seed, *settings)
@@ -314,7 +315,7 @@ def temperatures_along_sigmoid(number: int) -> list[float]:
 
 
 class _Run(NamedTuple):
-    """What all passes of one annealing share; see `annealed_log_likelihood`."""
+    """The state that all passes of one annealing share; see `annealed_log_likelihood`."""
 
     model: Callable
     guide: Callable | None
@@ -324,7 +325,7 @@ class _Run(NamedTuple):
     leapfrogs: int
     flips: int | None
     pilot_chains: int
-    prior_share: float
+    prior_fraction: float
     progress: bool
 
     def annealed(
@@ -356,7 +357,7 @@ class _Run(NamedTuple):
         guide = self.guide
         if isinstance(guide, SemiAmortized):
             guide = guide.refined_to(images)
-        path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_share)
+        path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_fraction)
         number = number if latents is None else number + 1 << 32  # not a stream of given images
         moves, betas, epsilons = self._tuned(path, images, number)
         with seeded(self.stream(_MAIN, number)):
@@ -393,7 +394,7 @@ class _Run(NamedTuple):
 
 
 def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
-    """Return the start's own factor (images, D, D), or deviations over draws of it, (images, D).
+    """Return the start's factor (images, D, D), or standard deviations of its draws, (images, D).
 
     Where sites may change places it is the same for all of them, as the posterior is.
     """
@@ -410,8 +411,8 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
     draws = torch.stack([path.at(images).draw().position for _ in range(_SCALED)])
     if not path.columns:
         return draws[0]
-    deviation = draws.std(0).clamp(min=1e-6)
-    return torch.stack([deviation[:, columns] for columns in orders]).mean(0)
+    scale = draws.std(0).clamp(min=1e-6)
+    return torch.stack([scale[:, columns] for columns in orders]).mean(0)
 
 
 def refuse_unnormalized(model: Callable) -> None:
@@ -440,7 +441,7 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
     if names:
         raise ValueError(
             f"{name_of(guide)} draws the auxiliary sites {', '.join(names)}, so it has no density "
-            "at given latents; start at another guide, such as FreeForm(law='normal'), or at the "
+            "at given latents; start at another guide, such as FreeForm(distribution='normal'), or at the "
             "prior (guide=None)"
         )
     if points := point_sites(model_trace, guide_trace):

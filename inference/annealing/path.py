@@ -1,16 +1,16 @@
-"""The path of unnormalized laws from a guide, or the prior, to the joint density of a model.
+"""The path of unnormalized densities from a guide, or the prior, to the joint density.
 
     log f_beta(z) = log start(z) + beta gain(z)
 
     start a guide    start(z) = q(z | image),  gain(z) = log p(image, z) - log q(z | image)
     start the prior  start(z) = p(z),          gain(z) = log p(image | z)
-    start both       start(z) = (1 - s) q(z | image) + s p(z),  s the share of the prior
+    start both       start(z) = (1 - s) q(z | image) + s p(z),  s the fraction of the prior
 
 The last one serves where the posterior is as wide as the prior in places that a narrow guide gives
 no density to: an object outside of the canvas, a part that is hidden.
 
-At beta = 0 the law is normalized and can be drawn from; at beta = 1 it is p(image, z), whose
-integral is p(image). Continuous sites are held as one position in unconstrained space, where
+At beta = 0 the distribution is normalized and can be drawn from; at beta = 1 it is p(image, z),
+whose integral is p(image). Continuous sites are held as one position in unconstrained space, where
 Hamiltonian steps need no borders, and the Jacobian of the transforms is a part of `start`. Sites
 that the model enumerates are summed out.
 
@@ -36,7 +36,12 @@ from pyro.poutine.runtime import NonlocalExit
 from torch import Tensor
 from torch.distributions.transforms import identity_transform
 
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, UnservedSite, family_of
+from capsule_zoo.guides.per_image.site_distributions import (
+    ByLogits,
+    Continuous,
+    UnservedSite,
+    family_of,
+)
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
 from capsule_zoo.inference.posterior.site_vector import SiteVector
@@ -126,7 +131,7 @@ class AnnealedPath:
         model: a directed model, in the form that is measured.
         guide: the start of the path; None for the prior.
         images: (rows, ...), each image as many times as it has chains.
-        prior_share: share of chains that start at the prior, from 0 to below 1.
+        prior_fraction: fraction of chains that start at the prior, from 0 to below 1.
 
     Attributes:
         continuous: the continuous sites, side by side.
@@ -146,12 +151,12 @@ class AnnealedPath:
     """
 
     def __init__(
-        self, model: Callable, guide: Callable | None, images: Tensor, prior_share: float = 0.0
+        self, model: Callable, guide: Callable | None, images: Tensor, prior_fraction: float = 0.0
     ) -> None:
         self.model = model
         self.guide = guide
         self.images = images
-        self.prior_share = prior_share
+        self.prior_fraction = prior_fraction
         self.noise = random_state(images.device)
         self.observed = space_of(model).sites
         self.orders: Sequence[Mapping[str, str]] = getattr(model, "orders", lambda: [{}])()
@@ -204,10 +209,10 @@ class AnnealedPath:
     def draw(self) -> State:
         """Draw every row from the start of the path."""
         drawn = self._drawn(self.model if self.guide is None else self.guide)
-        if self.guide is None or not self.prior_share:
+        if self.guide is None or not self.prior_fraction:
             return drawn
         lot = torch.rand(len(self.images), device=self.images.device)
-        return self._drawn(self.model).where(lot < self.prior_share, drawn)
+        return self._drawn(self.model).where(lot < self.prior_fraction, drawn)
 
     def _drawn(self, program: Callable) -> State:
         with poutine.block():
@@ -232,7 +237,7 @@ class AnnealedPath:
             minus that of the new element, (rows,).
         """
         rows = torch.arange(len(at), device=at.device)
-        old, new = (self._law(name, self.values(each)) for each in (state, proposed))
+        old, new = (self._distribution(name, self.values(each)) for each in (state, proposed))
         value = new.sample()
         before = old.log_prob(self.values(state)[name])
         ratio = (before - new.log_prob(value)).reshape(len(at), -1)[rows, at]
@@ -245,8 +250,8 @@ class AnnealedPath:
         elements[rows, at] = value.reshape(elements.shape)[rows, at]
         return proposed._replace(position=position), ratio
 
-    def _law(self, name: str, values: Mapping[str, Tensor]) -> Any:
-        """Return the prior law of a site given the values before it, without running the rest."""
+    def _distribution(self, name: str, values: Mapping[str, Tensor]) -> Any:
+        """Return the prior of a site given the values before it, without running the rest."""
         others = {each: value for each, value in values.items() if each != name}
         stop = EscapeMessenger(lambda site: site["name"] == name)
         try:
@@ -292,7 +297,7 @@ class AnnealedPath:
         device = self.images.device
         devices = [device] if device.type == "cuda" else []
         with sharing(), poutine.block(), torch.random.fork_rng(devices):
-            # A guide may draw, such as the turn at which it reads: the same in every call.
+            # A guide may draw, such as the rotation at which it reads: the same in every call.
             set_random_state(self.noise, device)
             joint = scored(self.model, values, self.images)
             start = self._start(values, joint)
@@ -303,10 +308,10 @@ class AnnealedPath:
         if self.guide is None:
             return self._of_prior(joint)
         guided = self._guided(self.guide, values)
-        if not self.prior_share:
+        if not self.prior_fraction:
             return guided
-        prior = self._of_prior(joint) + math.log(self.prior_share)
-        return torch.logaddexp(guided + math.log1p(-self.prior_share), prior)
+        prior = self._of_prior(joint) + math.log(self.prior_fraction)
+        return torch.logaddexp(guided + math.log1p(-self.prior_fraction), prior)
 
     def _of_prior(self, joint: Trace) -> Tensor:
         """Compute log p(z), (rows,), from a trace of the model."""
@@ -398,12 +403,12 @@ def _prior_sites(model: Callable, images: Tensor) -> dict[str, dict]:
     return found
 
 
-def _family(model: Callable, name: str, law: Any) -> Any:
+def _family(model: Callable, name: str, distribution: Any) -> Any:
     try:
-        return family_of(name, law)
+        return family_of(name, distribution)
     except UnservedSite:
         raise UnservedSite(
-            f"site {name!r} of {name_of(model)} has the law {type(law).__name__}, which annealing "
+            f"site {name!r} of {name_of(model)} has the distribution {type(distribution).__name__}, which annealing "
             "cannot move: it takes Hamiltonian steps on continuous sites with a transform from "
             "the reals, and changes the values of Bernoulli and categorical ones; measure "
             "another model, or use `evaluate`"

@@ -1,9 +1,9 @@
-"""Moves of annealed chains, each of which leaves one law of the path unchanged.
+"""Moves of annealed chains, each of which leaves one distribution of the path unchanged.
 
     Hamiltonian   `leapfrogs` steps of length epsilon, along momenta scaled by each coordinate's
-                  deviation, or by a factor S of a covariance S S', so that the steps are those of
-                  the mass matrix (S S')^-1; the end is accepted with probability min(1, ratio of
-                  densities).
+                  standard deviation, or by a factor S of a covariance S S', so that the steps are
+                  those of the mass matrix (S S')^-1; the end is accepted with probability min(1,
+                  ratio of densities).
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
                   value, chosen at random, and is accepted with probability min(1, ratio). What
                   follows the coordinate, such as the pose of a part its presence, is drawn again
@@ -16,8 +16,8 @@
 
 All are reversible. A transition flips first and then takes steps, Hamiltonian ones or those of
 bits; its reversal does so in the opposite order. Step lengths are arguments: a chain that adapted
-its own would no longer leave the law unchanged, and its estimate would be biased. `pilot` finds
-them with other chains.
+its own would no longer leave the distribution unchanged, and its estimate would be biased. `pilot`
+finds them with other chains.
 
 References:
     Neal 2001, "Annealed Importance Sampling"; Neal 2011, "MCMC using Hamiltonian dynamics".
@@ -42,7 +42,7 @@ _QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance 
 _SLOW = 0.05  # the same in a long run, once the first temperature is left
 _CHANGE = 10.0  # of log epsilon, that a run of any length must have time for
 _WARM_UP = 20  # transitions of the pilot at the first temperature, or fewer in shorter runs
-_JITTER = 0.2  # epsilon varies by this share, so that no orbit closes
+_JITTER = 0.2  # epsilon varies by this fraction, so that no orbit closes
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Moves:
     Attributes:
         leapfrogs: leapfrog steps of a trajectory, or steps of bits.
         flips: proposals to change a discrete coordinate.
-        scale: deviation of every coordinate of the position, (rows, D), or the factor S of a
-            covariance of all, (B, D, D), where rows are B images several times over.
+        scale: standard deviation of every coordinate of the position, (rows, D), or the factor S of
+            a covariance of all, (B, D, D), where rows are B images several times over.
     """
 
     leapfrogs: int
@@ -81,7 +81,7 @@ def anneal(
     """Anneal every row along the path, or back from its end to its start.
 
     Args:
-        state: draws of the first law that is passed: of the start, or of the posterior if
+        state: draws of the first distribution that is passed: of the start, or of the posterior if
             `reverse`.
         betas: rising from 0 to 1, T + 1 of them, or (T + 1, rows).
         epsilons: step lengths, (T + 1, rows).
@@ -126,7 +126,7 @@ def transition(
         if kind == "flips" and path.flipped:
             state, terms = flip(path, state, terms, beta, moves.flips)
         elif kind == "steps" and (path.columns or path.bits):
-            step = trajectory if path.columns else turn
+            step = trajectory if path.columns else flip_bits
             state, terms, rate = step(path, state, terms, beta, epsilon, moves)
     return state, terms, rate
 
@@ -154,7 +154,7 @@ def trajectory(
     return moved.where(accepted, state), end.where(accepted, terms), rate
 
 
-def turn(
+def flip_bits(
     path: AnnealedPath, state: State, terms: Terms, beta: Beta, epsilon: Tensor, moves: Moves
 ) -> tuple[State, Terms, Tensor]:
     """Propose to change many bits of every row at once, `leapfrogs` times; see `transition`."""
@@ -163,14 +163,14 @@ def turn(
     shift, rate = epsilon.clamp(max=1).log()[:, None], torch.zeros_like(terms.gain)
     for _ in range(moves.leapfrogs):
         bits = path.moved(state)
-        law = _turning(bits, terms.slope(beta), shift)
-        turned = law.sample()
-        new = (bits - turned).abs()
+        distribution = _flip_distribution(bits, terms.slope(beta), shift)
+        flips = distribution.sample()
+        new = (bits - flips).abs()
         proposed = path.with_moved(state, new)
         end = path.terms(proposed, slopes=True)
-        back = _turning(new, end.slope(beta), shift)
+        back = _flip_distribution(new, end.slope(beta), shift)
         ratio = end.at(beta) - terms.at(beta)
-        ratio = ratio + (back.log_prob(turned) - law.log_prob(turned)).sum(1)
+        ratio = ratio + (back.log_prob(flips) - distribution.log_prob(flips)).sum(1)
         found = ratio.exp().clamp(max=1).nan_to_num(0.0)
         accepted = torch.rand_like(found) < found
         state, terms = proposed.where(accepted, state), end.where(accepted, terms)
@@ -178,8 +178,8 @@ def turn(
     return state, terms, rate
 
 
-def _turning(bits: Tensor, slope: Tensor, shift: Tensor) -> Bernoulli:
-    """Return the law of which bits (rows, D) change, from the gradient of log f in them."""
+def _flip_distribution(bits: Tensor, slope: Tensor, shift: Tensor) -> Bernoulli:
+    """Return the distribution of the bits (rows, D) that change, from log f's gradient."""
     return Bernoulli(logits=((0.5 - bits) * slope).nan_to_num(0.0) + shift)
 
 
@@ -233,7 +233,8 @@ def pilot(
         path: the path of the pilot's rows, `images` for each of its chains.
 
     Returns:
-        The lengths, and the deviation of the gain over the image's chains, (T + 1, images) each.
+        The lengths, and the standard deviation of the gain over the image's chains, (T + 1, images)
+        each.
     """
     state = path.draw()
     terms = path.terms(state)
@@ -272,8 +273,8 @@ def spaced(
     """
     old = torch.tensor(betas, dtype=torch.float64, device=spread.device)
     change = old.diff()[:, None] * (spread[1:] + spread[:-1]).double() / 2
-    share = change / change.sum(0).clamp(min=torch.finfo(torch.float64).tiny) + 1 / len(change)
-    reached = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)]) / share.sum(0)
+    fraction = change / change.sum(0).clamp(min=torch.finfo(torch.float64).tiny) + 1 / len(change)
+    reached = torch.cat([torch.zeros_like(fraction[:1]), fraction.cumsum(0)]) / fraction.sum(0)
     at = torch.linspace(0, 1, number + 1, dtype=torch.float64, device=old.device)
     columns = reached.T.contiguous()
     after = torch.searchsorted(columns, at.expand(len(columns), -1).contiguous()).T
@@ -288,5 +289,5 @@ def spaced(
 
 
 def _spread(gain: Tensor, images: int) -> Tensor:
-    """Return the deviation of gains (rows,) over the chains of each image, (images,)."""
+    """Return the standard deviation of gains (rows,) over the chains of each image, (images,)."""
     return gain.view(-1, images).std(0, correction=0).nan_to_num(0.0, 0.0)

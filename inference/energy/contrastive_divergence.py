@@ -45,7 +45,7 @@ from capsule_zoo.inference.objectives.base import Objective, with_gradient
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.units.switched_units import CapsuleLaw, CapsuleState
+from capsule_zoo.models.units.switched_units import CapsuleDistribution, CapsuleState
 
 
 class ContrastiveDivergence(Objective):
@@ -130,21 +130,21 @@ class ContrastiveDivergence(Objective):
         model.keep_normalizable()
         negatives = self._negatives(model, images)
         both = torch.cat([images, negatives])  # one product with W instead of two
-        law = model.posterior(both)
-        energy = model.free_energy(both, law)
+        distribution = model.posterior(both)
+        energy = model.free_energy(both, distribution)
         if self.persistent and self.tempering is None:
             with torch.no_grad():  # start of the next update, without another product
-                self._state = law.rows(slice(len(images), None)).sample()
+                self._state = distribution.rows(slice(len(images), None)).sample()
         data = energy[: len(images)]
         if not isinstance(guide, ExactSwitches):
             data = guide.free_energy(images)
         loss = data.mean() - energy[len(images) :].mean()
         if self.sparsity:
-            switches = law.rows(slice(len(images))).switch_probability
+            switches = distribution.rows(slice(len(images))).switch_probability
             loss = loss + self.sparsity * switches.sum(1).mean()
         if self.means is None or not torch.is_grad_enabled():
             return loss
-        self.means.update(images, law.rows(slice(len(images))))
+        self.means.update(images, distribution.rows(slice(len(images))))
         return centered_gradient(loss, model, self.means)
 
     @torch.no_grad()
@@ -199,14 +199,14 @@ class RunningMeans:
         self.visible = self.switch = self.hidden = torch.empty(0)
 
     @torch.no_grad()
-    def update(self, images: Tensor, law: CapsuleLaw) -> None:
+    def update(self, images: Tensor, distribution: CapsuleDistribution) -> None:
         """Move towards the means of a batch; the first batch sets them.
 
         Args:
             images: (B, C, H, W).
-            law: the capsules' posterior given the images.
+            distribution: the capsules' posterior given the images.
         """
-        state = law.mean()
+        state = distribution.mean()
         switch = state.switch.mean(0)
         hidden = state.activity.mean(0) / switch[:, None].clamp(min=1e-3)
         new = {"visible": images.flatten(1).mean(0), "switch": switch, "hidden": hidden}

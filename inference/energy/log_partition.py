@@ -116,7 +116,7 @@ def annealing_schedule(temperatures: int) -> Tensor:
 
 def _ais(machine: TemperedRBM, chains: int, betas: list[float]) -> LogPartition:
     log_weight = _anneal(machine, machine.base_images(chains), betas)
-    spread = (log_weight - log_weight.logsumexp(0)).exp()  # shares of the total weight
+    spread = (log_weight - log_weight.logsumexp(0)).exp()  # fractions of the total weight
     error = spread.std().item() * math.sqrt(chains) if chains > 1 else math.inf
     value = machine.log_base_partition() + log_weight.logsumexp(0) - math.log(chains)
     return LogPartition(value.item(), error, "low")
@@ -135,13 +135,13 @@ def _raise(machine: TemperedRBM, images: Tensor, chains: int, betas: list[float]
 def _anneal(machine: TemperedRBM, images: Tensor, betas: list[float]) -> Tensor:
     """Return log weights, (chains,) in float64, of chains annealed in the order of `betas`."""
     fields = machine.model.fields(images)
-    law = machine.posterior(fields, betas[0])
+    distribution = machine.posterior(fields, betas[0])
     log_weight = torch.zeros(len(images), dtype=torch.float64, device=images.device)
     for before, after in track([*pairwise(betas)], "annealing", "temperatures"):
-        energy = machine.free_energy(images, law, before)
-        law = machine.posterior(fields, after)
-        log_weight += energy - machine.free_energy(images, law, after)
-        images = machine.draw_images(law, after)
+        energy = machine.free_energy(images, distribution, before)
+        distribution = machine.posterior(fields, after)
+        log_weight += energy - machine.free_energy(images, distribution, after)
+        images = machine.draw_images(distribution, after)
         fields = machine.model.fields(images)
-        law = machine.posterior(fields, after)
+        distribution = machine.posterior(fields, after)
     return log_weight

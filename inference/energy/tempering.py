@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.units.switched_units import CapsuleLaw, Fields
+from capsule_zoo.models.units.switched_units import CapsuleDistribution, Fields
 
 
 class TemperedRBM:
@@ -27,25 +27,27 @@ class TemperedRBM:
         self.model = model
         self.offset = torch.zeros_like(model.visible.bias) if offset is None else offset
 
-    def posterior(self, fields: Fields, beta: float | Tensor) -> CapsuleLaw:
+    def posterior(self, fields: Fields, beta: float | Tensor) -> CapsuleDistribution:
         """Return p_beta(z, h | x), given the fields of x in the machine at beta = 1."""
         return self.model.posterior_of(fields.scaled(beta))
 
-    def free_energy(self, images: Tensor, law: CapsuleLaw, beta: float | Tensor) -> Tensor:
-        """Compute -log sum_{h, z} exp(-E_beta), (B,), in nats; `law` is the posterior at `beta`."""
+    def free_energy(
+        self, images: Tensor, distribution: CapsuleDistribution, beta: float | Tensor
+    ) -> Tensor:
+        """Compute -log sum_{h, z} exp(-E_beta), (B,), in nats, from the posterior at `beta`."""
         moved = (images * self.offset).flatten(1).sum(1)
-        return self.model.free_energy(images, law) - (1 - beta) * moved
+        return self.model.free_energy(images, distribution) - (1 - beta) * moved
 
-    def draw_images(self, law: CapsuleLaw, beta: float | Tensor) -> Tensor:
-        """Draw x ~ p_beta(x | z, h) with (z, h) drawn from the posterior `law`, (B, C, H, W)."""
+    def draw_images(self, distribution: CapsuleDistribution, beta: float | Tensor) -> Tensor:
+        """Draw x ~ p_beta(x | z, h), (B, C, H, W), with (z, h) from the posterior."""
         if isinstance(beta, Tensor):
             beta = beta[:, None, None, None]
-        field = beta * self.model.visible_field(law.sample()) + (1 - beta) * self.offset
+        field = beta * self.model.visible_field(distribution.sample()) + (1 - beta) * self.offset
         return self.model.visible.sample(field)
 
     def base_images(self, batch: int) -> Tensor:
         """Draw exact samples at beta = 0, (batch, C, H, W)."""
-        return self.model.visible.law(self.offset).sample((batch,))
+        return self.model.visible.distribution(self.offset).sample((batch,))
 
     def log_base_partition(self) -> Tensor:
         """Compute log Z at beta = 0, in nats."""
@@ -84,8 +86,8 @@ class TemperedChains:
         self.images = self.images.to(model.weight)
         self.betas = self.betas.to(model.weight)
         betas = self.betas.repeat_interleave(self.images.shape[1])
-        law = machine.posterior(model.fields(self.images.flatten(0, 1)), betas)
-        self.images = machine.draw_images(law, betas).view_as(self.images)
+        distribution = machine.posterior(model.fields(self.images.flatten(0, 1)), betas)
+        self.images = machine.draw_images(distribution, betas).view_as(self.images)
         self._exchange(machine)
 
     def _exchange(self, machine: TemperedRBM) -> None:
@@ -97,8 +99,8 @@ class TemperedChains:
         def energies(betas: Tensor) -> Tensor:
             """Compute F of every image at its level's temperature, (levels, chains)."""
             rows = betas.repeat_interleave(chains)
-            law = machine.posterior(fields, rows)
-            return machine.free_energy(images, law, rows).view(levels, chains)
+            distribution = machine.posterior(fields, rows)
+            return machine.free_energy(images, distribution, rows).view(levels, chains)
 
         own = energies(self.betas)
         hotter, colder = energies(self.betas.roll(-1)), energies(self.betas.roll(1))

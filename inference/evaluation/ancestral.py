@@ -1,6 +1,7 @@
 """Ancestral sampling from a trained model: some sites are given, the model draws the rest.
 
-The values of given sites come from the guide: a draw of every site, or the mean of its law.
+The values of given sites come from the guide: a draw of every site, or the mean of its
+distribution.
 
 >>> mean_images(model, 36)                                 # samples of the prior
 >>> top = infer(guide, images, ["object_presence", "object_pose"])
@@ -23,7 +24,7 @@ from capsule_zoo.data.progress import track
 from capsule_zoo.data.readable import ImageStream
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
     as_wanted,
@@ -84,14 +85,14 @@ def draw_summed(
     return {name: torch.cat(values) for name, values in found.items()}
 
 
-def law_means(
+def distribution_means(
     guide: Callable, images: Images, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
-    """Return the means (N, ...) of the guide's law at some sites, given one draw of earlier sites.
+    """Return the means (N, ...) of the guide at some sites, given one draw of earlier sites.
 
     A presence (a site with `logits`) is represented by its probability. A class is represented by
-    the probabilities of its values, (N, ..., values). A law without a mean is represented by its
-    draw.
+    the probabilities of its values, (N, ..., values). A distribution without a mean is represented
+    by its draw.
 
     Raises:
         ValueError: the guide draws no site of that name.
@@ -135,14 +136,18 @@ def _collected(
 
 
 def _mean(site: dict) -> Tensor:
-    law, value = base_distribution(site["fn"]), site["value"]
-    if isinstance(law, Categorical):
-        return law.logits.softmax(-1).expand(*value.shape, -1)
-    if getattr(law, "logits", None) is not None:  # a one-hot class or a presence
-        shares = law.logits.softmax(-1) if law.event_shape else law.logits.sigmoid()
-        return shares.expand_as(value)
+    distribution, value = base_distribution(site["fn"]), site["value"]
+    if isinstance(distribution, Categorical):
+        return distribution.logits.softmax(-1).expand(*value.shape, -1)
+    if getattr(distribution, "logits", None) is not None:  # a one-hot class or a presence
+        fractions = (
+            distribution.logits.softmax(-1)
+            if distribution.event_shape
+            else distribution.logits.sigmoid()
+        )
+        return fractions.expand_as(value)
     try:
-        return law.mean.expand_as(value)
+        return distribution.mean.expand_as(value)
     except NotImplementedError:
         return value
 

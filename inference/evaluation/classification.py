@@ -33,8 +33,8 @@ from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 
 
-class Share(NamedTuple):
-    """A share of answers, right or wrong, with its binomial standard error and the sample size."""
+class Fraction(NamedTuple):
+    """A fraction of answers with its binomial standard error and the sample size."""
 
     value: float
     se: float
@@ -42,7 +42,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, answers: Tensor) -> Self:
-        """Return the share of answers (N,) that are True."""
+        """Return the fraction of answers (N,) that are True."""
         value, count = answers.double().mean().item(), len(answers)
         return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
@@ -70,8 +70,8 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
 
 
 @of_a_model
-def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int = 100) -> Share:
-    """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
+def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int = 100) -> Fraction:
+    """Return the fraction of images whose likeliest label, as `classify` tells it, is not correct.
 
     Args:
         split: images with labels: a `Split`, a `Dataset`, of which the test split is classified, or
@@ -91,7 +91,7 @@ def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int
             -(-len(images) // batch_size),
         )
         wrong = [program.predict(x) != y for x, y in parts]
-    return Share.of(torch.cat(wrong))
+    return Fraction.of(torch.cat(wrong))
 
 
 def _classifier(model: Model, guide: nn.Module) -> Any:

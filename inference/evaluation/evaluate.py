@@ -354,15 +354,17 @@ def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, N
     Returns:
         (images, ...) and the names of the dims after the images, None for a dim without a name.
     """
-    law = site["fn"]
-    rank = law.event_dim
+    distribution = site["fn"]
+    rank = distribution.event_dim
     event: Names = (None,) * rank  # unknown
     if site["name"] == space.site and rank == len(space.dims):
         event = space.dims
     elif site["name"].endswith("_pose") and rank == 1:
         event = ("coordinate",)
     outer = value.dim() - rank
-    inner = len(law.batch_shape) + rank - len(law.shape())  # batch dims that its values lack
+    inner = (
+        len(distribution.batch_shape) + rank - len(distribution.shape())
+    )  # batch dims that its values lack
     return images_first(value, (*plate_names(site, outer + inner)[:outer], *event))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 _MODERN = int(version("arviz").split(".")[0]) >= 1  # arviz itself takes seconds to import
-_FEWEST_DRAWS = 25  # with fewer, the tail is too short for a Pareto law to be fitted
+_FEWEST_DRAWS = 25  # with fewer, the tail is too short for a Pareto distribution to be fitted
 
 Variables = dict[str, tuple[list[str], np.ndarray]]
 
@@ -54,7 +54,7 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
 
 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
-    """Return the shape k of the Pareto law of the largest weights, over the last dim (draws).
+    """Return the shape k of a Pareto distribution of the largest weights, over the last dim.
 
     Below .7, importance sampling with these draws can be trusted; with fewer than 2,154 draws,
     below 1 - 1 / log10(draws) (Vehtari et al. 2024, arXiv 1507.02646). A fit to few draws is drawn

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from capsule_zoo.data.readable import ImageStream
 from capsule_zoo.inference.check import refuse_non_finite_parameters
 from capsule_zoo.inference.evaluation.ancestral import (
+    distribution_means,
     draw_images,
     draw_summed,
     infer,
-    law_means,
     mean_images,
 )
 from capsule_zoo.inference.evaluation.prepare import (
@@ -67,10 +67,10 @@ def encode(
 ) -> dict[str, Tensor]:
     """Return the posterior mean of every latent site under the guide.
 
-    Each draw gives the mean of a site's law, given the guide's draws of the earlier sites. These
-    means are averaged over the draws. One draw is exact if the sites are independent under the
-    guide, as in a VAE. It is also exact for sites that come first, such as parts, which depend on
-    the image alone. It is an estimate for sites that depend on earlier ones, such as objects.
+    Each draw gives the mean of a site's distribution, given the guide's draws of the earlier sites.
+    These means are averaged over the draws. One draw is exact if the sites are independent under
+    the guide, as in a VAE. It is also exact for sites that come first, such as parts, which depend
+    on the image alone. It is an estimate for sites that depend on earlier ones, such as objects.
 
     Args:
         model, guide: the pair.
@@ -83,7 +83,7 @@ def encode(
 
     Returns:
         (N, ...) by site: means, the probabilities of presences, and for a class the probabilities
-        of its values. A law without a mean is represented by its draws.
+        of its values. A distribution without a mean is represented by its draws.
 
     Raises:
         ValueError: images that the model does not take, a number below 1, or a guide with relaxed
@@ -93,7 +93,9 @@ def encode(
     sites = [site.name for site in model.latent_sites]
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
         for each in passes:
-            means = law_means(discrete_form(guide), each.images, sites, each.guide_seed, each.rows)
+            means = distribution_means(
+                discrete_form(guide), each.images, sites, each.guide_seed, each.rows
+            )
             for name, values in means.items():
                 values = values.to(torch.promote_types(values.dtype, each.images.dtype))
                 total = values.unflatten(0, (each.draws, -1)).sum(0)

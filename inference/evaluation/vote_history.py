@@ -19,7 +19,7 @@ class VoteHistory(NamedTuple):
 
     Attributes:
         distance: distance of each vote to the class mean, (iterations, N, classes, children).
-        weight: share of the child assigned to the class, times its presence, of the same shape.
+        weight: fraction of the child assigned to the class, times its presence, of the same shape.
         wins: True for the likeliest class, (N, classes).
     """
 
@@ -32,8 +32,8 @@ class VoteHistory(NamedTuple):
         weight = self.weight * chosen[:, :, None]
         return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
 
-    def share_of_winner(self) -> Tensor:
-        """Return the share of all children assigned to the likeliest class, (iterations, N)."""
+    def winner_fraction(self) -> Tensor:
+        """Return the fraction of all children assigned to the likeliest class, (iterations, N)."""
         return (self.weight * self.wins[:, :, None]).sum((2, 3)) / self.weight.sum((2, 3))
 
 
@@ -48,8 +48,8 @@ def vote_history(model: MatrixCapsules, images: Images, batch_size: int = 100) -
 
 
 def _history(model: MatrixCapsules, images: Tensor) -> VoteHistory:
-    (votes, law), distances, weights = model.class_votes(images), [], []
-    for belief in model.classes.routing.beliefs(votes, law):
+    (votes, distribution), distances, weights = model.class_votes(images), [], []
+    for belief in model.classes.routing.beliefs(votes, distribution):
         square = votes.distance(belief.mean, torch.ones_like(belief.mean))
         distances.append(square.clamp_min(0).sqrt()[:, 0])
         weights.append((votes.presence * belief.responsibility)[:, 0])

@@ -90,17 +90,19 @@ class Lifting(Messenger):
         self._outside.__enter__()
 
     def _lift(self, msg: Any) -> None:
-        law, name = msg["fn"], msg["name"]
-        self._padding = max(0, self.nesting - len(law.batch_shape))
-        law = law.expand(torch.Size([1] * self._padding) + law.batch_shape)
-        if isinstance(law, ObservedPixels) and law.observed is not None:
-            law.observed = law.observed.expand(law.shape())
-        place = len(law.batch_shape) - self.nesting
-        msg["fn"] = self._lifted(law, place)
+        distribution, name = msg["fn"], msg["name"]
+        self._padding = max(0, self.nesting - len(distribution.batch_shape))
+        distribution = distribution.expand(
+            torch.Size([1] * self._padding) + distribution.batch_shape
+        )
+        if isinstance(distribution, ObservedPixels) and distribution.observed is not None:
+            distribution.observed = distribution.observed.expand(distribution.shape())
+        place = len(distribution.batch_shape) - self.nesting
+        msg["fn"] = self._lifted(distribution, place)
         if isinstance(msg["mask"], Tensor):
-            msg["mask"] = self._lifted(msg["mask"].expand(law.batch_shape), place)
+            msg["mask"] = self._lifted(msg["mask"].expand(distribution.batch_shape), place)
         if msg["value"] is not None:
-            value = msg["value"].expand(law.shape())
+            value = msg["value"].expand(distribution.shape())
             msg["value"] = self._lifted(value, place)
         msg["name"] = self.names.get(name, name)
         frames = msg["cond_indep_stack"]

@@ -22,7 +22,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.free_form import draw_site
 from capsule_zoo.guides.per_image.gauss_newton import ChainedNormal
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous
+from capsule_zoo.guides.per_image.site_distributions import ByLogits, Continuous
 from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -138,15 +138,15 @@ class AutoEncoder(Guide[ProgramModel]):
             size = shape.numel()
             if isinstance(family, ByLogits):
                 part = logits[:, first : first + size].reshape(-1, *shape)
-                law, first = family.law(part, site.event_dim), first + size
-                drawn[site.name] = draw_site(self.model, site, law, plates)
+                distribution, first = family.distribution(part, site.event_dim), first + size
+                drawn[site.name] = draw_site(self.model, site, distribution, plates)
                 continue
             columns = slice(place, place + size)
             part = loc[:, columns]
             if not self.correlated:
                 scale = factor[:, columns].reshape(-1, *shape)
-                law = family.normal(part.reshape(-1, *shape), scale, site.event_dim)
-                drawn[site.name] = draw_site(self.model, site, law, plates)
+                distribution = family.normal(part.reshape(-1, *shape), scale, site.event_dim)
+                drawn[site.name] = draw_site(self.model, site, distribution, plates)
                 place += size
                 continue
             rows = factor[:, columns]

@@ -186,7 +186,7 @@ def examine(
             chains=chains or _CHAINS[model.by_row],
             temperatures=temperatures,
             simulated=simulated,
-            prior_share=_PRIOR_SHARE[model.by_row],
+            prior_fraction=_PRIOR_SHARE[model.by_row],
             progress=progress,
         )
     return _examination(fits, losses)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import track
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.evaluation.evaluate import evaluate

@@ -24,7 +24,7 @@ from pyro.ops.stats import split_gelman_rubin
 from torch import Tensor
 
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.posterior.fitted import fit_to_images

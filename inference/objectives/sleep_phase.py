@@ -1,6 +1,7 @@
 """The sleep phase of the wake-sleep algorithm for scenes of points: a guide learns from samples.
 
-    sleep   scenes and shares of their points from the model; the guide learns log q(share | points)
+    sleep   scenes and fractions of their points from the model; the guide learns log q(share |
+    points)
 
 The model is not trained. Its samples are scaled to [-1, 1], as the scenes of a data set are, and
 samples of fewer than two points are left out. What the guide computes in closed form given the
@@ -40,4 +41,4 @@ class SleepPhase(Objective):
                 "nothing to learn; use Trace_ELBO for the model's own parameters"
             )
         seen, objects = dreams(model, len(points))
-        return -guide.log_share(seen, objects).mean()
+        return -guide.log_assignment(seen, objects).mean()

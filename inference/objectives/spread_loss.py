@@ -11,9 +11,9 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 class SpreadLoss(Objective):
     """The loss of `MatrixCapsules`, which raises the margin after each loss that is trained.
 
-    The count of updates is part of the model's state, because the law of a trained model needs its
-    margin. Only this objective moves it, once for each loss with gradients in training mode. With
-    another objective the margin stays where it is.
+    The count of updates is part of the model's state, because the distribution of a trained model
+    needs its margin. Only this objective moves it, once for each loss with gradients in training
+    mode. With another objective the margin stays where it is.
 
     References:
         Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 4.1.

@@ -4,8 +4,8 @@
            - w parts:  sum_m d_m log sum_k p(parent k) N(x_m | v_km, lambda_km)
            + w prior_within:       mean_b (sum_k a_bk - present)^2
            + w prior_between:      mean_k (sum_b a_bk - B / classes)^2
-           + w posterior_within:   mean_b entropy_k of the share of parts that object k explains
-           - w posterior_between:  entropy_k of the same share, summed over the batch
+           + w posterior_within:   mean_b entropy_k of the fraction of parts that object k explains
+           - w posterior_between:  entropy_k of the same fraction, summed over the batch
            + w deformation:        sum of squares of the dynamic relations / 2
 
 a_bk is the presence of object k in image b, times that of its surest vote. All terms are means over
@@ -158,7 +158,7 @@ class StackedCapsuleObjective(Objective):
             there, pose = there.detach(), pose.detach()
         log_joint = log_parents(votes, pose, *model.dummy, self.normalized)
         log_parts = (there * log_joint.logsumexp(-1)).sum(-1)  # (B,)
-        explained = log_joint.softmax(-1)[..., 1:].mean(-2)  # (B, objects), share of all parts
+        explained = log_joint.softmax(-1)[..., 1:].mean(-2)  # (B, objects), fraction of all parts
         presence = votes.log_presence.exp().amax(-2)  # (B, objects)
         present = self.present or model.levels[0].size / model.classes
         prior_within, prior_between = squared_sparsity(presence, present, model.classes)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.scenes.proposals import SceneGuide, SubsetLaw
+from capsule_zoo.guides.scenes.proposals import SceneGuide, SubsetDistribution
 from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_at_least
@@ -59,31 +59,31 @@ class SummedPresences(Objective):
         """
         self.check_pair(model, guide)
         found = guide.found(images)
-        law = guide.presence_law(images, found)
-        if law.baseline is not None:
-            return _loss_of_a_draw(law, law.baseline, found.score)
-        bound = law.log_total
+        distribution = guide.presence_distribution(images, found)
+        if distribution.baseline is not None:
+            return _loss_of_a_draw(distribution, distribution.baseline, found.score)
+        bound = distribution.log_total
         if torch.is_grad_enabled() and guide.training:
             left = max(0.0, 1 - self.done / self.updates)
             self.done += 1
             if left:
                 heat = 1 + (self.temperature - 1) * left
-                log_q = (law.log_q.detach() / heat).log_softmax(-1)
-                weight = law.log_q + law.log_total[:, None]
+                log_q = (distribution.log_q.detach() / heat).log_softmax(-1)
+                weight = distribution.log_q + distribution.log_total[:, None]
                 bound = (log_q.exp() * (weight - log_q)).sum(-1)
         score = found.score
         return -(bound + (bound.detach() * (score - score.detach()))).mean()
 
 
-def _loss_of_a_draw(law: SubsetLaw, baseline: Tensor, score: Tensor) -> Tensor:
+def _loss_of_a_draw(distribution: SubsetDistribution, baseline: Tensor, score: Tensor) -> Tensor:
     """Return the mean of log q(z | u) - log w_z for one draw of each scene, in nats.
 
     Args:
         baseline: what is expected of it, in nats, (B,).
         score: the log density of other draws without a gradient of their own, (B,).
     """
-    row = law.drawn()
-    log_q, weight = (x.gather(1, row)[:, 0] for x in (law.log_q, law.log_weight))
+    row = distribution.drawn()
+    log_q, weight = (x.gather(1, row)[:, 0] for x in (distribution.log_q, distribution.log_weight))
     bound = weight - log_q
     credit = (bound - baseline).detach() * log_q + bound.detach() * score
     credit = credit - (bound.detach() - baseline).square()

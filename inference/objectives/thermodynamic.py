@@ -8,7 +8,7 @@ integral. Its left Riemann sum is a lower bound:
             >= sum_i (b_{i+1} - b_i) E_{pi_{b_i}}[log w],    0 = b_0 < b_1 < ... < b_P = 1
 
 One interval gives the ELBO. Every expectation is taken over the same K draws z_k ~ q(z | x), with
-the shares s_k of w_k^b. Its gradient needs no reparametrization:
+the fractions s_k of w_k^b. Its gradient needs no reparametrization:
 
     gradient of E_{pi_b}[log w] = E_{pi_b}[gradient of log w]
                                   + Cov_{pi_b}(gradient of (b log p + (1-b) log q), log w)
@@ -86,7 +86,7 @@ def thermodynamic_sum(log_p: Tensor, log_q: Tensor, points: list[float]) -> Tens
     """
     total = log_p.new_zeros(log_p.shape[1])
     for begin, end in pairwise(points):
-        share = (begin * log_p + (1 - begin) * log_q - log_q.detach()).softmax(0)
+        fraction = (begin * log_p + (1 - begin) * log_q - log_q.detach()).softmax(0)
         log_weight = log_p - (log_q if begin else log_q.detach())
-        total = total + (end - begin) * (share * log_weight).sum(0)
+        total = total + (end - begin) * (fraction * log_weight).sum(0)
     return total

@@ -4,7 +4,7 @@
     sleep   images and latents from the model; the guide learns to recognize them
 
 Reweighted wake-sleep draws K particles for each image. In the wake phase of both model and guide it
-weighs them by w_k, the share of p(x, z_k) / q(z_k | x) among the particles of the image:
+weighs them by w_k, the fraction of p(x, z_k) / q(z_k | x) among the particles of the image:
 
     model   descends  -sum_k w_k log p(x, z_k)
     guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) sampled
@@ -74,7 +74,7 @@ class ReweightedWakeSleep(Objective):
 
     Args:
         num_particles: K, the number of draws for each image.
-        sleep: share of the sleep phase in the guide's gradient, from 0 to 1.
+        sleep: fraction of the sleep phase in the guide's gradient, from 0 to 1.
 
     Raises:
         ValueError: a number out of range.
@@ -97,12 +97,12 @@ class ReweightedWakeSleep(Objective):
         count, size = self.num_particles, len(images)
         _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, size)
-        share = log_weight.softmax(0).flatten() / size
+        fraction = log_weight.softmax(0).flatten() / size
         value = -log_mean_exp(log_weight).mean()
-        recognize = -(1 - self.sleep) * (share * log_q).sum()
+        recognize = -(1 - self.sleep) * (fraction * log_q).sum()
         if self.sleep:
             recognize = recognize - self.sleep * sleep(model, guide, Trace(), images, labels)
-        generate = -(share * log_p).sum()
+        generate = -(fraction * log_p).sum()
         return descending(value, {model: generate, guide: recognize})
 
 

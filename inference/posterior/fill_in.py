@@ -47,10 +47,10 @@ class FilledIn:
         log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels whose values were
             given (NaN pixels are left out). Draws and weights do not depend on these pixels, so the
             mixture is a density over them and its logarithm is a proper score: on average only
-            better prediction raises it. It is the score of this mixture of K laws. As K grows it
-            rises on average. With equal weights it tends to the score of the guide's own predictive
-            law; with importance weights it tends to log p(hidden | observed) of the model, if the
-            guide has a density. It is not a bound on log p(image).
+            better prediction raises it. It is the score of this mixture of K distributions. As K
+            grows it rises on average. With equal weights it tends to the score of the guide's own
+            predictive distribution; with importance weights it tends to log p(hidden | observed) of
+            the model, if the guide has a density. It is not a bound on log p(image).
         ess: (N,), the effective number of draws, 1 / sum_k w_k^2; K with equal weights.
     """
 
@@ -100,7 +100,8 @@ def fill_in(
 
     Raises:
         ValueError: images or a mask that do not fit, a number out of range, a model that has no
-            density of single pixels, or `steps` for a model with a site that no free-form law fits.
+            density of single pixels, or `steps` for a model with a site that no free-form
+            distribution fits.
         IncompatibleGuide: the guide does not fit the model.
     """
     check_whole(1, num_particles=num_particles, batch_size=batch_size)
@@ -123,7 +124,7 @@ def fill_in(
             answer = guide
             if steps:
                 noise = int(torch.randint(2**31, ()))
-                answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise)
+                answer = refine(model, guide, seen, steps=steps, distribution="normal", seed=noise)
             most = max(1, batch_size // len(batch))  # particles in one pass
             passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
             parts.append(_predicted(model, answer, batch, mask, passes, weighted))
@@ -138,16 +139,16 @@ def _predicted(
     model, guide = model.discretized(), guide.discretized()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
-    log_share = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
-    share = log_share.exp()
-    chosen = torch.multinomial(share.T, 1).squeeze(1)
-    mean = torch.einsum("kb,kb...->b...", share, means)
+    log_fraction = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
+    fraction = log_fraction.exp()
+    chosen = torch.multinomial(fraction.T, 1).squeeze(1)
+    mean = torch.einsum("kb,kb...->b...", fraction, means)
     single = means[chosen, torch.arange(len(images))]
     return (
         torch.where(observed, images, mean),
         torch.where(observed, images, single),
-        (log_share + log_hidden).logsumexp(0),
-        1 / share.square().sum(0),
+        (log_fraction + log_hidden).logsumexp(0),
+        1 / fraction.square().sum(0),
     )
 
 
@@ -163,9 +164,9 @@ def _draws(
         values = {name: drawn.nodes[name]["value"] for name in guide.covers}
         trace = with_summed_drawn(model, values, hidden)
     image = observed_in(trace, model)
-    law, site_shape = image["fn"].law, image["value"].shape
+    distribution, site_shape = image["fn"].distribution, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)
     given = images.nan_to_num(nan=0.0).reshape(site_shape)
-    log_hidden = log_prob_of_pixels(law, given, scored)
-    mean = model.space.as_batch(law.mean).unflatten(0, shape)
+    log_hidden = log_prob_of_pixels(distribution, given, scored)
+    mean = model.space.as_batch(distribution.mean).unflatten(0, shape)
     return log_weight.view(shape), log_hidden.reshape(shape), mean

@@ -1,17 +1,18 @@
 """Guides that are fitted to the very images whose posterior is wanted, from another guide's answer.
 
     free_form        `FreeForm`: parameters of their own for every image; for a model of bits alone
-                     this is mean field. law="delta" gives points
-    corrected        `Corrected`: the other guide's own laws, with corrections for every image;
-                     sites that it draws given others, as the strokes of a drawing, remain so
-    low_rank         `FreeForm` with one normal law of low rank for all continuous sites
-    gauss_newton     `GaussNewton`: a normal law with all correlations, by the model's curvature
-                     at a refined point
-    mixture          several such laws, at the modes that several refined points reach
+                     this is mean field. distribution="delta" gives points
+    corrected        `Corrected`: the other guide's own distributions, with corrections for every
+                     image; sites that it draws given others, as the strokes of a drawing, remain so
+    low_rank         `FreeForm` with one normal distribution of low rank for all continuous sites
+    gauss_newton     `GaussNewton`: a normal distribution with all correlations, by the model's
+                     curvature at a refined point
+    mixture          several such distributions, at the modes that several refined points reach
     semi_amortized   `SemiAmortized`: a few steps of free_form, whenever the guide is called
     auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
-    widened          `Widened`: normal laws around the points of the other guide, with scales that
-                     all images share; the images are training images, never the held-out ones
+    widened          `Widened`: normal distributions around the points of the other guide, with
+                     scales that all images share; the images are training images, never the
+                     held-out ones
 
 `fit_guide` fits any of them; each serves the models with a density whose sites it can draw.
 
@@ -35,7 +36,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.data.progress import is_progress_shown
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
-from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import Continuous, UnservedSite
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
 from capsule_zoo.inference.functions import check_declared
 from capsule_zoo.inference.not_finite import NonFiniteGuide
@@ -53,9 +54,9 @@ _MODES = 4  # points of a mixture
 _MISSING = -1e6  # replaces NaN where images are compared
 F = TypeVar("F", bound=Callable)
 _PER_IMAGE: dict[str, Callable[..., PerImageGuide]] = {
-    "free_form": partial(refine, law="normal"),
-    "corrected": partial(refine, law="corrected"),
-    "low_rank": partial(refine, law="low_rank"),  # of rank 10
+    "free_form": partial(refine, distribution="normal"),
+    "corrected": partial(refine, distribution="corrected"),
+    "low_rank": partial(refine, distribution="low_rank"),  # of rank 10
     "gauss_newton": gauss_newton,
     "mixture": partial(gauss_newton, modes=_MODES),
 }
@@ -86,8 +87,8 @@ def fit_guide(
         seed: seed of the noise.
         settings: further arguments, by kind:
             free_form, corrected, low_rank: `lr`; `method`, "scheduled" or "adam" (at a constant
-            rate); of free_form also `law`, "normal" or "delta" (points), and `starts`, rotations of
-            the image that are tried first (part-whole capsules alone).
+            rate); of free_form also `distribution`, "normal" or "delta" (points), and `starts`,
+            rotations of the image that are tried first (part-whole capsules alone).
             gauss_newton, mixture: `climb`, steps by the Gauss-Newton matrix; `modes`; `climbing`,
             draws of the prior that climb; `blocks`, whether sites are independent.
             widened: `lr`, `scale` at first, `batch_size`, `objective`, `progress`.
@@ -141,7 +142,7 @@ def kinds_for(model: Model, start: Guide) -> list[str]:
 
 
 def _corrects(guide: Guide) -> bool:
-    """Return True if the laws of a guide can be corrected, for an image that the model draws."""
+    """Return whether the distributions of a guide can be corrected, for a drawn image."""
     with torch.no_grad(), pyro.validation_enabled(False), seeded(0), in_eval_mode(guide.model):
         image = guide.model(batch_size=1)
         try:

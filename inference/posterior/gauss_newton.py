@@ -1,4 +1,4 @@
-"""The normal law that a posterior is near its mode, from the first derivatives of the model's laws.
+"""The Gaussian approximation of a posterior at its mode, from first derivatives.
 
     q(u | image) = Normal(u*, P^-1),    P = sum over sites s of J_s' F_s J_s  at u*
 
@@ -6,12 +6,12 @@ u holds all continuous sites in unconstrained space. J_s is the Jacobian of the 
 s, latent or observed, and F_s their Fisher information: 1 / scale^2 of a normal value minus its
 mean, 2 of the logarithm of its scale, (n + 1) / (n + 3) and n / (n + 3) times these of Student's t
 with n degrees of freedom (1 for Cauchy), p (1 - p) of a Bernoulli logit, and the inverse of the
-variance of any other law. Of the absolute value of such a variable the logarithm counts, with the
-information of the scale. In a mixture of normal laws each counts as much as it is responsible
-for. So P is the precision of the prior plus that of the pixels, positive definite, and exact for
-linear means of normal laws. Discrete sites are held at their likeliest values; those that decide
-the law of a continuous site, such as the presence of a part that of its pose, are changed first by
-Metropolis-Hastings proposals that draw the pose again.
+variance of any other distribution. Of the absolute value of such a variable the logarithm counts,
+with the information of the scale. In a mixture of normal distributions each counts as much as it is
+responsible for. So P is the precision of the prior plus that of the pixels, positive definite, and
+exact for linear means of normal distributions. Discrete sites are held at their likeliest values;
+those that decide the distribution of a continuous site, such as the presence of a part that of its
+pose, are changed first by Metropolis-Hastings proposals that draw the pose again.
 
 The distribution is local. On one of eight digits of a VAE with two latents, compared with
 quadrature, one mode missed another one that holds 5 % of the posterior, and the small standard
@@ -49,7 +49,7 @@ from torch.distributions.transforms import AbsTransform, ComposeTransform
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
-from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import ByLogits, UnservedSite
 from capsule_zoo.inference.annealing.path import AnnealedPath, Given, State
 from capsule_zoo.inference.annealing.transitions import flip
 from capsule_zoo.inference.check import name_of
@@ -77,12 +77,15 @@ Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fis
 CLIMBING = 64  # draws of the prior that climb for each image, unless told otherwise
 _ROWS = 1024  # rows of one pass: images times directions
 _WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()  # models, see `_derivative`
-_NUMBERS = 2**25  # of the Jacobians that are held at once
-_WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
+_NUMBERS = 2**25  # entries of the Jacobians that are in memory at once
+_WHOLE = 2048  # numbers of an image above which a distribution is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
 _ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
 _SCREENED = 16  # draws of the prior for each that climbs
-_TEMPERED, _RATE = 120, 0.4  # steps of the climb, and their length in deviations of the prior
+_TEMPERED, _RATE = (
+    120,
+    0.4,
+)  # steps of the climb, and their length in standard deviations of the prior
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
 
@@ -101,7 +104,7 @@ def gauss_newton(
     seed: int = 0,
     check: bool = True,
 ) -> GaussNewton:
-    """Return the Gauss-Newton law of every image; see the top of this file.
+    """Return the Gauss-Newton distribution of every image; see the top of this file.
 
     Args:
         model: the model; it is not changed.
@@ -114,15 +117,16 @@ def gauss_newton(
             evidence, in which a point that reaches the mode of another one counts once.
         climbing: draws of the prior that climb for each image, where `modes` is above 1: the
             likeliest of 16 times as many. More find higher points in scenes of several objects.
-        blocks: whether the law is independent between sites, and between the elements of their
+        blocks: whether the distribution is independent between sites, and between the elements of
+            their
             plates: the parts, the objects. By default above 2,048 numbers an image.
         seed: seed of all noise.
         check: whether images outside of the pixels' range are refused.
 
     Raises:
         ValueError: the model has no normalized density of images, or a number is out of range.
-        UnservedSite: a site is summed out by enumeration, has no variance, or no free-form law;
-            or none is continuous.
+        UnservedSite: a site is summed out by enumeration, has no variance, or no free-form
+            distribution; or none is continuous.
         NonFiniteGuide: the distribution of an image is not finite, or so wide that draws of it
             overflow; the message names image and site. Of several modes such ones are left out.
     """
@@ -131,12 +135,12 @@ def gauss_newton(
     if model.supervised or not model.normalized:
         raise ValueError(
             f"{type(model).__name__} gives its images no mean and variance under a normalized "
-            "density, so there is no Gauss-Newton law; use another guide"
+            "density, so there is no Gauss-Newton distribution; use another guide"
         )
     if summed := [site.name for site in model.sites if site.enumerated]:
         raise UnservedSite(
             f"{type(model).__name__} sums out {', '.join(summed)} by enumeration, so there is no "
-            "Gauss-Newton law; build it with selection='marginal', or use free_form"
+            "Gauss-Newton distribution; build it with selection='marginal', or use free_form"
         )
     images = as_wanted(model, images, start, check=check)
     programs = [each for each in (model, start) if each is not None]
@@ -243,12 +247,12 @@ def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
 
 
 def _measured(path: AnnealedPath, state: State) -> Measured:
-    """Return the parameters of the laws of all sites at a state; see `measured`."""
+    """Return the parameters of the distributions of all sites at a state; see `measured`."""
     return [each for parameters in _measured_by_site(path, state).values() for each in parameters]
 
 
 def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
-    """Return the parameters of the law of each site at a state; see `measured`.
+    """Return the parameters of the distribution of each site at a state; see `measured`.
 
     Raises:
         UnservedSite: the image or a continuous site has no variance.
@@ -263,76 +267,95 @@ def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
         parameters = measured(site["fn"], site["value"])
         if not parameters and (name in path.places or name in path.observed):
             raise UnservedSite(
-                f"site {name!r} of {name_of(path.model)} has the law {type(site['fn']).__name__} "
-                "without mean and variance, so there is no Gauss-Newton law; use free_form"
+                f"site {name!r} of {name_of(path.model)} has the distribution {type(site['fn']).__name__} "
+                "without mean and variance, so there is no Gauss-Newton distribution; use free_form"
             )
         found[name] = parameters
     return found
 
 
-def measured(law: Any, value: Tensor) -> Measured:
-    """Return the parameters of a law, and the roots of their Fisher information.
+def measured(distribution: Any, value: Tensor) -> Measured:
+    """Return the parameters of a distribution, and the roots of their Fisher information.
 
     A mean enters as the distance of the value from it, because the value of a latent site moves
-    too. There are none for a law without mean and variance.
+    too. There are none for a distribution without mean and variance.
     """
-    if isinstance(law, Independent | ExpandedDistribution):
-        return measured(law.base_dist, value)
-    if isinstance(law, ObservedPixels) and isinstance(law.law, ImageDistribution):
-        assert law.observed is not None  # the images are passed
-        inside = ObservedPixels(law.law.law, law.observed.unsqueeze(-4))
+    if isinstance(distribution, Independent | ExpandedDistribution):
+        return measured(distribution.base_dist, value)
+    if isinstance(distribution, ObservedPixels) and isinstance(
+        distribution.distribution, ImageDistribution
+    ):
+        assert distribution.observed is not None  # the images are passed
+        inside = ObservedPixels(
+            distribution.distribution.distribution, distribution.observed.unsqueeze(-4)
+        )
         return measured(inside, value.unsqueeze(-4))
-    if isinstance(law, ImageDistribution):  # the law inside has a dim more than the value
-        return measured(law.law, value.unsqueeze(-4))
-    if isinstance(law, MaskedDistribution | ObservedPixels):
-        masked = isinstance(law, MaskedDistribution)
-        inner, mask = (law.base_dist, law._mask) if masked else (law.law, law.observed)
-        dims = law.event_dim if masked else 0
+    if isinstance(
+        distribution, ImageDistribution
+    ):  # the distribution inside has a dim more than the value
+        return measured(distribution.distribution, value.unsqueeze(-4))
+    if isinstance(distribution, MaskedDistribution | ObservedPixels):
+        masked = isinstance(distribution, MaskedDistribution)
+        inner, mask = (
+            (distribution.base_dist, distribution._mask)
+            if masked
+            else (distribution.distribution, distribution.observed)
+        )
+        dims = distribution.event_dim if masked else 0
         mask = torch.as_tensor(mask, device=value.device)
         mask = mask.reshape(*mask.shape, *[1] * dims)
         return [(each, root * mask) for each, root in measured(inner, value)]
-    if isinstance(law, torch.distributions.TransformedDistribution):
-        base: Any = law.base_dist
-        absolute = [type(each) for each in law.transforms] == [AbsTransform]
+    if isinstance(distribution, torch.distributions.TransformedDistribution):
+        base: Any = distribution.base_dist
+        absolute = [type(each) for each in distribution.transforms] == [AbsTransform]
         if absolute and (information := _of_location_and_scale(base)) is not None:
             return [((value / base.scale).log(), information[1].sqrt())]
-        return measured(law.base_dist, ComposeTransform(law.transforms).inv(value))
-    if isinstance(law, torch.distributions.MixtureSameFamily):
-        return _of_mixture(law, value)
-    if (information := _of_location_and_scale(law)) is not None:
+        return measured(
+            distribution.base_dist, ComposeTransform(distribution.transforms).inv(value)
+        )
+    if isinstance(distribution, torch.distributions.MixtureSameFamily):
+        return _of_mixture(distribution, value)
+    if (information := _of_location_and_scale(distribution)) is not None:
         location, scale = information
-        return [(value - law.loc, location.sqrt() / law.scale), (law.scale.log(), scale.sqrt())]
-    if isinstance(law, torch.distributions.Bernoulli):
-        return [(law.logits, (law.probs * (1 - law.probs)).sqrt())]
-    if isinstance(law, torch.distributions.Categorical | torch.distributions.OneHotCategorical):
-        return [(law.logits, law.probs.sqrt())]
+        return [
+            (value - distribution.loc, location.sqrt() / distribution.scale),
+            (distribution.scale.log(), scale.sqrt()),
+        ]
+    if isinstance(distribution, torch.distributions.Bernoulli):
+        return [(distribution.logits, (distribution.probs * (1 - distribution.probs)).sqrt())]
+    if isinstance(
+        distribution, torch.distributions.Categorical | torch.distributions.OneHotCategorical
+    ):
+        return [(distribution.logits, distribution.probs.sqrt())]
     try:
-        return [(value - law.mean, law.variance.rsqrt())]
+        return [(value - distribution.mean, distribution.variance.rsqrt())]
     except (NotImplementedError, AttributeError):
         return []
 
 
-def _of_location_and_scale(law: Any) -> tuple[Tensor, Tensor] | None:
+def _of_location_and_scale(distribution: Any) -> tuple[Tensor, Tensor] | None:
     """Return the Fisher information of location / scale, and of the logarithm of the scale.
 
     It is finite for Cauchy and Student's t too, whose variance need not be. None of other families.
     """
-    if isinstance(law, torch.distributions.Normal):
-        one = law.scale.new_ones(())
+    if isinstance(distribution, torch.distributions.Normal):
+        one = distribution.scale.new_ones(())
         return one, 2 * one
-    if isinstance(law, torch.distributions.Cauchy | torch.distributions.StudentT):
-        freedom = getattr(law, "df", law.scale.new_ones(()))
+    if isinstance(distribution, torch.distributions.Cauchy | torch.distributions.StudentT):
+        freedom = getattr(distribution, "df", distribution.scale.new_ones(()))
         return (freedom + 1) / (freedom + 3), 2 * freedom / (freedom + 3)
     return None
 
 
-def _of_mixture(law: Any, value: Tensor) -> Measured:
+def _of_mixture(distribution: Any, value: Tensor) -> Measured:
     """Return the parameters of the components, which count as much as they are responsible for."""
-    parts = law.component_distribution
-    padded = value.unsqueeze(-1 - law.event_dim)
-    share = (parts.log_prob(padded) + law.mixture_distribution.logits).softmax(-1).sqrt()
-    share = share.reshape(*share.shape, *[1] * law.event_dim)
-    return [(each, root * share) for each, root in measured(parts, padded)]
+    parts = distribution.component_distribution
+    padded = value.unsqueeze(-1 - distribution.event_dim)
+    fraction = (
+        (parts.log_prob(padded) + distribution.mixture_distribution.logits).softmax(-1).sqrt()
+    )
+    fraction = fraction.reshape(*fraction.shape, *[1] * distribution.event_dim)
+    return [(each, root * fraction) for each, root in measured(parts, padded)]
 
 
 def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
@@ -342,14 +365,14 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
     values = {}
     for name, family in discrete.families.items():
         if isinstance(family, ByLogits):
-            law = family.law(discrete.logits[name].detach(), events[name])
-            values[name] = law.mode.nan_to_num()  # of even odds torch has none
+            distribution = family.distribution(discrete.logits[name].detach(), events[name])
+            values[name] = distribution.mode.nan_to_num()  # of even odds torch has none
         else:
             values[name] = family.transform(discrete.locs[name].detach())
     path = AnnealedPath(discrete.model, None, images)
     if not path.columns:
         raise UnservedSite(
-            f"{type(model).__name__} has no continuous site, so there is no Gauss-Newton law; use "
+            f"{type(model).__name__} has no continuous site, so there is no Gauss-Newton distribution; use "
             "free_form"
         )
     return path, path.state(values)

@@ -12,8 +12,8 @@ Three steps answer it, for every draw from the guide.
                   keep their values. The others follow: parts move with their object, and keep their
                   own residuals.
 
-`inference.posterior.shared_noise` says how noise is kept for every kind of law. The observed image
-is a site too: its counterfactual keeps the residual of every pixel.
+`inference.posterior.shared_noise` says how noise is kept for every kind of distribution. The
+observed image is a site too: its counterfactual keeps the residual of every pixel.
 
 References:
     Pearl 2009, "Causality", theorem 7.1.7. Balke & Pearl 1994, "Probabilistic evaluation of
@@ -177,11 +177,11 @@ def _predicted(
     with _SameNoise(before, new):
         after = poutine.trace(model).get_trace(images)
     site, space = model.space.site, model.space
-    old, law = before.nodes[site]["fn"], after.nodes[site]["fn"]
-    kept = _carry(site, before.nodes[site]["value"], old, law)
+    old, distribution = before.nodes[site]["fn"], after.nodes[site]["fn"]
+    kept = _carry(site, before.nodes[site]["value"], old, distribution)
     return Counterfactual(
         images=space.as_batch(kept),
-        mean=space.as_batch(law.mean),
+        mean=space.as_batch(distribution.mean),
         reconstruction=space.as_batch(old.mean),
         latents={name: after.nodes[name]["value"] for name in inferred},
         inferred=inferred,
@@ -197,16 +197,18 @@ class _SameNoise(Messenger):
         self.new = new
 
     def _pyro_sample(self, msg: Any) -> None:
-        name, law = msg["name"], msg["fn"]
+        name, distribution = msg["name"], msg["fn"]
         if msg["is_observed"] or name not in self.before.nodes:
             return
         if name in self.new:
             value = self.new[name]
-            if not law.support.check(value).all():
-                raise ValueError(f"do sets {name!r} to values outside of its support {law.support}")
-        elif isinstance(law, Distribution):
+            if not distribution.support.check(value).all():
+                raise ValueError(
+                    f"do sets {name!r} to values outside of its support {distribution.support}"
+                )
+        elif isinstance(distribution, Distribution):
             factual = self.before.nodes[name]
-            value = _carry(name, factual["value"], factual["fn"], law)
+            value = _carry(name, factual["value"], factual["fn"], distribution)
         else:  # the indices of a plate
             return
         msg["value"] = value

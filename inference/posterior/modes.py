@@ -1,4 +1,4 @@
-"""Which modes of a Gauss-Newton mixture count: finite ones, each of them once.
+"""Selection of the modes of a Gauss-Newton mixture: finite ones, without repetition.
 
 The rows of a batch are M modes of B images, one mode of all images after the other.
 """
@@ -27,17 +27,17 @@ def improper_by_site(
     Nor are rows where values of the site are not, five standard deviations from the point.
     """
     wrong = ~state.position.isfinite()
-    deviation = torch.zeros_like(state.position)
+    scale = torch.zeros_like(state.position)
     for group, matrix in zip(groups, precisions, strict=True):
         factor, failed = torch.linalg.cholesky_ex(matrix)
         rows = (failed != 0) | ~matrix.isfinite().flatten(1).all(1)
         wrong[:, group] |= rows[:, None]
         factor[rows] = torch.eye(len(group)).to(factor)
         variance = torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2)
-        deviation[:, group] = variance.sqrt().to(deviation)
+        scale[:, group] = variance.sqrt().to(scale)
     by_site = {name: wrong[:, each.columns].any(1) for name, each in path.places.items()}
     for side in (-_FAR, _FAR):
-        values, _ = path.continuous.split(state.position + side * deviation)
+        values, _ = path.continuous.split(state.position + side * scale)
         for name, each in values.items():
             by_site[name] |= ~each.reshape(len(each), -1).isfinite().all(1)
     return by_site
@@ -103,7 +103,7 @@ def duplicates(
     """Return which modes another one of more evidence has reached too, (M, B).
 
     Two modes are one if their choices are the same and they are nearer to each other than draws
-    of the law are to its middle.
+    of the distribution are to its middle.
     """
     modes = len(evidence)
     position = state.position.double().unflatten(0, (modes, -1))

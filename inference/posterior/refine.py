@@ -75,7 +75,7 @@ def refine(
     method: str = "scheduled",
     lr: float | None = None,
     starts: int = 1,
-    law: str = "delta",
+    distribution: str = "delta",
     seed: int = 0,
     check: bool = True,
 ) -> PerImageGuide:
@@ -94,19 +94,20 @@ def refine(
             a constant rate, the paper's way).
         lr: largest rate of continuous values. The default is .03 for "scheduled" and .003 for
             "adam" for the poses of part-whole capsules, whose prior is narrow, and three times as
-            much for other models, whose codes have a deviation of about 1.
+            much for other models, whose codes have a standard deviation of about 1.
         starts: number of rotations of the image, spread over the circle, on which the guide is
             tried first; each image continues from its best rotation. More than 1 is for part-whole
             capsules alone, whose poses can be rotated back.
-        law: the law of continuous sites, "delta", "normal" or "low_rank" (see `FreeForm`), or
-            "corrected" for the laws of `guide` itself with corrections (see `Corrected`).
+        distribution: the distribution of continuous sites, "delta", "normal" or "low_rank" (see
+            `FreeForm`), or "corrected" for the distributions of `guide` itself with corrections
+            (see `Corrected`).
         seed: seed of the noise.
         check: whether images outside of the pixels' range are refused. A model may draw such ones.
 
     Raises:
         ValueError: an unknown method, a number out of range, images the model does not take, a
-            site that no free-form law fits, several starts for another model, or corrections of no
-            guide.
+            site that no free-form distribution fits, several starts for another model, or
+            corrections of no guide.
         NonFiniteGuide: the guide, or the objective under it, is not finite for some image; the
             message names image and site.
     """
@@ -119,15 +120,15 @@ def refine(
             f"starts must be 1 for {type(model).__name__}, not {starts}: other starts rotate the "
             "image and turn the poses of part-whole capsules back"
         )
-    if law == "corrected" and (guide is None or starts > 1):
+    if distribution == "corrected" and (guide is None or starts > 1):
         raise ValueError(
-            "law 'corrected' corrects the laws of one guide at one start; give a guide, and leave "
+            "distribution 'corrected' corrects the distributions of one guide at one start; give a guide, and leave "
             "starts at 1"
         )
     if lr is not None:
         check_positive(lr=lr)
     try:
-        free = refined(model, guide, images, steps, method, lr, starts, law, seed)
+        free = refined(model, guide, images, steps, method, lr, starts, distribution, seed)
     except NAMING_NO_IMAGE:
         with isolated_parameters(model), in_eval_mode(model), seeded(seed):
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
@@ -149,7 +150,7 @@ def refined(
     method: str = "scheduled",
     lr: float | None = None,
     starts: int = 1,
-    law: str = "delta",
+    distribution: str = "delta",
     seed: int = 0,
 ) -> PerImageGuide:
     """Return what `refine` does, from arguments that were checked, also where it is not finite."""
@@ -159,9 +160,9 @@ def refined(
     if guide is not None:
         warn_of_another_model(model, guide, images)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
-        draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
+        draws = _DRAWS_CORRECTED if distribution == "corrected" else _DRAWS
         judge = partial(_judged, model, images, torch.randint(2**31, (draws,)).tolist())
-        free = _best_start(model, images, guide, starts, law, judge)
+        free = _best_start(model, images, guide, starts, distribution, judge)
         best = _Best(free, judge(free))
         with validation_enabled(False):  # a step may lead to NaN, which is then discarded
             optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
@@ -214,14 +215,14 @@ def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Ada
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
     continuous = free.locs, free.log_scales, free.factors
     noisy = isinstance(free, Corrected) and not free.differentiable
-    share = _NOISY_LOGITS if noisy else _LOGITS
+    fraction = _NOISY_LOGITS if noisy else _LOGITS
     groups: list[dict[str, Any]] = [
         {"params": [p for kind in continuous for p in kind.parameters()]},
-        {"params": list(free.logits.parameters()), "lr": share * rate},
+        {"params": list(free.logits.parameters()), "lr": fraction * rate},
     ]
     optimizer = Adam(groups, rate, _BETAS)
-    shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
-    return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
+    fractions = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
+    return optimizer, LambdaLR(optimizer, lambda step: [*fractions, 0.0][step])
 
 
 @torch.no_grad()
@@ -266,22 +267,22 @@ def _best_start(
     images: Tensor,
     guide: Guide | None,
     starts: int,
-    law: str,
+    distribution: str,
     judge: Callable[[PerImageGuide], Tensor],
 ) -> PerImageGuide:
     """Return a free-form guide that starts at the best of several rotated parses of each image."""
-    if guide is not None and law == "corrected":
+    if guide is not None and distribution == "corrected":
         return Corrected(guide, images)
-    free = FreeForm(model, images, guide, law)
+    free = FreeForm(model, images, guide, distribution)
     if guide is None or starts == 1:
         return free
     best = _Best(free, judge(free))
     with torch.no_grad():
-        for turn in range(1, starts):
-            degrees = 360 * turn / starts
+        for attempt in range(1, starts):
+            degrees = 360 * attempt / starts
             motion = transforms.motion(degrees).to(images)
-            turned = transforms.warp_images(images, motion).clamp(0, 1)
-            other = FreeForm(model, turned, guide, law)
+            rotated = transforms.warp_images(images, motion).clamp(0, 1)
+            other = FreeForm(model, rotated, guide, distribution)
             back = poses.rotation(images.new_tensor(math.radians(degrees)))
             for name, parameter in free.named_parameters():
                 value = other.get_parameter(name)

@@ -1,25 +1,29 @@
-"""Counterfactual values: the same noise under another law.
+"""Counterfactual values: the same noise under another distribution.
 
-A site's value is taken as a function of its law and of noise that does not depend on anything else
-in the model. If the law changes, the noise is kept, and the value changes as follows.
+A site's value is taken as a function of its distribution and of noise that does not depend on
+anything else in the model. If the distribution changes, the noise is kept, and the value changes as
+follows.
 
-    Normal            z' = m' + (z - m) s' / s; any other continuous law with a distribution
-                      function F and its inverse: z' = F'^-1(F(z))
+    Normal            z' = m' + (z - m) s' / s; any other continuous distribution with a
+                      distribution function F and its inverse: z' = F'^-1(F(z))
     discrete          the Gumbel-max rule: the value is argmax_k (log p_k + g_k). Noise g is drawn
-                      from its law given the value, and gives argmax_k (log p'_k + g_k). For two
-                      values this is one uniform number u with value = 1[u < p].
+                      from its distribution given the value, and gives argmax_k (log p'_k + g_k).
+                      For two values this is one uniform number u with value = 1[u < p].
     mixture           the component is drawn from its posterior given the value. It changes by the
-                      rule for discrete laws, and the value by the rule for the component's law.
+                      rule for discrete distributions, and the value by the rule for the component's
+                      distribution.
     matching          the random order of all corners is kept, and of the clutter. Corners that
                       were absent get a random place in it.
 
-If the law is the same, the value is the same. If the value was drawn from its law, then the new
-value has the new law. A joint density alone does not determine what is kept. These rules do, and
-`carried.register(Law)` adds a rule for another law.
+If the distribution is the same, the value is the same. If the value was drawn from its
+distribution, then the new value has the new distribution. A joint density alone does not determine
+what is kept. These rules do, and `carried.register(Distribution)` adds a rule for another
+distribution.
 
 References:
     Pearl 2009, "Causality", section 7.1. Oberst & Sontag 2019, "Counterfactual Off-Policy
-    Evaluation with Gumbel-Max Structural Causal Models" (arXiv 1905.05824), for discrete laws.
+    Evaluation with Gumbel-Max Structural Causal Models" (arXiv 1905.05824), for discrete
+    distributions.
 """
 
 from functools import singledispatch
@@ -29,9 +33,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.models.common.plates import ImageDistribution
-from capsule_zoo.models.constellations.matching_laws import (
+from capsule_zoo.models.constellations.matching_distributions import (
     MatchedPoints,
     RandomMatching,
     corner_table,
@@ -41,31 +45,33 @@ from capsule_zoo.models.parts.pixel_mixture import PixelMixture, TintedMixture
 
 
 class NoRule(TypeError):
-    """The error for a law for which no rule says how its noise is kept."""
+    """The error for a distribution for which no rule says how its noise is kept."""
 
 
 def carry(value: Tensor, before: Any, after: Any) -> Tensor:
-    """Return the value under the law `after` that has the noise of `value` under `before`.
+    """Return the value under the distribution `after` that has the noise of `value` under `before`.
 
     Noise that the value does not determine is drawn from torch's random state.
 
     Args:
         value: (*batch, *event).
-        before, after: two laws of one site, with the same shapes.
+        before, after: two distributions of one site, with the same shapes.
 
     Raises:
-        NoRule: there is no rule for laws of this class.
+        NoRule: there is no rule for distributions of this class.
     """
-    if same_law(before, after):
+    if same_distribution(before, after):
         return value
-    if isinstance(before, ImageDistribution):  # the laws inside have a dim more than the values
-        return carry(value.unsqueeze(-4), before.law, after.law).squeeze(-4)
+    if isinstance(
+        before, ImageDistribution
+    ):  # the distributions inside have a dim more than the values
+        return carry(value.unsqueeze(-4), before.distribution, after.distribution).squeeze(-4)
     before, after = base_distribution(before), base_distribution(after)
     return carried(after, before, value).to(value.dtype)
 
 
-def same_law(first: Any, second: Any) -> bool:
-    """Return True if two laws have the same class and the same numbers."""
+def same_distribution(first: Any, second: Any) -> bool:
+    """Return True if two distributions have the same class and the same numbers."""
     ours, theirs = _numbers(first, set()), _numbers(second, set())
     return len(ours) == len(theirs) and all(
         one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
@@ -73,17 +79,19 @@ def same_law(first: Any, second: Any) -> bool:
     )
 
 
-def _numbers(law: Any, seen: set[int]) -> list[Tensor]:
-    """Return all numbers of a law and of the laws and transforms inside it, each object once."""
-    if isinstance(law, Tensor | int | float):
-        return [torch.as_tensor(law)]
-    if isinstance(law, torch.distributions.Distribution | torch.distributions.Transform):
-        if id(law) in seen:
+def _numbers(distribution: Any, seen: set[int]) -> list[Tensor]:
+    """Return all numbers of a distribution, and of distributions and transforms inside it."""
+    if isinstance(distribution, Tensor | int | float):
+        return [torch.as_tensor(distribution)]
+    if isinstance(distribution, torch.distributions.Distribution | torch.distributions.Transform):
+        if id(distribution) in seen:
             return []
-        seen.add(id(law))
-        derived = set(dir(type(law)))  # cached properties, which only some instances have
-        law = [each for name, each in sorted(vars(law).items()) if name not in derived]
-    several = law if isinstance(law, list | tuple) else []
+        seen.add(id(distribution))
+        derived = set(dir(type(distribution)))  # cached properties, which only some instances have
+        distribution = [
+            each for name, each in sorted(vars(distribution).items()) if name not in derived
+        ]
+    several = distribution if isinstance(distribution, list | tuple) else []
     return [number for each in several for number in _numbers(each, seen)]
 
 
@@ -91,11 +99,11 @@ def _numbers(law: Any, seen: set[int]) -> list[Tensor]:
 def carried(after: Any, before: Any, value: Tensor) -> Tensor:
     """Return the value under `after` with the noise of `value` under `before`.
 
-    Rules are chosen by the class of `after`. This one serves laws with a distribution function and
-    its inverse.
+    Rules are chosen by the class of `after`. This one serves distributions with a distribution
+    function and its inverse.
 
     Raises:
-        NoRule: the laws have no such functions.
+        NoRule: the distributions have no such functions.
     """
     try:
         return after.icdf(before.cdf(value))
@@ -117,7 +125,10 @@ def _delta(after: dist.Delta, before: dist.Delta, value: Tensor) -> Tensor:
 
 @carried.register
 def _bernoulli(after: dist.Bernoulli, before: dist.Bernoulli, value: Tensor) -> Tensor:
-    pairs = (torch.stack([torch.zeros_like(law.logits), law.logits], -1) for law in (before, after))
+    pairs = (
+        torch.stack([torch.zeros_like(distribution.logits), distribution.logits], -1)
+        for distribution in (before, after)
+    )
     return same_gumbels(value.long(), *pairs)
 
 
@@ -168,14 +179,16 @@ def _mixture(after: ParentMixture, before: ParentMixture, value: Tensor) -> Tens
 
 
 def _chosen(components: Any, index: Tensor) -> Any:
-    """Return the law of the chosen components, (*batch, *event), from (*batch, components)."""
-    law, event = base_distribution(components), components.event_shape
+    """Return the distribution of the selected components, (*batch, *event)."""
+    distribution, event = base_distribution(components), components.event_shape
     place = index[(..., None, *[None] * len(event))].expand(*index.shape, 1, *event)
     chosen = {}
-    for name in ("loc", "scale") if isinstance(law, dist.Normal) else ("logits",):
-        numbers = getattr(law, name).expand(*index.shape, components.batch_shape[-1], *event)
+    for name in ("loc", "scale") if isinstance(distribution, dist.Normal) else ("logits",):
+        numbers = getattr(distribution, name).expand(
+            *index.shape, components.batch_shape[-1], *event
+        )
         chosen[name] = numbers.gather(index.dim(), place).squeeze(index.dim())
-    return type(law)(**chosen)
+    return type(distribution)(**chosen)
 
 
 @carried.register(PixelMixture)
@@ -183,25 +196,34 @@ def _chosen(components: Any, index: Tensor) -> Any:
 def _pixels(
     after: PixelMixture | TintedMixture, before: PixelMixture | TintedMixture, value: Tensor
 ) -> Tensor:
-    old_law, new_law = (
-        law.stacked if isinstance(law, TintedMixture) else law for law in (before, after)
+    old_distribution, new_distribution = (
+        distribution.stacked if isinstance(distribution, TintedMixture) else distribution
+        for distribution in (before, after)
     )
     pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
-    weights = [law.mixing.squeeze(1).log().movedim(0, -1) for law in (old_law, new_law)]
-    fit = dist.Normal(old_law.color, old_law.scale).log_prob(pixels).sum(1).movedim(0, -1)
+    weights = [
+        distribution.mixing.squeeze(1).log().movedim(0, -1)
+        for distribution in (old_distribution, new_distribution)
+    ]
+    fit = (
+        dist.Normal(old_distribution.color, old_distribution.scale)
+        .log_prob(pixels)
+        .sum(1)
+        .movedim(0, -1)
+    )
     first = dist.Categorical(logits=fit + weights[0]).sample()  # (*batch, H, W)
     second = same_gumbels(first, *weights)
     old, new = (
-        law.color.gather(0, index.expand(1, *law.color.shape[1:]))[0]
-        for law, index in ((old_law, first), (new_law, second))
+        distribution.color.gather(0, index.expand(1, *distribution.color.shape[1:]))[0]
+        for distribution, index in ((old_distribution, first), (new_distribution, second))
     )
-    moved = new + (pixels - old) * (new_law.scale / old_law.scale)
+    moved = new + (pixels - old) * (new_distribution.scale / old_distribution.scale)
     return moved.movedim(0, -3).unsqueeze(-4)
 
 
 @carried.register
 def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> Tensor:
-    owner = corner_table(after.law, value.device)[0][1:]
+    owner = corner_table(after.distribution, value.device)[0][1:]
     slots, corners = value.shape[-1], len(owner)
     code = torch.arange(1, corners + 1, device=value.device)
     number = (value >= 0).sum(-1, keepdim=True)

@@ -7,8 +7,9 @@ such Delta becomes a Normal around the same value. Each coordinate of the site h
 by all images; the scales are fitted with everything else frozen. The negated loss is then a bound
 for any scales, and fitting them makes it tighter.
 
-A Delta over a relaxed site, whose value is a logit, becomes the relaxed law with that logit, which
-has no scale. A Delta over a discrete site is a probability of one, and is counted as such.
+A Delta over a relaxed site, whose value is a logit, becomes the relaxed distribution with that
+logit, which has no scale. A Delta over a discrete site is a probability of one, and is counted as
+such.
 """
 
 import copy
@@ -24,7 +25,12 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, OtherLaws, family_of
+from capsule_zoo.guides.per_image.site_distributions import (
+    ByLogits,
+    Continuous,
+    OtherDistributions,
+    family_of,
+)
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
@@ -41,7 +47,7 @@ class Widened(Guide):
     """A guide whose Deltas over continuous sites are Normals around the same values.
 
     A site with another support than the reals gets its Normal in the unconstrained space of
-    `torch.distributions.biject_to` (`capsule_zoo.guides.per_image.site_laws`).
+    `torch.distributions.biject_to` (`capsule_zoo.guides.per_image.site_distributions`).
 
     Args:
         model: the model that both guides belong to.
@@ -50,7 +56,8 @@ class Widened(Guide):
         scale: initial scale of every coordinate.
 
     Raises:
-        ValueError: the guide has no Delta over a continuous site, or no law fits such a site.
+        ValueError: the guide has no Delta over a continuous site, or no distribution fits such a
+        site.
     """
 
     guide: nn.Module
@@ -98,20 +105,32 @@ class Widened(Guide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         # read here: inside of a function that is a module, parameters are the function's own
         scales = {name: self.scale(name) for name in self.sites_with_scales()}
-        with OtherLaws(partial(self._widened, scales)):
+        with OtherDistributions(partial(self._widened, scales)):
             return self.guide(*call_arguments(images, labels))
 
-    def _widened(self, scales: dict[str, Tensor], name: str, law: Any) -> Any:
-        """Return a law with a density in place of the Delta of a widened site."""
-        if not is_delta(law):
-            return law
+    def _widened(self, scales: dict[str, Tensor], name: str, distribution: Any) -> Any:
+        """Return a distribution with a density in place of the Delta of a widened site."""
+        if not is_delta(distribution):
+            return distribution
         family = self.families.get(name)
         if isinstance(family, ByLogits):
-            return family.law(family.start(law, law.mean), law.event_dim)
+            return family.distribution(
+                family.start(distribution, distribution.mean), distribution.event_dim
+            )
         if isinstance(family, Continuous):
-            return family.normal(family.start(law, law.mean)[0], scales[name], law.event_dim)
-        certain = name in self.masses  # a law without a density of its own: log probability 0
-        return dist.Delta(law.mean, event_dim=law.event_dim) if certain else law
+            return family.normal(
+                family.start(distribution, distribution.mean)[0],
+                scales[name],
+                distribution.event_dim,
+            )
+        certain = (
+            name in self.masses
+        )  # a distribution without a density of its own: log probability 0
+        return (
+            dist.Delta(distribution.mean, event_dim=distribution.event_dim)
+            if certain
+            else distribution
+        )
 
     def scale(self, site: str) -> Tensor:
         """Return the scale of each coordinate of a site, (1, ...), the same for every image."""

@@ -4,7 +4,7 @@ part-whole        An object of two parts, of which each may be absent, in an ima
                   18 continuous numbers (three poses); the three presences are summed out.
 constellation     Six points of a scene: a triangle and a rod may be present, and up to three points
                   may be clutter. 8 numbers (two poses); presences and matchings are summed out. The
-                  posterior is exact: a mixture of normal laws, one for each matching.
+                  posterior is exact: a mixture of normal distributions, one for each matching.
 generative-capsnet
                   A picture of 5x6 pixels that a network of part capsules paints from one of two
                   kinds, a pose and the jitter of three parts. 8 numbers; the kind is summed out.
@@ -27,7 +27,7 @@ from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import Constellations, GenerativeCapsNet, Model, PartWholeCapsules
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.constellations.matching_laws import corner_table
+from capsule_zoo.models.constellations.matching_distributions import corner_table
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
 
@@ -74,10 +74,10 @@ def _constellation() -> Model:
 
 def _matchings(model: Constellations, points: Tensor) -> dict[str, Tensor]:
     """Return every matching of a scene without absent points, with the presences it implies."""
-    number, law = points.shape[1], model.law()
-    owner = corner_table(law)[0][1:]
+    number, distribution = points.shape[1], model.distribution()
+    owner = corner_table(distribution)[0][1:]
     presences, codes = [], []
-    for presence in itertools.product((0.0, 1.0), repeat=len(law.sizes)):
+    for presence in itertools.product((0.0, 1.0), repeat=len(distribution.sizes)):
         there = (torch.tensor(presence)[owner] > 0).nonzero()[:, 0] + 1
         if not 0 <= number - len(there) <= model.clutter:
             continue

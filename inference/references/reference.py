@@ -46,11 +46,11 @@ _ROWS = 8192  # runs of the model at once
 
 
 class Score(NamedTuple):
-    """How far draws are from a reference posterior.
+    """The distance of draws from a reference posterior.
 
     Attributes:
         mean_error: root mean square over coordinates of the error of E[x], in posterior standard
-            deviations of x.
+            standard deviations of x.
         square_error: the same of E[x^2], in posterior standard deviations of x^2.
         worst: the largest absolute error of one coordinate, among both kinds.
         noise: the expected mean_error of this many independent draws of the posterior,
@@ -88,9 +88,9 @@ class Reference:
     settings: Mapping[str, Tensor]
     draws: Tensor
     mean: Tensor
-    deviation: Tensor
+    scale: Tensor
     square_mean: Tensor
-    square_deviation: Tensor
+    squared_deviation: Tensor
     log_evidence: float | None
     checks: Mapping[str, Any]
 
@@ -168,8 +168,8 @@ class Reference:
         if not drawn.isfinite().all():
             raise ValueError("drawn holds NaN or infinite numbers; leave such draws out")
         x = drawn.detach().to(self.mean)
-        mean = (x.mean(0) - self.mean) / self.deviation
-        square = (x.square().mean(0) - self.square_mean) / self.square_deviation
+        mean = (x.mean(0) - self.mean) / self.scale
+        square = (x.square().mean(0) - self.square_mean) / self.squared_deviation
         worst = torch.cat([mean, square]).abs().max().item()
         return Score(_rms(mean), _rms(square), worst, len(x) ** -0.5, kl)
 

@@ -56,13 +56,13 @@ class Budget:
             self, steps=max(1, self.steps - steps), seconds=max(1.0, self.seconds - seconds)
         )
 
-    def shared(self, share: float) -> dict[str, float]:
-        """Return the arguments of `fit` for a share of this length, at least one step."""
+    def shared(self, fraction: float) -> dict[str, float]:
+        """Return the arguments of `fit` for a fraction of this length, at least one step."""
         limits: dict[str, float] = {}
         if math.isfinite(self.steps):
-            limits["steps"] = max(1, round(share * self.steps))
+            limits["steps"] = max(1, round(fraction * self.steps))
         if math.isfinite(self.seconds):
-            limits["minutes"] = share * self.seconds / 60
+            limits["minutes"] = fraction * self.seconds / 60
         return limits
 
     def fraction(self, progress: Progress) -> float:

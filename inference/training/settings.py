@@ -64,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Pace(Group):
-    """The course of the learning rates, and the largest step.
+    """Learning-rate schedule, warm-up and gradient clipping.
 
     A field that is None is the one of the guide's `fit_settings`, else "constant", 0 or no
     clipping.
@@ -82,7 +82,7 @@ class Pace(Group):
 
 @dataclass(frozen=True, repr=False)
 class Inputs(Group):
-    """What model and guide are given, and where.
+    """Transform, labels, validation data and device.
 
     Attributes:
         transform: called on the images of each batch, see `capsule_zoo.data.Batches`.
@@ -104,7 +104,7 @@ class Inputs(Group):
 
 @dataclass(frozen=True, repr=False)
 class Checks(Group):
-    """What happens between the steps of a run.
+    """Callbacks between the steps of a run: checks, checkpoints, progress.
 
     Attributes:
         every: steps between two checks (held-out value, checkpoint, callbacks); default an epoch,

@@ -51,7 +51,7 @@ class Stage:
             when the stage begins, and again when a run is resumed in this stage, with parameters
             that may be further; what it sets is then replaced by the checkpoint.
         settings: arguments of `fit` for this stage.
-        batches: images of a step, in batches of the run.
+        batches: multiple of the run's batch size in each step.
         most: steps at most; later stages get what it leaves. None for no limit.
         check: a function of the data that raises ValueError where the stage cannot be trained on
             them. It is called before the first stage.

@@ -43,7 +43,7 @@ class Workers:
         return torch.tensor_split(batch, self.size)[self.rank]
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Sum the gradients over processes; each holds its slice's share of the mean."""
+        """Sum the gradients over processes; each holds its slice's fraction of the mean."""
         if self.size == 1:
             return
         gradients = []

@@ -140,7 +140,7 @@ class ConditionalAutoencoder(OnRequest):
         hidden, channels: as for `MixedDecoder`, `LinearDecoder` or `BroadcastDecoder`.
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown decoder.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown decoder.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from torch import Tensor
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.networks.convolutional import LIKELIHOODS, Decoder, pixel_law
+from capsule_zoo.models.networks.convolutional import LIKELIHOODS, Decoder, pixel_distribution
 
 
 class VariationalAutoencoder(Model):
@@ -34,10 +34,11 @@ class VariationalAutoencoder(Model):
         channels: see `Decoder`.
         likelihood: "normal" or "bernoulli". Bernoulli pixels may be gray. The value is then a
             cross-entropy, not a density.
-        sigma_image: deviation of a normal pixel, in units of its range.
+        sigma_image: standard deviation of a normal pixel, in units of its range.
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown likelihood.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown
+        likelihood.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     """
@@ -70,12 +71,12 @@ class VariationalAutoencoder(Model):
         origin = self.decoder.expand.weight.new_zeros(self.latent)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             code = pyro.sample("image_code", dist.Normal(origin, 1.0).to_event(1))
-            return pyro.sample("image", self.image_law(code), obs=images)
+            return pyro.sample("image", self.image_distribution(code), obs=images)
 
     def mean_image(self, code: Tensor) -> Tensor:
         """Compute E[image | code], (*batch, C, H, W), from codes (*batch, latent)."""
         return self.decoder(code).sigmoid()
 
-    def image_law(self, code: Tensor) -> dist.TorchDistribution:
-        """Return the law of the image site, event (C, H, W), given codes (*batch, latent)."""
-        return pixel_law(self.decoder(code), self.likelihood, self.sigma_image)
+    def image_distribution(self, code: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of an image, event (C, H, W), given codes (*batch, latent)."""
+        return pixel_distribution(self.decoder(code), self.likelihood, self.sigma_image)

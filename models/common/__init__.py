@@ -1,1 +1,1 @@
-"""What programs of all families need: spaces of observations, modes, plates, shared values."""
+"""Tools for programs of all families: spaces of observations, modes, plates, shared values."""

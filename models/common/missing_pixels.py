@@ -27,76 +27,79 @@ def filled(images: Tensor, fill: Tensor | float) -> Tensor:
     return torch.where(images.isnan(), torch.as_tensor(fill).to(images), images)
 
 
-def log_prob_of_pixels(law: dist.TorchDistribution, images: Tensor, observed: Tensor) -> Tensor:
-    """Compute the log density of the observed pixels alone, in nats, of the law's batch shape.
+def log_prob_of_pixels(
+    distribution: dist.TorchDistribution, images: Tensor, observed: Tensor
+) -> Tensor:
+    """Compute the log density of the observed pixels alone, in nats, (*batch).
 
     Args:
-        law: the law of whole images, event shape (C, H, W), with independent pixels; or of any
-            other observation.
+        distribution: the distribution of whole images, event shape (C, H, W), with independent
+            pixels; or of any other observation.
         images: (*batch, C, H, W), finite also where they are not observed.
         observed: the same shape, or one that broadcasts to it; True where a pixel counts.
 
     Raises:
-        ValueError: the law has no density of single pixels, and a part of an image is missing.
+        ValueError: the distribution has no density of single pixels, and a part of an image is
+        missing.
     """
-    if hasattr(law, "log_prob_where"):
-        return law.log_prob_where(images, observed)
-    rank = law.event_dim
+    if hasattr(distribution, "log_prob_where"):
+        return distribution.log_prob_where(images, observed)
+    rank = distribution.event_dim
     if rank == 0:
-        return law.mask(observed).log_prob(images)
-    if isinstance(law, Independent) and law.reinterpreted_batch_ndims == rank:
-        return law.base_dist.mask(observed).to_event(rank).log_prob(images)
+        return distribution.mask(observed).log_prob(images)
+    if isinstance(distribution, Independent) and distribution.reinterpreted_batch_ndims == rank:
+        return distribution.base_dist.mask(observed).to_event(rank).log_prob(images)
     whole = observed.flatten(-rank)
     if bool((whole.all(-1) == whole.any(-1)).all()):
-        return law.mask(whole.all(-1)).log_prob(images)
+        return distribution.mask(whole.all(-1)).log_prob(images)
     raise ValueError(
-        f"the law of the image site, {type(law).__name__}, does not tell its pixels apart, so that "
+        f"the distribution of the image site, {type(distribution).__name__}, does not tell its pixels apart, so that "
         f"none can be left out; give it independent pixels by .to_event({rank}), or a method "
         "log_prob_where(images, observed)"
     )
 
 
 class ObservedPixels(dist.TorchDistribution):
-    """The law of an image of which only the observed pixels are scored.
+    """The distribution of an image of which only the observed pixels are scored.
 
     Attributes:
-        law: the law of the whole image, which gives the draws and means.
+        distribution: the distribution of the whole image, which gives the draws and means.
         observed: True where a pixel counts; it broadcasts to the images. None where NaN in a value
             marks the missing pixels.
     """
 
     arg_constraints = {}
 
-    def __init__(self, law: dist.TorchDistribution, observed: Tensor | None) -> None:
-        self.law = law
+    def __init__(self, distribution: dist.TorchDistribution, observed: Tensor | None) -> None:
+        self.distribution = distribution
         self.observed = observed
-        super().__init__(law.batch_shape, law.event_shape, validate_args=False)
+        super().__init__(distribution.batch_shape, distribution.event_shape, validate_args=False)
 
     @property
     def support(self) -> Any:
-        return self.law.support
+        return self.distribution.support
 
     @property
     def mean(self) -> Tensor:
-        return self.law.mean
+        return self.distribution.mean
 
     def shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:
         """Return the shape of draws."""
-        return self.law.shape(sample_shape)
+        return self.distribution.shape(sample_shape)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ObservedPixels":
-        """Return the same law with more batch dims."""
-        return ObservedPixels(self.law.expand(batch_shape), self.observed)
+        """Return the same distribution with more batch dims."""
+        return ObservedPixels(self.distribution.expand(batch_shape), self.observed)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of the observed pixels, in nats."""
         if self.observed is None:
-            return log_prob_of_pixels(self.law, filled(value, 0.0), ~value.isnan())
-        return log_prob_of_pixels(self.law, value, self.observed)
+            return log_prob_of_pixels(self.distribution, filled(value, 0.0), ~value.isnan())
+        return log_prob_of_pixels(self.distribution, value, self.observed)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw whole images."""
-        return self.law.sample(sample_shape)
+        return self.distribution.sample(sample_shape)
 
 
 class ScoreObserved(Messenger):

@@ -12,7 +12,7 @@ from threading import RLock
 import torch
 from torch import nn
 
-TURN = RLock()  # held by the thread whose turn it is to run Pyro programs
+PYRO_LOCK = RLock()  # held by the thread whose turn it is to run Pyro programs
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def in_eval_mode(*programs: Callable) -> Iterator[None]:
 
     Plain functions among the programs have no mode and are left alone.
     """
-    with TURN:
+    with PYRO_LOCK:
         modules = _modules(programs)
         before = [(part, part.training) for module in modules for part in module.modules()]
         for module in modules:
@@ -49,7 +49,7 @@ def frozen(*programs: Callable) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's random state for the context and restore it at the end, on all devices."""
-    with TURN, torch.random.fork_rng(range(torch.cuda.device_count())):
+    with PYRO_LOCK, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 

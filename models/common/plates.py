@@ -30,56 +30,56 @@ class ImageDistribution(dist.TorchDistribution):
     therefore have one shape, (*outer, B, C, H, W), and the same log density.
 
     Args:
-        law: the distribution with batch shape (*outer, B, 1) and event shape (C, H, W), whose
-            values have the shape (*outer, B, 1, C, H, W).
+        distribution: the distribution with batch shape (*outer, B, 1) and event shape (C, H, W),
+            whose values have the shape (*outer, B, 1, C, H, W).
     """
 
     arg_constraints = {}
 
-    def __init__(self, law: dist.TorchDistribution) -> None:
-        self.law = law
-        super().__init__(law.batch_shape, law.event_shape, validate_args=False)
+    def __init__(self, distribution: dist.TorchDistribution) -> None:
+        self.distribution = distribution
+        super().__init__(distribution.batch_shape, distribution.event_shape, validate_args=False)
 
     @property
     def has_rsample(self) -> bool:
         """Whether draws have a gradient."""
-        return self.law.has_rsample
+        return self.distribution.has_rsample
 
     @property
     def support(self) -> Any:
         """The support of an image."""
-        return self.law.support
+        return self.distribution.support
 
     @property
     def mean(self) -> Tensor:
         """The mean image, (*outer, B, C, H, W)."""
-        return self.law.mean.squeeze(-4)
+        return self.distribution.mean.squeeze(-4)
 
     @property
     def variance(self) -> Tensor:
         """The variance of every pixel, (*outer, B, C, H, W)."""
-        return self.law.variance.squeeze(-4)
+        return self.distribution.variance.squeeze(-4)
 
     def shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:
         """Return the shape of draws, (*sample_shape, *outer, B, C, H, W)."""
-        shape = self.law.shape(sample_shape)
+        shape = self.distribution.shape(sample_shape)
         return shape[:-4] + shape[-3:]
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ImageDistribution":
         """Return the same distribution with more batch dims, (*outer, B, 1)."""
-        return ImageDistribution(self.law.expand(torch.Size(batch_shape)))
+        return ImageDistribution(self.distribution.expand(torch.Size(batch_shape)))
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *outer, B, C, H, W)."""
-        return self.law.sample(sample_shape).squeeze(-4)
+        return self.distribution.sample(sample_shape).squeeze(-4)
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *outer, B, C, H, W) with a gradient."""
-        return self.law.rsample(sample_shape).squeeze(-4)
+        return self.distribution.rsample(sample_shape).squeeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*outer, B, 1) of images (*outer, B, C, H, W), in nats."""
-        return self.law.log_prob(value.unsqueeze(-4))
+        return self.distribution.log_prob(value.unsqueeze(-4))
 
     def log_prob_where(self, value: Tensor, observed: Tensor) -> Tensor:
         """Compute the log density (*outer, B, 1), in nats, of the pixels where `observed` is True.
@@ -87,7 +87,7 @@ class ImageDistribution(dist.TorchDistribution):
         Args:
             value, observed: (*outer, B, C, H, W), or shapes that broadcast to it.
         """
-        return log_prob_of_pixels(self.law, value.unsqueeze(-4), observed.unsqueeze(-4))
+        return log_prob_of_pixels(self.distribution, value.unsqueeze(-4), observed.unsqueeze(-4))
 
 
 def outer_sizes() -> torch.Size:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.common.modes import TURN
+from capsule_zoo.models.common.modes import PYRO_LOCK
 
 
 class _Value(NamedTuple):
@@ -37,7 +37,7 @@ _open: ContextVar[list[_Value] | None] = ContextVar("shared values", default=Non
 @contextmanager
 def sharing() -> Iterator[None]:
     """Let guides and models share values within the context; parameters must not change in it."""
-    with TURN:
+    with PYRO_LOCK:
         token = _open.set([])
         try:
             yield

@@ -64,8 +64,8 @@ class CheckedValues(Messenger):
 
     def _check_sample(self, msg: Any) -> None:
         """Check the value of a site, once it is there."""
-        name, law, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
-        if not isinstance(law, TorchDistributionMixin):
+        name, distribution, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
+        if not isinstance(distribution, TorchDistributionMixin):
             if name == IMAGES_PLATE and msg["is_observed"] and not _are_indices(value):
                 site = "of the model" if self.space is None else repr(self.space.site)
                 raise ValueError(
@@ -76,32 +76,36 @@ class CheckedValues(Messenger):
         if value is None or (msg["is_observed"] and self.observed_by_program.get(name) is value):
             return  # None where a handler outside draws it later
         observed = self.space is not None and name == self.space.site
-        expected = law.shape()
+        expected = distribution.shape()
         enumerated = msg["infer"].get("enumerate") and not observed
         if enumerated and isinstance(value, Tensor) and value.dim() > len(expected):
             return  # Pyro sums it out, and its values have further dims
         other = not isinstance(value, Tensor) or value.shape != expected
         if other and any(frame.name == IMAGES_PLATE for frame in msg["cond_indep_stack"]):
-            self._check_shape(name, law, value, expected, observed)
+            self._check_shape(name, distribution, value, expected, observed)
         if not observed:
-            _check_form(name, law, value)
+            _check_form(name, distribution, value)
         elif msg["is_observed"]:
             self._check_observation(value, intervened=msg["name"] != name)
 
-    def _check_shape(self, name: str, law: Any, value: Any, expected: Size, observed: bool) -> None:
+    def _check_shape(
+        self, name: str, distribution: Any, value: Any, expected: Size, observed: bool
+    ) -> None:
         """Raise ValueError unless the value of a site broadcasts to the shape of a draw."""
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"site {name!r} takes a torch.Tensor of shape {tuple(expected)} here, not "
                 f"{type(value).__name__}; call torch.as_tensor(value)"
             )
-        rank, outer = len(expected) - law.event_dim, value.dim() - law.event_dim
-        images = self.inner - (len(law.batch_shape) - rank)  # dims up to that of the images
+        rank, outer = len(expected) - distribution.event_dim, value.dim() - distribution.event_dim
+        images = self.inner - (
+            len(distribution.batch_shape) - rank
+        )  # dims up to that of the images
         if observed:  # one observation for each image
             fits = outer >= images and value.shape == expected[rank - outer :] and outer <= rank
         else:
             inner = range(1, 1 + min(outer, images))
-            fits = value.shape[outer:] == law.event_shape and all(
+            fits = value.shape[outer:] == distribution.event_shape and all(
                 value.shape[outer - i] in (1, expected[rank - i]) for i in inner
             )
         if not fits:
@@ -136,14 +140,14 @@ class CheckedValues(Messenger):
             )
 
 
-def _check_form(name: str, law: Any, value: Tensor) -> None:
+def _check_form(name: str, distribution: Any, value: Tensor) -> None:
     """Check that a latent value has the form of its site, discrete or relaxed.
 
     Raises:
         ValueError: a value of a discrete site outside of its support.
     """
     try:
-        support = law.support
+        support = distribution.support
     except NotImplementedError:  # a distribution of a user's own
         return
     if support.is_discrete:
@@ -152,7 +156,9 @@ def _check_form(name: str, law: Any, value: Tensor) -> None:
                 f"site {name!r} is discrete and gets values outside of its support, {support}; "
                 "where they are those of a relaxed guide, use discretized() of both model and guide"
             )
-    elif isinstance(getattr(law, "component_distribution", law), _RELAXED) and bool(
+    elif isinstance(
+        getattr(distribution, "component_distribution", distribution), _RELAXED
+    ) and bool(
         ((value == 0) | (value == 1)).all() & value.any()  # a logit of 0 is a usual start
     ):
         warnings.warn(

@@ -40,9 +40,9 @@ from torch import Tensor, nn
 from capsule_zoo.data.points import check_templates
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.constellations.matching_laws import MatchedPoints, RandomMatching
+from capsule_zoo.models.constellations.matching_distributions import MatchedPoints, RandomMatching
 from capsule_zoo.models.constellations.point_space import PointSpace
-from capsule_zoo.models.constellations.scene_law import SceneLaw
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution
 from capsule_zoo.models.constellations.similarities import Noise, Template, centered, place_corners
 
 
@@ -51,9 +51,9 @@ class Constellations(Model):
 
     Args:
         templates: the corners of every object, (corners, 2) each.
-        sigma: deviation of the noise on the templates, in their units; 0 for none.
-        sigma_floor: deviation of the noise on the scene.
-        sigma_pose: deviation of every number of a pose.
+        sigma: standard deviation of the noise on the templates, in their units; 0 for none.
+        sigma_floor: standard deviation of the noise on the scene.
+        sigma_pose: standard deviation of every number of a pose.
         presence: probability of each object.
         clutter: the largest number of clutter points in a scene.
 
@@ -99,8 +99,8 @@ class Constellations(Model):
         self.space = PointSpace(sum(self.sizes) + clutter)
 
     @pyro_method
-    def law(self) -> SceneLaw:
-        """Return the law of scenes at the present parameters, without gradients.
+    def distribution(self) -> SceneDistribution:
+        """Return the distribution of scenes at the present parameters, without gradients.
 
         Guides compute with it in float64.
         """
@@ -110,12 +110,12 @@ class Constellations(Model):
             )
             sigma = 0.0 if self.log_sigma is None else float(self.log_sigma.exp())
             noise = Noise(float(self.log_floor.exp()), sigma)
-        return SceneLaw(templates, noise, self.sigma_pose, self.presence, self.clutter)
+        return SceneDistribution(templates, noise, self.sigma_pose, self.presence, self.clutter)
 
     def forward(
         self, points: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        like, law = self.corners, self.law()
+        like, distribution = self.corners, self.distribution()
         slots = sum(self.sizes) + self.clutter if points is None else points.shape[1]
         objects = len(self.sizes)
         with pyro.plate("images", batch_size if points is None else len(points), dim=-1):
@@ -123,12 +123,12 @@ class Constellations(Model):
             presence = pyro.sample("object_presence", dist.Bernoulli(on).to_event(1))
             zero = like.new_zeros(objects, 4)
             pose = pyro.sample("object_pose", dist.Normal(zero, self.sigma_pose).to_event(2))
-            code = pyro.sample("point_corner", RandomMatching(law, presence, slots))
-            return pyro.sample("points", self.points_law(pose, code), obs=points)
+            code = pyro.sample("point_corner", RandomMatching(distribution, presence, slots))
+            return pyro.sample("points", self.points_distribution(pose, code), obs=points)
 
     @pyro_method
-    def points_law(self, pose: Tensor, code: Tensor) -> MatchedPoints:
-        """Return the law of points given poses (*batch, objects, 4) and a matching."""
+    def points_distribution(self, pose: Tensor, code: Tensor) -> MatchedPoints:
+        """Return the distribution of points given poses (*batch, objects, 4) and a matching."""
         places, scales = [], []
         size = pose[..., 2:].square().sum(-1)  # |u|^2, (*batch, objects)
         for k, shape in enumerate(self.corners.split(self.sizes)):

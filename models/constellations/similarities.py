@@ -5,8 +5,8 @@ A point (x, y) is the complex number x + iy. A similarity moves a corner p of a 
     z = t + u p,    t = y_1 + i y_2,    u = y_3 - i y_4,    y ~ Normal(0, tau^2 I_4)
 
 so that y acts linearly, with rows [1 0 p_x p_y] and [0 1 p_y -p_x]. A template is centered, with
-sum p = 0, and has as many corners as sum |p|^2. The noise of a point is normal, with the deviation
-s of each coordinate, where
+sum p = 0, and has as many corners as sum |p|^2. The noise of a point is normal, with the standard
+deviation s of each coordinate, where
 
     s^2 = floor^2 + (proportional |u|)^2
 
@@ -39,7 +39,7 @@ _LOG_2_PI = math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Noise:
-    """The deviations of a point's coordinates.
+    """The standard deviations of a point's coordinates.
 
     Attributes:
         floor: of the noise on the scene; above 0.
@@ -89,13 +89,13 @@ class Template:
         found = []
         for order in itertools.permutations(range(len(self))):
             moved = self.corners[[*order]]
-            turn = (moved * self.corners.conj()).sum() / len(self)
-            if (moved - turn * self.corners).abs().max() < tolerance:
+            rotation = (moved * self.corners.conj()).sum() / len(self)
+            if (moved - rotation * self.corners).abs().max() < tolerance:
                 found.append(order)
         return torch.tensor(found)
 
     @property
-    def turns(self) -> int:
+    def symmetry_order(self) -> int:
         """The number of rotations that map the corners to each other."""
         return len(self.rotations)
 
@@ -148,7 +148,7 @@ def log_evidence(fit: Fit, noise: Noise, tau: float, steps: int = NEWTON_STEPS) 
     Args:
         fit: of points, in the order of the corners.
         noise: on the points.
-        tau: deviation of the pose.
+        tau: standard deviation of the pose.
         steps: Newton steps to the mode of log |u|; bad fits need many.
     """
     if noise.proportional == 0:
@@ -160,11 +160,11 @@ def log_evidence(fit: Fit, noise: Noise, tau: float, steps: int = NEWTON_STEPS) 
 def _gaussian(fit: Fit, variance: float, tau: float) -> Tensor:
     precision = fit.number / variance + tau**-2
     exponent = fit.cross.abs().square() / (2 * variance**2 * precision)
-    turn = exponent - fit.spread / (2 * variance) - math.log(tau**2 * precision)
+    rotation = exponent - fit.spread / (2 * variance) - math.log(tau**2 * precision)
     constant = -(fit.number - 1) * (_LOG_2_PI + math.log(variance)) - math.log(fit.number)
     place = tau**2 + variance / fit.number
     away = fit.center.abs().square()
-    return turn + constant - away / (2 * place) - _LOG_2_PI - math.log(place)
+    return rotation + constant - away / (2 * place) - _LOG_2_PI - math.log(place)
 
 
 def log_scale_density(fit: Fit, log_scale: Tensor, noise: Noise, tau: float) -> Tensor:
@@ -198,9 +198,9 @@ def scale_nodes(
 ) -> tuple[Tensor, Tensor]:
     """Return nodes of log |u| and the log weight of each, (*batch, nodes).
 
-    With m the mode of log |u| and w the deviation there, node x is at m + w sinh(x), so that nodes
-    are dense at the mode and reach far. On a smooth peak a sum over equidistant x converges
-    exponentially with the number of nodes.
+    With m the mode of log |u| and w the standard deviation there, node x is at m + w sinh(x), so
+    that nodes are dense at the mode and reach far. On a smooth peak a sum over equidistant x
+    converges exponentially with the number of nodes.
     """
     with torch.no_grad():
         middle, width = _mode(fit, noise, tau, steps)
@@ -211,7 +211,7 @@ def scale_nodes(
 
 
 def _mode(fit: Fit, noise: Noise, tau: float, steps: int) -> tuple[Tensor, Tensor]:
-    """Return an estimate of the mode of log |u| and of the deviation around it.
+    """Return an estimate of the mode of log |u| and of the standard deviation around it.
 
     Newton steps begin at the best of three values: the mode without noise on the template, the
     mode without noise on the scene, and one between them.
@@ -247,7 +247,7 @@ def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float)
 
     Returns:
         (B, subsets, orders): row k, order l puts point `subsets(n, len(template))[k, i]` at the
-        corner `template.orders[l, i]`. Each order stands for `template.turns` equal ones.
+        corner `template.orders[l, i]`. Each order stands for `template.symmetry_order` equal ones.
     """
     chosen = points[:, subsets(points.shape[1], len(template))]  # (B, subsets, size)
     center = chosen.mean(-1)
@@ -264,8 +264,8 @@ def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float)
 def place_corners(pose: Tensor, corners: Tensor) -> Tensor:
     """Move complex corners (n,) by poses y (*batch, 4); returns complex (*batch, n)."""
     place = torch.complex(pose[..., 0], pose[..., 1])
-    turn = torch.complex(pose[..., 2], -pose[..., 3])
-    return place[..., None] + turn[..., None] * corners
+    rotation = torch.complex(pose[..., 2], -pose[..., 3])
+    return place[..., None] + rotation[..., None] * corners
 
 
 def as_complex(points: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """Models of the label of an image that do not model the image itself.
 
     image ~ Uniform(0, 1)                  # (B, C, H, W)
-    label ~ law(scores(image))             # (B,)
+    label ~ distribution(scores(image))             # (B,)
 
-A subclass computes the scores, one number for each class, and may choose the law. Without labels
-such a model has nothing to score.
+A subclass computes the scores, one number for each class, and may choose the distribution. Without
+labels such a model has nothing to score.
 """
 
 import pyro
@@ -20,7 +20,7 @@ from capsule_zoo.models.networks.leading import ImagesOfClasses, over_leading
 
 
 def standardized(images: Tensor) -> Tensor:
-    """Return images (B, C, H, W) scaled to mean 0 and deviation 1 each."""
+    """Return images (B, C, H, W) scaled to mean 0 and standard deviation 1 each."""
     return F.layer_norm(images, images.shape[1:])
 
 
@@ -55,7 +55,7 @@ class Classifier(ImagesOfClasses, Model):
         """Compute all that `explain` needs, (B, ...), from images (B, C, H, W): here the scores."""
         return self.scores(images)
 
-    def label_law(self, scores: Tensor) -> dist.Categorical:
+    def label_distribution(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | scores), from scores (*batch, classes); here the scores are logits."""
         return dist.Categorical(logits=scores)
 
@@ -76,7 +76,7 @@ class Classifier(ImagesOfClasses, Model):
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
         """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""
-        pyro.sample("label", self.label_law(scores), obs=labels)
+        pyro.sample("label", self.label_distribution(scores), obs=labels)
 
     def sample_images(self, images: Tensor | None) -> Tensor:
         """Draw or observe uniform images, (*batch, C, H, W), inside the plate of images."""

@@ -104,8 +104,10 @@ class Decoder(Upsampler):
         return super().forward(elu(self.expand(code)).unflatten(-1, (-1, *self.quarter)))
 
 
-def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
-    """Return the law of images, event (C, H, W), from the logits (*batch, C, H, W) of the means.
+def pixel_distribution(
+    logits: Tensor, likelihood: str, sigma_image: float
+) -> dist.TorchDistribution:
+    """Return the distribution of images, event (C, H, W), from logits (*batch, C, H, W).
 
     Its parameters are not checked: only NaN could be wrong, and is seen in the density.
     """

@@ -85,12 +85,12 @@ class BalancedLogits(PyroModule):
     """The layer that centers logits over the images, and gives them a spread.
 
     It is batch normalization without learned numbers. Each column has mean zero over a batch in
-    training mode, and the deviation `spread` sqrt(v / (v + 1e-5)), where v is the variance of the
-    logits that come in. Otherwise, or when the batch is a single image, it has them over the
+    training mode, and the standard deviation `spread` sqrt(v / (v + 1e-5)), where v is the variance
+    of the logits that come in. Otherwise, or when the batch is a single image, it has them over the
     running statistics. A presence can then be neither always on nor always off. Without this,
     relaxed presences collapse to one of the two early in training. Training may still shrink v
-    until presences are undecided: in the weights `part-whole-mnist` the deviation is .67, not 3.
-    Called on logits (*outer, B, columns). Every outer index, such as a particle, has its own
+    until presences are undecided: in the weights `part-whole-mnist` the standard deviation is .67,
+    not 3. Called on logits (*outer, B, columns). Every outer index, such as a particle, has its own
     statistics, and the running statistics move towards their mean.
 
     Reference: Zhu et al. 2020, "A Batch Normalized Inference Network Keeps the KL Vanishing Away"

@@ -59,7 +59,7 @@ def with_previous(values: Tensor) -> Tensor:
 
 
 class ImagesOfClasses:
-    """What models of images in classes see and name: each image and its class."""
+    """The leading dims of models of images in classes: each image and its class."""
 
     num_classes: int
 
@@ -92,7 +92,7 @@ class ImagesOfClasses:
 
 
 class PairsOfImages(ImagesOfClasses):
-    """What models see and name that take each image laid over the one before it in the batch."""
+    """The leading dims of models that take each image laid over the previous one of the batch."""
 
     def seen(self, images: Tensor) -> Tensor:
         return with_previous(images)

@@ -44,7 +44,7 @@ class OnRequest(Model):
         sigma_image: standard deviation of a pixel.
 
     Raises:
-        ValueError: a size below 1, or a deviation that is not positive.
+        ValueError: a size below 1, or a standard deviation that is not positive.
     """
 
     means_in_range = False  # the sigmoid leaks
@@ -62,12 +62,17 @@ class OnRequest(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(
-            Site(name, ("images",), law.event_dim, discrete=isinstance(law, dist.OneHotCategorical))
-            for name, law in self.prior().items()
+            Site(
+                name,
+                ("images",),
+                distribution.event_dim,
+                discrete=isinstance(distribution, dist.OneHotCategorical),
+            )
+            for name, distribution in self.prior().items()
         )
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        """Return the law of one image's latents, by site."""
+        """Return the distribution of one image's latents, by site."""
         raise NotImplementedError
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
@@ -89,9 +94,11 @@ class OnRequest(Model):
             request: (B, n) or (1, n); the identity by default.
         """
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-            latents = {name: pyro.sample(name, law) for name, law in self.prior().items()}
-            law = dist.Normal(self.mean_image(latents, request), self.sigma_image)
-            return pyro.sample("image", law.to_event(3), obs=images)
+            latents = {
+                name: pyro.sample(name, distribution) for name, distribution in self.prior().items()
+            }
+            distribution = dist.Normal(self.mean_image(latents, request), self.sigma_image)
+            return pyro.sample("image", distribution.to_event(3), obs=images)
 
     def num_images(self, latents: Latents) -> int:
         """Return B from latents by site, the first of which has values (*batch, n)."""
@@ -119,6 +126,6 @@ class OnRequest(Model):
         return self.paint(latents, request.expand(batch, -1))
 
 
-def centered_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:
-    """Return Normal(0, deviation) over events of this shape, in the dtype of `like`."""
-    return dist.Normal(like.new_zeros(shape), deviation).to_event(len(shape))
+def centered_normal(like: Tensor, *shape: int, scale: float = 1.0) -> dist.TorchDistribution:
+    """Return Normal(0, scale) over events of this shape, in the dtype of `like`."""
+    return dist.Normal(like.new_zeros(shape), scale).to_event(len(shape))

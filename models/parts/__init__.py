@@ -1,1 +1,1 @@
-"""What models of parts are built of: poses, templates, selection of parents, painting."""
+"""Building blocks of models of parts: poses, templates, selection of parents, painting."""

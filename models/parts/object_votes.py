@@ -2,14 +2,15 @@
 
     OP_km = affine(static_km + dynamic_km(c_k))             # part m in the frame of object k
     v_km  = OV_k OP_km                                      # the vote, in the frame of the image
-    a_km, lambda_km = heads(c_k)                            # presence and deviation of the vote
+    a_km, lambda_km = heads(c_k)                            # presence and standard deviation of the
+    vote
 
 `c_k` is the feature of object k. All networks are one small perceptron for each object. Objects
 that vote, and the dummy, are the components of a mixture for the pose of each part.
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 2.1. Widths, the floor of the
-    deviation and the weight of the dummy are those of the authors' public program.
+    standard deviation and the weight of the dummy are those of the authors' public program.
 """
 
 import math
@@ -178,8 +179,8 @@ def mixing_logits(votes: ObjectVotes, epsilon: float, normalized: bool = True) -
     return weights.log_softmax(-1) if normalized else weights
 
 
-def component_law(votes: ObjectVotes, sigma_dummy: float) -> dist.TorchDistribution:
-    """Return the laws of a part's pose by its parent, batch shape (B, parts, 1 + K)."""
+def component_distribution(votes: ObjectVotes, sigma_dummy: float) -> dist.TorchDistribution:
+    """Return the distributions of a part's pose by its parent, batch shape (B, parts, 1 + K)."""
     center = F.pad(votes.pose, (0, 0, 1, 0))
     scale = F.pad(votes.scale, (1, 0), value=sigma_dummy)
     return dist.Normal(center, scale[..., None]).to_event(1)
@@ -192,17 +193,17 @@ def log_parents(
 
     Args:
         pose: x_m, (B, parts, 6).
-        epsilon, sigma_dummy: weight and deviation of the dummy.
+        epsilon, sigma_dummy: weight and standard deviation of the dummy.
         normalized: whether p(parent) sums to one.
     """
-    density = component_law(votes, sigma_dummy).log_prob(pose[..., None, :])
+    density = component_distribution(votes, sigma_dummy).log_prob(pose[..., None, :])
     return mixing_logits(votes, epsilon, normalized) + density
 
 
-def part_pose_law(
+def part_pose_distribution(
     votes: ObjectVotes, presence: Tensor, relaxed: bool, epsilon: float, sigma_dummy: float
 ) -> ParentMixture:
-    """Return the law of the parts' poses: t (mixture over parents) + (1 - t) (dummy alone).
+    """Return the distribution of part poses: t (mixture over parents) + (1 - t) (dummy).
 
     Args:
         presence: values (B, parts) of the presence site of the parts.
@@ -212,7 +213,9 @@ def part_pose_law(
     weights = mixing_logits(votes, epsilon) + log_presence(presence, relaxed)[..., None]
     dummy, objects = weights.split([1, weights.shape[-1] - 1], dim=-1)
     logits = torch.cat([torch.logaddexp(dummy, absent[..., None]), objects], dim=-1)
-    return ParentMixture(dist.Categorical(logits=logits), component_law(votes, sigma_dummy))
+    return ParentMixture(
+        dist.Categorical(logits=logits), component_distribution(votes, sigma_dummy)
+    )
 
 
 def noisy_or(votes: ObjectVotes, leak: float) -> Tensor:

@@ -1,7 +1,7 @@
 """The lower end of part-whole stories: parts that are present, have poses, and paint the image.
 
-A story draws the parts of an image from a `ChildLaw`, with the choice of a parent enumerated or
-summed out, and then the image from the parts:
+A story draws the parts of an image from a `ChildDistribution`, with the choice of a parent
+enumerated or summed out, and then the image from the parts:
 
     s_i ~ Categorical(dummy: epsilon, parent j: t_j rho_ij)           # (B, P), enumerated
     t_i ~ Bernoulli(gamma_{i, s_i})                                   # (B, P)
@@ -28,7 +28,7 @@ from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.parts import templates
 from capsule_zoo.models.parts.parent_selection import (
     Capsules,
-    ChildLaw,
+    ChildDistribution,
     Level,
     LogitRelaxedBernoulli,
     ParentMixture,
@@ -48,14 +48,14 @@ class Painting(Settings):
     Args:
         template_size: height and width of a part's template, in template pixels.
         instances: parts that share a template: part i is drawn with template i // instances.
-        sigma_image: deviation of a pixel, in units of its range.
+        sigma_image: standard deviation of a pixel, in units of its range.
         background: "black", or "learned" for a trained image behind the parts.
         likelihood: "composite" (parts laid over each other, as in the paper of part-whole
             capsules) or "mixture" (each pixel from one part, as in stacked capsule autoencoders;
             `PixelMixture`).
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown option.
     """
 
     template_size: int = 11
@@ -82,10 +82,10 @@ class ObjectPose(Settings):
         sigma_place: standard deviation of an object's position, x and y; by default `sigma_top`.
         rotations: number of rotations, spread evenly over the circle and equally likely, that are
             the means of an object's pose. With 1 the only mean is the identity. Many rotations are
-            nearly a uniform law.
+            nearly a uniform distribution.
 
     Raises:
-        ValueError: `rotations` below 1, or a deviation that is not positive.
+        ValueError: `rotations` below 1, or a standard deviation that is not positive.
     """
 
     sigma_top: float = 0.1
@@ -99,12 +99,12 @@ class ObjectPose(Settings):
             check_positive(sigma_place=self.sigma_place)
 
     def scale(self, like: Tensor) -> Tensor:
-        """Return the deviations of a pose, (6,), with the type of `like`."""
+        """Return the standard deviations of a pose, (6,), with the type of `like`."""
         place = self.sigma_top if self.sigma_place is None else self.sigma_place
         return like.new_tensor([self.sigma_top, self.sigma_top, place] * 2)
 
-    def law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of a pose, with the type of `like`."""
+    def distribution(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of a pose, with the type of `like`."""
         return pose_about_rotations(self.rotations, self.scale(like))
 
 
@@ -172,8 +172,8 @@ class PartsModel(Model):
         """Return the model with the same parameters and Bernoulli presences."""
         return self.sharing_parameters(presence="discrete")
 
-    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the law of a presence site from the logit of its probability."""
+    def presence_distribution(self, logits: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of a presence site from the logit of its probability."""
         if self.relaxed:
             return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
         return dist.Bernoulli(logits=logits)
@@ -216,7 +216,7 @@ class PaintedParts(PartsModel):
 
     @property
     def sigma_image(self) -> float:
-        """The deviation of a pixel."""
+        """The standard deviation of a pixel."""
         return self.painting.sigma_image
 
     def _make_templates(self) -> None:
@@ -241,30 +241,36 @@ class PaintedParts(PartsModel):
         for module, name in bayesian_parameters(self):
             getattr(module, name)
 
-    def _enumerated(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
+    def _enumerated(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
         """Draw children whose choice of a parent is an enumerated site."""
-        choice = dist.Categorical(logits=law.log_weights)
+        choice = dist.Categorical(logits=distribution.log_weights)
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
-        logits = Vindex(law.presence_logits)[..., parent]
-        presence = pyro.sample(f"{name}_presence", self.presence_law(logits))
+        logits = Vindex(distribution.presence_logits)[..., parent]
+        presence = pyro.sample(f"{name}_presence", self.presence_distribution(logits))
         there = as_presence(presence, self.relaxed)
-        pose = pyro.sample(f"{name}_pose", law.chosen_pose_law(parent, there))
+        pose = pyro.sample(f"{name}_pose", distribution.chosen_pose_distribution(parent, there))
         return presence, pose
 
-    def _marginal(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
+    def _marginal(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
         """Draw children with the choice of a parent summed out: from p(t), then from p(A | t)."""
-        presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
-        return presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
+        presence = pyro.sample(f"{name}_presence", self._presence_mixture(distribution))
+        return presence, pyro.sample(f"{name}_pose", self._pose_mixture(distribution, presence))
 
-    def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
-        logits = law.presence_logits.expand_as(law.log_weights)
-        return ParentMixture(dist.Categorical(logits=law.log_weights), self.presence_law(logits))
+    def _presence_mixture(self, distribution: ChildDistribution) -> ParentMixture:
+        logits = distribution.presence_logits.expand_as(distribution.log_weights)
+        return ParentMixture(
+            dist.Categorical(logits=distribution.log_weights), self.presence_distribution(logits)
+        )
 
-    def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
+    def _pose_mixture(self, distribution: ChildDistribution, presence: Tensor) -> ParentMixture:
         """Return p(A | t), with each choice weighted by how well it predicts the presence."""
-        log_presence = self.presence_law(law.presence_logits).log_prob(presence[..., None])
-        choice = dist.Categorical(logits=law.log_weights + log_presence)
-        return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
+        log_presence = self.presence_distribution(distribution.presence_logits).log_prob(
+            presence[..., None]
+        )
+        choice = dist.Categorical(logits=distribution.log_weights + log_presence)
+        return ParentMixture(
+            choice, distribution.pose_distribution(as_presence(presence, self.relaxed))
+        )
 
     def templates(self) -> tuple[Tensor, Tensor]:
         """Return every part's color (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
@@ -302,8 +308,8 @@ class PaintedParts(PartsModel):
             return behind.repeat_interleave(like.shape[2] // len(behind), 0).transpose(0, 1)
         return like.new_zeros(self.image_shape)[:, None]
 
-    def image_law(self, parts: Capsules) -> dist.TorchDistribution:
-        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
+    def image_distribution(self, parts: Capsules) -> dist.TorchDistribution:
+        """Return the distribution of the image, batch shape (B, 1), event shape (C, H, W)."""
         if self.painting.likelihood == "mixture":
             return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
         return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)

@@ -65,15 +65,16 @@ class Capsules(NamedTuple):
         return cls(presence, pose)
 
 
-class ChildLaw(NamedTuple):
-    """The law of a child for each choice of a parent; column 0 is the dummy.
+class ChildDistribution(NamedTuple):
+    """The distribution of a child for each choice of a parent; column 0 is the dummy.
 
     Attributes:
         log_weights: unnormalized log p(s_i = j | t), (B, children, 1 + parents).
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
-        scale_on, scale_off: deviations of the pose when the child is present and when it is absent,
-            (..., children, 1 + parents, 6), or 1 in the place of 6 where they are all the same.
+        scale_on, scale_off: standard deviations of the pose when the child is present and when it
+            is absent, (..., children, 1 + parents, 6), or 1 in the place of 6 where they are all
+            the same.
     """
 
     log_weights: Tensor
@@ -83,16 +84,16 @@ class ChildLaw(NamedTuple):
     scale_off: Tensor
 
     def scale(self, there: Tensor) -> Tensor:
-        """Compute the deviations of the pose, by choice, for children of presence t (B, n)."""
+        """Return the standard deviation of a child's pose for each choice of parent."""
         there = there[..., None, None]
         return there * self.scale_on + (1 - there) * self.scale_off  # (B, n, 1 + parents, 6 or 1)
 
-    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
-        """Return the laws of the poses, one for each choice, for children of presence t."""
+    def pose_distribution(self, there: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of a pose for each choice of parent, for children of presence t."""
         return dist.Normal(self.vote, self.scale(there)).to_event(1)
 
-    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
-        """Return the laws of the poses given the choices of a parent, for children of presence t.
+    def chosen_pose_distribution(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of poses given parents, for children of presence t.
 
         Args:
             parent: choices that broadcast to (B, children); they may be enumerated.
@@ -118,7 +119,8 @@ class Belonging(Settings):
             to no object.
 
     Raises:
-        ValueError: a weight or a deviation is not positive, or the probability is not in (0, 1).
+        ValueError: a weight or a standard deviation is not positive, or the probability is not in
+        (0, 1).
     """
 
     epsilon: float = 0.02
@@ -138,7 +140,7 @@ class Relation(PyroModule):
     """The base of learned relations between children and their parents, one of which is the dummy.
 
     Args:
-        belonging: weights and deviations.
+        belonging: weights and standard deviations.
     """
 
     def __init__(self, belonging: Belonging) -> None:
@@ -173,7 +175,7 @@ class ParentSelection(Relation):
 
     Args:
         children, parents: numbers of capsules of the two levels.
-        belonging: weights and deviations.
+        belonging: weights and standard deviations.
         child_scale: size of a child in the frame of its parent, at first.
     """
 
@@ -187,7 +189,7 @@ class ParentSelection(Relation):
         start = first_transform((children, 1), (children, parents), child_scale)
         self.transform = nn.Parameter(start)
 
-    def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
+    def forward(self, parents: Capsules, relaxed: bool) -> ChildDistribution:
         identity = poses.identity_like(parents.pose)
         transform = per_image(self.transform, 3)
         votes = poses.compose(parents.pose[..., None, :, :], identity + transform)
@@ -195,7 +197,7 @@ class ParentSelection(Relation):
         scale = self.sigma_min + F.softplus(per_image(self.raw_scale, 2))
         scale_off = torch.full_like(scale, self.sigma_off)
         log_t = log_presence(parents.presence, relaxed)
-        return ChildLaw(
+        return ChildDistribution(
             parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon),
             F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit),
             torch.cat([dummy_vote, votes], dim=-2),
@@ -205,7 +207,7 @@ class ParentSelection(Relation):
 
 
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
-    """The law of the logit of a Concrete variable (a relaxed Bernoulli).
+    """The distribution of the logit of a Concrete variable (a relaxed Bernoulli).
 
     The `sigmoid` of a draw is the presence. In logit space neither a draw nor its density saturates
     in float32, at any temperature.
@@ -228,7 +230,7 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
 
 
 class ParentMixture(dist.MixtureSameFamily):
-    """The law of a child when its choice of a parent, the mixture component, is summed out."""
+    """The distribution of a child with its choice of a parent, the component, summed out."""
 
     @property
     def support(self) -> constraints.Constraint:
@@ -246,19 +248,19 @@ class ParentMixture(dist.MixtureSameFamily):
 
 
 def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistribution:
-    """Return the law of a pose that is normal about one of several rotations, summed out.
+    """Return the distribution of a pose that is normal about one of several rotations, summed out.
 
     Args:
         rotations: number of rotations, spread evenly over the circle from the identity on and
             equally likely.
-        scale: deviation of each of the six numbers, (6,).
+        scale: standard deviation of each of the six numbers, (6,).
     """
-    turns = scale.new_tensor(range(rotations)) / rotations
-    center = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
+    steps = scale.new_tensor(range(rotations)) / rotations
+    center = poses.rotation(2 * math.pi * steps)  # (rotations, 6)
     if rotations == 1:
         return dist.Normal(center[0], scale).to_event(1)
     about = dist.Normal(center, scale).to_event(1)
-    return ParentMixture(dist.Categorical(logits=torch.zeros_like(turns)), about)
+    return ParentMixture(dist.Categorical(logits=torch.zeros_like(steps)), about)
 
 
 def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:

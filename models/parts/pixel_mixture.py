@@ -22,7 +22,7 @@ from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 
 
 class PixelMixture(dist.TorchDistribution):
-    """The law of an image (C, H, W) whose pixels are mixtures of parts and background.
+    """The distribution of an image (C, H, W) whose pixels are mixtures of parts and background.
 
     The pixels are independent. Batch shape (*batch, 1), event shape (C, H, W).
 
@@ -30,7 +30,7 @@ class PixelMixture(dist.TorchDistribution):
         color: colours of background and parts, (1 + parts, C, *batch, H, W).
         weight: unnormalized weights (1 + parts, 1, *batch, H, W), not negative, and positive for at
             least one layer at each pixel.
-        scale: deviation of a pixel.
+        scale: standard deviation of a pixel.
     """
 
     arg_constraints = {}
@@ -45,7 +45,7 @@ class PixelMixture(dist.TorchDistribution):
         super().__init__(*shapes, validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "PixelMixture":
-        """Return the same law with more batch dims, (*batch, 1)."""
+        """Return the same distribution with more batch dims, (*batch, 1)."""
         batch_shape = torch.Size(batch_shape)
         if batch_shape[-1] != 1:
             raise ValueError(
@@ -82,24 +82,28 @@ class PixelMixture(dist.TorchDistribution):
             observed: a mask that broadcasts to them; all pixels by default.
         """
         pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
-        law = self
-        if pixels.dim() >= self.color.dim():  # more batch dims than the law has
-            law = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
-        channels = dist.Normal(law.color, law.scale).log_prob(pixels)
+        distribution = self
+        if pixels.dim() >= self.color.dim():  # more batch dims than the distribution has
+            distribution = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
+        channels = dist.Normal(distribution.color, distribution.scale).log_prob(pixels)
         if observed is not None:
             seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
             channels = torch.where(seen, channels, 0.0)
         each = channels.sum(1)
-        share = law.mixing.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
-        density = (each + share.log()).logsumexp(0)  # (*batch, H, W)
+        fraction = distribution.mixing.squeeze(1).clamp_min(
+            torch.finfo(each.dtype).tiny
+        )  # no log of zero
+        density = (each + fraction.log()).logsumexp(0)  # (*batch, H, W)
         if observed is not None:
-            density = torch.where(seen.any(0), density, 0.0)  # no rounding error of the shares' sum
+            density = torch.where(
+                seen.any(0), density, 0.0
+            )  # no rounding error of the fractions' sum
         return density.sum((-1, -2)).unsqueeze(-1)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
-        share = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
-        which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
+        fraction = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
+        which = dist.Categorical(fraction).sample(sample_shape)  # (*sample_shape, *batch, H, W)
         colors = self.color.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
         chosen = torch.nn.functional.one_hot(which, len(self.color)).to(colors)
         mean = (colors * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
@@ -114,7 +118,7 @@ def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
 
 
 class TintedMixture(dist.TorchDistribution):
-    """The law of an image (C, H, W) whose pixels are mixtures of tinted templates and background.
+    """The distribution of an image (C, H, W): pixels mix tinted templates and background.
 
         weight_m = t_m alpha_m(p),    color_m = tint_m template_m(p)          # part m at pixel p
         p(image_p) = sum_m weight_m Normal(image_p | color_m, sigma) / sum_m weight_m
@@ -134,7 +138,7 @@ class TintedMixture(dist.TorchDistribution):
         there: presences t of the parts, (*batch, parts).
         behind: color of the background, (C,).
         claim: weight of the background, a positive scalar.
-        scale: deviation of a pixel.
+        scale: standard deviation of a pixel.
     """
 
     arg_constraints = {}
@@ -168,7 +172,7 @@ class TintedMixture(dist.TorchDistribution):
 
     @cached_property
     def stacked(self) -> PixelMixture:
-        """The same law, made of stacks of all layers."""
+        """The same distribution, made of stacks of all layers."""
         color, weight = self.layers()
         behind = self.behind[:, None, None, None].expand(color.shape[1:])
         claim = self.claim.expand(weight.shape[1:])
@@ -180,7 +184,7 @@ class TintedMixture(dist.TorchDistribution):
     def expand(
         self, batch_shape: torch.Size, _instance: None = None
     ) -> "TintedMixture | PixelMixture":
-        """Return the same law with more batch dims, (*batch, 1)."""
+        """Return the same distribution with more batch dims, (*batch, 1)."""
         if torch.Size(batch_shape) == self.batch_shape:  # as in the plate of the images
             return self
         return self.stacked.expand(batch_shape)
@@ -287,18 +291,18 @@ class _LogDensity(torch.autograd.Function):
             color, weight = _layer(drawn[m], tint[:, m], there[:, m])
             difference = _difference(pixels, color, seen)  # (B, C, H, W)
             distance = _squared(difference)
-            share = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
-            of_color = difference.mul_((weight * share).mul_(2 * rate)[:, None])
-            of_weight = share.sub_(of_total)
+            fraction = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
+            of_color = difference.mul_((weight * fraction).mul_(2 * rate)[:, None])
+            of_weight = fraction.sub_(of_total)
             slope[m, :-1] = (of_color * tint[:, m, :, None, None]).transpose(0, 1)
             slope[m, -1] = of_weight * there[:, m, None, None]
             shape = drawn[m, :-1].transpose(0, 1)
             of_tint[:, m] = (of_color * shape).sum((-1, -2))
             of_there[:, m] = (of_weight * drawn[m, -1]).sum((-1, -2))
         difference = _difference(pixels, behind[:, None, None], seen)
-        share = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
-        of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", share, difference)
-        of_claim = (share - of_total).sum().reshape(claim.shape)
+        fraction = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
+        of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", fraction, difference)
+        of_claim = (fraction - of_total).sum().reshape(claim.shape)
         return None, None, None, slope, of_tint, of_there, of_behind, of_claim
 
 

@@ -1,1 +1,1 @@
-"""What classifiers with routing are built of: votes, laws of parents, layers of capsules."""
+"""Building blocks of routing classifiers: votes, distributions of parents, capsule layers."""

@@ -14,8 +14,9 @@ gets if all children are present and shared equally:
 
     a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
 
-This is the mixture's law with n D beta_a and lambda / (n D), for poses of D numbers. The paper's
-lambda, .01, corresponds to .75 and .36 here in the convolutional layers of its full network.
+This is the mixture's distribution with n D beta_a and lambda / (n D), for poses of D numbers. The
+paper's lambda, .01, corresponds to .75 and .36 here in the convolutional layers of its full
+network.
 
 Votes take much memory. They are computed and routed for a few images at a time, so that they stay
 in the cache. Where a batch has many, none is kept, and they are computed again in the backward
@@ -34,10 +35,10 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.common.chunks import in_chunks
-from capsule_zoo.models.routing.parent_law import (
+from capsule_zoo.models.routing.parent_distribution import (
     VOTE_NOISE,
     Belief,
-    ParentLaw,
+    ParentDistribution,
     Routed,
     Routing,
     unclaimed_log_density,
@@ -45,7 +46,7 @@ from capsule_zoo.models.routing.parent_law import (
 from capsule_zoo.models.routing.votes import Votes, Windows
 
 POSE = 4  # a pose is a 4x4 matrix
-POSE_SPREAD = 0.3  # deviation of the first poses from the identity
+POSE_SPREAD = 0.3  # standard deviation of the first poses from the identity
 SPREAD = 0.1  # the same for the first transformations
 _IN_CACHE = 2**18  # numbers of votes that stay in a cache while they are gone over
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
@@ -98,7 +99,7 @@ class _Cast(torch.autograd.Function):
     """The votes (N, parents x c, r x i) of poses (N, k, r x i) by transforms (parents x c, k, i).
 
     They are V = sum_k M_k W_k, with k as a loop in place, for a few rows at a time. Their gradient
-    is turned once, and both sums over it are then matrix products for each child.
+    is rotated once, and both sums over it are then matrix products for each child.
     """
 
     @staticmethod
@@ -117,11 +118,11 @@ class _Cast(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         pose, transform = ctx.saved_tensors
         shape = len(pose), POSE, POSE, transform.shape[2]  # N, k, r, i
-        turned = grad.mT.contiguous().view(len(pose) * POSE, shape[3], -1).transpose(0, 1)
+        rotated = grad.mT.contiguous().view(len(pose) * POSE, shape[3], -1).transpose(0, 1)
         rows = pose.view(shape).permute(3, 1, 0, 2).flatten(2)  # (i, k, N x r)
         matrices = transform.permute(2, 1, 0).contiguous()  # (i, k, parents x c)
-        to_pose = torch.bmm(matrices, turned.mT).unflatten(2, (-1, POSE))  # (i, k, N, r)
-        to_transform = torch.bmm(rows, turned)  # (i, k, parents x c)
+        to_pose = torch.bmm(matrices, rotated.mT).unflatten(2, (-1, POSE))  # (i, k, N, r)
+        to_transform = torch.bmm(rows, rotated)  # (i, k, parents x c)
         return to_pose.permute(2, 1, 3, 0).flatten(2), to_transform.permute(2, 1, 0)
 
 
@@ -147,7 +148,7 @@ class CapsuleLayer(Routed):
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
         tied: whether all places in a window share one transformation; otherwise each has its own.
-        spread: deviation of the first transformations from the identity.
+        spread: standard deviation of the first transformations from the identity.
         inverse_temperature: lambda, the inverse temperature of the parents' presences, for the
             average gain with each number of the votes in a fair share.
         noise: variance that is added to the parents' variances.
@@ -188,7 +189,7 @@ class CapsuleLayer(Routed):
         places = 1 if tied else windows.cells.shape[1]
         apart = spread * torch.randn(places, children, parents, POSE, POSE)
         self.route_by(routing, places * children, parents, POSE * POSE)
-        self.fair_share = windows.fair_share() * children / parents
+        self.votes_per_parent = windows.votes_per_parent() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
         self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # not 0: all would be on
         self.beta_u = nn.Parameter(torch.zeros(parents))
@@ -197,12 +198,14 @@ class CapsuleLayer(Routed):
     def windows(self) -> Windows:
         return Windows(self.cells, self.claims, self.shape)
 
-    def law(self) -> ParentLaw:
+    def distribution(self) -> ParentDistribution:
         """Return the prior of the parents, before any vote is seen."""
-        fair = POSE * POSE * self.fair_share
+        fair = POSE * POSE * self.votes_per_parent
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
         temperature = self.inverse_temperature / fair
-        return ParentLaw(fair * self.beta_a, beta_u, temperature, self.noise, self.connected())
+        return ParentDistribution(
+            fair * self.beta_a, beta_u, temperature, self.noise, self.connected()
+        )
 
     def connected(self) -> Tensor | None:
         """Return the connections of every child in a window, (numbers, parents, window x types)."""
@@ -227,11 +230,11 @@ class CapsuleLayer(Routed):
         return values
 
     def belief(self, children: CapsuleGrid) -> Belief:
-        """Return the belief of the routing about the parents, with the shares of the children."""
-        return self.routing(self.votes(children), self.law())
+        """Return the belief of the routing about the parents, with responsibilities."""
+        return self.routing(self.votes(children), self.distribution())
 
     def forward(self, children: CapsuleGrid) -> CapsuleGrid:
-        transforms, law = self.transforms(), self.law()
+        transforms, distribution = self.transforms(), self.distribution()
 
         def route(
             pose: Tensor, logits: Tensor, transforms: Tensor, *learned: Tensor
@@ -239,14 +242,14 @@ class CapsuleLayer(Routed):
             votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
             beta_a, beta_u, *own = learned
             connections = own[0] if own else None
-            here = law._replace(beta_a=beta_a, beta_u=beta_u, connections=connections)
+            here = distribution._replace(beta_a=beta_a, beta_u=beta_u, connections=connections)
             return self.routing.parents(votes, here)
 
         votes_of_one = len(self.cells) * transforms.numel()
         batch = (children.pose, children.logits)
-        shared: tuple[Tensor, ...] = (transforms, law.beta_a, law.beta_u)
-        if law.connections is not None:
-            shared += (law.connections,)
+        shared: tuple[Tensor, ...] = (transforms, distribution.beta_a, distribution.beta_u)
+        if distribution.connections is not None:
+            shared += (distribution.connections,)
         mean, logits = in_chunks(route, batch, shared, votes_of_one, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
 

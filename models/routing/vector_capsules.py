@@ -32,7 +32,12 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
-from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, unclaimed_log_density
+from capsule_zoo.models.routing.parent_distribution import (
+    ParentDistribution,
+    Routed,
+    Routing,
+    unclaimed_log_density,
+)
 from capsule_zoo.models.routing.votes import Votes
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
@@ -124,13 +129,15 @@ def route_classes(
 
 def votes_for_classes(
     children: Tensor, transform: Tensor, connections: Tensor | None = None
-) -> tuple[Votes, ParentLaw]:
-    """Return the votes of children (B, children, 8) for the classes, and the law of the classes."""
+) -> tuple[Votes, ParentDistribution]:
+    """Return the votes of children (B, children, 8) for classes, and the classes' distribution."""
     values = _Cast.apply(children, transform).unflatten(1, (-1, CLASS))[:, None]
     none = values.new_zeros(values.shape[2])
     beta_u = unclaimed_log_density(none, CLASS)
-    law = ParentLaw(none, beta_u, inverse_temperature=0.01, connections=connections)
-    return Votes(values, values.new_ones(len(children), 1, values.shape[4])), law
+    distribution = ParentDistribution(
+        none, beta_u, inverse_temperature=0.01, connections=connections
+    )
+    return Votes(values, values.new_ones(len(children), 1, values.shape[4])), distribution
 
 
 def _route(routing: Routing, children: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class Windows(NamedTuple):
         """Count the positions that see each cell of a position's window, (positions, window)."""
         return (self.claims < self.cells.numel()).sum(1)[self.cells]
 
-    def fair_share(self) -> float:
+    def votes_per_parent(self) -> float:
         """Compute the average number of cells of a position if windows share cells equally."""
         if len(self.cells) == 1:  # no cell is shared
             return self.cells.numel()
@@ -302,10 +302,10 @@ class Votes:
         return differences, differences.square()
 
     @property
-    def fair_share(self) -> float:
+    def votes_per_parent(self) -> float:
         """The average number of children of a parent if all are present and shared equally."""
         types = self.children / self.windows.cells.shape[1]
-        return self.windows.fair_share() * types / self.shape[2]
+        return self.windows.votes_per_parent() * types / self.shape[2]
 
     def uniform(self) -> Tensor:
         """Return equal responsibilities, (N, positions, parents, children)."""

@@ -4,7 +4,8 @@ Story. A picture has S slots. Each slot holds an object or none. An object has a
 and, where wanted, an angle) and a picture, which an object model draws: a VAE, shape codes,
 part-whole capsules, or any other model of small images. Objects hide the ground and each other.
 
-    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned law of their number
+    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned distribution of
+    their number
     g   ~ the latents of the ground model, if the ground is one; its mean picture is the ground
     for each slot s, with names slot_<s>/<site>:
     w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
@@ -12,7 +13,7 @@ part-whole capsules, or any other model of small images. Objects hide the ground
     d_s ~ Normal(0, 1)                        # depth, where objects have colors
     l_s ~ the latents of the object model
     a_s, p_s = the object model's mean picture as coverage and color, moved to w_s
-    free  = prod_s (1 - z_s a_s)              # share of the ground, (B, 1, H, W)
+    free  = prod_s (1 - z_s a_s)              # fraction of the ground, (B, 1, H, W)
     color = sum_s z_s a_s e^d_s p_s / sum_s z_s a_s e^d_s
     image ~ Normal((1 - free) color + free ground, sigma_image)
 
@@ -44,11 +45,11 @@ from torch.nn import functional as F
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.scenes.counts import CountLaw, log_binomials, upto
+from capsule_zoo.models.scenes.counts import CountDistribution, log_binomials, upto
 from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarged
 from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures, moved, together
 
-_LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
+_LEAST_FREE = 1e-4  # fraction of the ground that shows through, which keeps logarithms finite
 
 
 class Scenes(Model):
@@ -61,20 +62,21 @@ class Scenes(Model):
         slots: S, the most objects of a scene.
         size: usual height and width of an object's picture, in pixels.
         size_spread: standard deviation of the log size.
-        size_law: "given" for the law of `size` and `size_spread`, or "learned": the median size and
-            the deviation of the log size are parameters that start there.
-        turn: deviation of an object's angle, in radians; 0 for upright objects.
+        size_distribution: "given" for the distribution of `size` and `size_spread`, or "learned":
+            the median size and the standard deviation of the log size are parameters that start
+            there.
+        rotation: standard deviation of an object's angle, in radians; 0 for upright objects.
         rate: odds of the presence of one object in a slot.
-        counts: "rate" for the law that `rate` gives, or "learned".
-        sigma_image: deviation of a pixel, in units of its range.
+        counts: "rate" for the distribution that `rate` gives, or "learned".
+        sigma_image: standard deviation of a pixel, in units of its range.
         ground: "black", "learned" (one color for all scenes), "learned-picture" (one picture for
             all, resized on another canvas), "color" (one for each scene), "picture" (of 10x10
             colors for each scene, with smooth transitions), or a ground model, any `Model` of
             images with the scene's channels.
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
-            model that does not fit or is none.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown option, an
+            object model that does not fit or is none.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     """
@@ -87,8 +89,8 @@ class Scenes(Model):
         *,
         size: float = 24.0,
         size_spread: float = 0.15,
-        size_law: str = "given",
-        turn: float = 0.0,
+        size_distribution: str = "given",
+        rotation: float = 0.0,
         rate: float = 0.5,
         counts: str = "rate",
         sigma_image: float = 0.3,
@@ -97,15 +99,15 @@ class Scenes(Model):
         super().__init__()
         check_at_least(1, image_shape=image_shape, slots=slots)
         check_positive(size=size, size_spread=size_spread, rate=rate, sigma_image=sigma_image)
-        check_at_least(0, turn=turn)
+        check_at_least(0, rotation=rotation)
         check_one_of("counts", counts, ("rate", "learned"))
-        check_one_of("size_law", size_law, ("given", "learned"))
+        check_one_of("size_distribution", size_distribution, ("given", "learned"))
         if not isinstance(thing, Model):
             raise ValueError(f"thing must be a Model, such as create('vae').model, not {thing!r}")
         if not isinstance(ground, Model):
             check_one_of("ground", ground, GROUNDS)
         self.space = ImageSpace(image_shape)
-        self.slots, self.size, self.size_spread, self.turn = slots, size, size_spread, turn
+        self.slots, self.size, self.size_spread, self.rotation = slots, size, size_spread, rotation
         self.rate, self.sigma_image = rate, sigma_image
         self.presence = "guided"
         self.thing = thing
@@ -116,8 +118,10 @@ class Scenes(Model):
         self.learned = counts == "learned"
         start = self._log_counts_of_rate(slots, torch.ones(()))
         self.count_logits = nn.Parameter(start) if self.learned else None
-        size_start = torch.tensor([0.0, math.log(size_spread)])  # mean, log deviation of log size
-        self.size_moments = nn.Parameter(size_start) if size_law == "learned" else None
+        size_start = torch.tensor(
+            [0.0, math.log(size_spread)]
+        )  # mean, log standard deviation of log size
+        self.size_moments = nn.Parameter(size_start) if size_distribution == "learned" else None
         shape = {"learned": image_shape[:1], "learned-picture": image_shape}.get(str(ground))
         self.ground_logits = None if shape is None else nn.Parameter(torch.zeros(shape))
 
@@ -177,7 +181,7 @@ class Scenes(Model):
     @property
     def pose_size(self) -> int:
         """The number of coordinates of a pose."""
-        return 4 if self.turn else 3
+        return 4 if self.rotation else 3
 
     @property
     def plate_dims(self) -> dict[str, int]:
@@ -252,8 +256,9 @@ class Scenes(Model):
         """Return the model with the same parameters for another number of slots.
 
         Args:
-            rate: odds of one object; then the law of counts is the one that it gives. By default
-                the law stays what it is, and more objects than it knows have probability zero.
+            rate: odds of one object; then the distribution of counts is the one that it gives. By
+                default the distribution stays what it is, and more objects than it knows have
+                probability zero.
         """
         check_at_least(1, slots=slots)
         if rate is not None:
@@ -267,18 +272,20 @@ class Scenes(Model):
         return (log_binomials(slots, like) + number * math.log(self.rate)).log_softmax(-1)
 
     @pyro_method
-    def presence_law(self, like: Tensor) -> CountLaw:
-        """Return the law of the presences."""
+    def presence_distribution(self, like: Tensor) -> CountDistribution:
+        """Return the distribution of the presences."""
         if self.count_logits is None or not self.learned:
-            return CountLaw(self._log_counts_of_rate(self.slots, like), validate_args=False)
+            return CountDistribution(
+                self._log_counts_of_rate(self.slots, like), validate_args=False
+            )
         known = self.count_logits.log_softmax(-1)
         beyond = known.new_full((max(0, self.slots + 1 - len(known)),), -math.inf)
         counts = torch.cat([known, beyond])[: self.slots + 1]
-        return CountLaw(counts.log_softmax(-1), validate_args=False)
+        return CountDistribution(counts.log_softmax(-1), validate_args=False)
 
-    def pose_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of the pose of one object, event (3,) or (4,)."""
-        spread = [self.size_spread, 0.7, 0.7, self.turn][: self.pose_size]
+    def pose_distribution(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of the pose of one object, event (3,) or (4,)."""
+        spread = [self.size_spread, 0.7, 0.7, self.rotation][: self.pose_size]
         scale = like.new_tensor(spread)
         mean = torch.zeros_like(scale)
         if self.size_moments is not None:
@@ -287,16 +294,16 @@ class Scenes(Model):
             scale = torch.cat([size[1:].exp(), scale[1:]])
         return dist.Normal(mean, scale).to_event(1)
 
-    def color_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of the logits of a color, event (C,)."""
+    def color_distribution(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of the logits of a color, event (C,)."""
         return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
 
-    def depth_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of a depth, event ()."""
+    def depth_distribution(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of a depth, event ()."""
         return dist.Normal(like.new_zeros(()), like.new_ones(()))
 
     def usual(self, like: Tensor) -> Tensor:
-        """Return half the usual size in half canvases, along x and y, (2,)."""
+        """Return an object's default half-size as a fraction of the half canvas, (2,) for x and y."""
         _, height, width = self.image_shape
         return like.new_tensor([self.size / width, self.size / height])
 
@@ -308,7 +315,9 @@ class Scenes(Model):
         infer = {"enumerate": "parallel"} if self.presence == "enumerate" else {}
         presence = like.new_ones(self.slots)
         if self.presence != "all":
-            presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
+            presence = self.draw(
+                "scene_presence", self.presence_distribution(like), plate, infer=infer
+            )
         with AsObject("ground"):
             ground = self.draw_ground(plate)
         placed = []
@@ -317,15 +326,19 @@ class Scenes(Model):
                 placed.append(self.placed(self.draw_object(plate)))
         mean = self.blend(presence[..., None, :], together(placed), ground).squeeze(-4)
         with plate:
-            return self.sample_image(self.image_law(self.with_inner(mean, 3)), images)
+            return self.sample_image(self.image_distribution(self.with_inner(mean, 3)), images)
 
     @pyro_method
     def draw_object(self, plate: pyro.plate) -> Drawn:
         """Draw one object for each scene of a plate from `plate`; call it within `AsObject`."""
         like = self._like
-        pose = self.draw("scene_pose", self.pose_law(like), plate)
-        color = self.draw("scene_color", self.color_law(like), plate) if self.tinted else None
-        depth = self.draw("scene_depth", self.depth_law(like), plate) if self.colored else None
+        pose = self.draw("scene_pose", self.pose_distribution(like), plate)
+        color = (
+            self.draw("scene_color", self.color_distribution(like), plate) if self.tinted else None
+        )
+        depth = (
+            self.draw("scene_depth", self.depth_distribution(like), plate) if self.colored else None
+        )
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
 
     @pyro_method
@@ -357,10 +370,14 @@ class Scenes(Model):
         """The sizes of the dims right of images, which only the object model's plates use."""
         return (1,) * (-1 - self.plate_dims["images"])
 
-    def draw(self, name: str, law: dist.TorchDistribution, plate: pyro.plate, **how: Any) -> Tensor:
+    def draw(
+        self, name: str, distribution: dist.TorchDistribution, plate: pyro.plate, **how: Any
+    ) -> Tensor:
         """Draw a site of the scene and return it without inner dims, (*batch, B, *event)."""
         with plate:
-            return self.without_inner(pyro.sample(name, law, **how), law.event_dim)
+            return self.without_inner(
+                pyro.sample(name, distribution, **how), distribution.event_dim
+            )
 
     def with_inner(self, value: Tensor, event_dim: int) -> Tensor:
         """Return a value (*batch, *event) with the dims of the object model's plates."""
@@ -372,14 +389,15 @@ class Scenes(Model):
         last = value.dim() - event_dim
         return value.reshape(*value.shape[: last - len(self.inner)], *value.shape[last:])
 
-    def image_law(self, mean: Tensor) -> dist.TorchDistribution:
-        """Return the law of the image, event (C, H, W)."""
+    def image_distribution(self, mean: Tensor) -> dist.TorchDistribution:
+        """Return the distribution of the image, event (C, H, W)."""
         return dist.Normal(mean, self.sigma_image).to_event(3)
 
     def log_likelihood(self, images: Tensor, means: Tensor) -> Tensor:
         """Compute log p(image | mean), (B, M), of images (B, C, H, W) and means (B, M, C, H, W).
 
-        It is the log density of `image_law` in half of the time. A pixel that is NaN is left out.
+        It is the log density of `image_distribution` in half of the time. A pixel that is NaN is
+        left out.
         """
         seen, missing = images[:, None].expand_as(means), images.new_zeros(())
         if self.missing_fill is not None:
@@ -429,8 +447,8 @@ class Scenes(Model):
         free, ground = sums[0].exp(), ground.unsqueeze(-4)
         if len(sums) == 1:
             return 1 - (free if self.ground == "black" else free * (1 - ground))
-        share = (1 - free) / (sums[1] + 1e-6)  # of one channel, as `free` is
-        return torch.addcmul(free * ground, share, sums[2])
+        fraction = (1 - free) / (sums[1] + 1e-6)  # of one channel, as `free` is
+        return torch.addcmul(free * ground, fraction, sums[2])
 
 
 def _summed(presences: Tensor, values: Tensor) -> Tensor:

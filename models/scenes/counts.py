@@ -1,4 +1,4 @@
-"""Which slots of a scene hold an object: the law of presences, and lists of them."""
+"""Presences of a scene's slots: their distribution, and lists of them."""
 
 import itertools
 import math
@@ -44,8 +44,8 @@ def log_binomials(slots: int, like: Tensor) -> Tensor:
     return math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
 
 
-class CountLaw(dist.TorchDistribution):
-    """The law of which of S slots hold an object, given the law of their number.
+class CountDistribution(dist.TorchDistribution):
+    """The distribution of which of S slots hold an object, given the distribution of their number.
 
     All sets of one size are equally likely.
 
@@ -62,9 +62,9 @@ class CountLaw(dist.TorchDistribution):
         slots = log_counts.shape[-1] - 1
         super().__init__(log_counts.shape[:-1], torch.Size([slots]), validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "CountLaw":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CountDistribution":
         shape = torch.Size(batch_shape)
-        return CountLaw(self.log_counts.expand(*shape, -1), validate_args=False)
+        return CountDistribution(self.log_counts.expand(*shape, -1), validate_args=False)
 
     @property
     def mean(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lies behind the objects of a scene: the kinds of grounds, and a model of one."""
+"""Grounds of scenes: the kinds of grounds, and a model of one."""
 
 import pyro
 import pyro.distributions as dist
@@ -11,7 +11,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 
 GROUNDS = ("black", "learned", "learned-picture", "color", "picture")
 GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that every scene has of its own
-SPREAD = 1.5  # deviation of the logits of a color
+SPREAD = 1.5  # standard deviation of the logits of a color
 
 
 class Tones(Model):

@@ -49,7 +49,7 @@ class Pictures(NamedTuple):
     """The pictures of the objects of all slots, where they stand.
 
     Attributes:
-        cover: share of each pixel that an object covers, (*batch, S, 1, H, W).
+        cover: fraction of each pixel that an object covers, (*batch, S, 1, H, W).
         color: (*batch, S, C, H, W) or (*batch, S, C, 1, 1); None for white objects.
         depth: (*batch, S); None for white objects.
     """
@@ -110,6 +110,6 @@ def window(pose: Tensor, usual: Tensor) -> Tensor:
         linear = torch.diag_embed(size)
     else:
         c, s = pose[..., 3].cos(), pose[..., 3].sin()
-        turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
-        linear = turn * size[..., :, None]
+        rotation = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+        linear = rotation * size[..., :, None]
     return torch.cat([linear, pose[..., 1:3, None]], dim=-1)

@@ -27,8 +27,9 @@ together. The objects of part-whole capsules are independent and rigid, so that 
 little of which parts go together.
 
 Given everything else the choices s_i are independent. They are summed out as in part-whole
-capsules. The kind can be summed out exactly too: by a guide that enumerates it, with a law of A and
-c for every kind, or by the model itself (`with_enumerated_kinds`), for guides that do not draw it.
+capsules. The kind can be summed out exactly too: by a guide that enumerates it, with a distribution
+of A and c for every kind, or by the model itself (`with_enumerated_kinds`), for guides that do not
+draw it.
 
 References:
     Part-whole capsules: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553). Relatives of the
@@ -63,10 +64,10 @@ class ShapeCodes(PaintedParts):
         codes: numbers of a shape code.
         slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
         selection, presence, temperature, painting, pose: as for `PaintedParts`.
-        belonging: weights and deviations of parts.
+        belonging: weights and standard deviations of parts.
 
     Raises:
-        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+        ValueError: a size below 1, a standard deviation that is not positive, an unknown option.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     Where labels (B,) are given they are the kinds of the objects. The model may be reduced to a
@@ -151,8 +152,8 @@ class ShapeCodes(PaintedParts):
                 "it with slots=1"
             )
 
-    def object_code_law(self) -> dist.TorchDistribution:
-        """Return the law of the object's shape code."""
+    def object_code_distribution(self) -> dist.TorchDistribution:
+        """Return the distribution of the object's shape code."""
         return dist.Normal(self.kind_logits.new_zeros(self.codes), 1.0).to_event(1)
 
     def forward(
@@ -167,13 +168,13 @@ class ShapeCodes(PaintedParts):
             if self.scope == "objects":
                 seen = None if images is None else images[:, 0]
                 with pyro.plate("parts", self.levels[-1].size, dim=-1):
-                    law = self.shapes.part_law(kind, pose, code)
-                    return pyro.sample("part", law, obs=seen).unsqueeze(-3)
+                    distribution = self.shapes.part_distribution(kind, pose, code)
+                    return pyro.sample("part", distribution, obs=seen).unsqueeze(-3)
             draw = self._marginal if self.selection == "marginal" else self._enumerated
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
                 parts = draw("part", self.shapes(kind, pose, code))
             drawn = Capsules.drawn(self.levels[-1], *parts)
-            return self.sample_image(self.image_law(drawn), images)
+            return self.sample_image(self.image_distribution(drawn), images)
 
     def _draw_object(self, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Draw kind (B, 1), pose (B, 1, 6) and code (B, 1, d), or return an object at rest."""
@@ -187,8 +188,8 @@ class ShapeCodes(PaintedParts):
         each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
         with each:
             kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
-            pose = pyro.sample("object_pose", self.pose.law(self.kind_logits))
-            return kind, pose, pyro.sample("object_code", self.object_code_law())
+            pose = pyro.sample("object_pose", self.pose.distribution(self.kind_logits))
+            return kind, pose, pyro.sample("object_code", self.object_code_distribution())
 
     def responsibilities(self, kind: Tensor, pose: Tensor, code: Tensor, parts: Capsules) -> Tensor:
         """Compute p(s_i | everything else), (B, P, 1 + S): of the dummy, and of every object.
@@ -197,8 +198,8 @@ class ShapeCodes(PaintedParts):
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
             parts: values of the parts' sites.
         """
-        law = self.shapes(kind, pose, code)
-        return self._pose_mixture(law, parts.presence).responsibilities(parts.pose)
+        distribution = self.shapes(kind, pose, code)
+        return self._pose_mixture(distribution, parts.presence).responsibilities(parts.pose)
 
     def log_joint_of_slots(
         self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
@@ -209,7 +210,9 @@ class ShapeCodes(PaintedParts):
             parts: values of the parts' sites.
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
         """
-        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
+        top = self.pose.distribution(self.kind_logits).log_prob(
+            pose
+        ) + self.object_code_distribution().log_prob(code)
         below = self._log_density_of_parts(parts, kind, pose, code)
         return top.sum(-1) + below + self.kind_logits.log_softmax(-1)[kind].sum(-1)
 
@@ -237,7 +240,9 @@ class ShapeCodes(PaintedParts):
         """Compute log p(parts | k, A, c), with one dim less than `code` has batch dims."""
         if self.scope == "objects":
             value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
-            return self.shapes.part_law(kind, pose, code).log_prob(value).sum(-1)
-        law = self.shapes(kind, pose, code)
-        presence = self._presence_mixture(law).log_prob(parts.presence)
-        return (presence + self._pose_mixture(law, parts.presence).log_prob(parts.pose)).sum(-1)
+            return self.shapes.part_distribution(kind, pose, code).log_prob(value).sum(-1)
+        distribution = self.shapes(kind, pose, code)
+        presence = self._presence_mixture(distribution).log_prob(parts.presence)
+        return (
+            presence + self._pose_mixture(distribution, parts.presence).log_prob(parts.pose)
+        ).sum(-1)

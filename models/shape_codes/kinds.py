@@ -13,11 +13,16 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Belonging, ChildLaw, Relation, first_transform
+from capsule_zoo.models.parts.parent_selection import (
+    Belonging,
+    ChildDistribution,
+    Relation,
+    first_transform,
+)
 
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
 _NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
-_DUMMY_SHARE = 1e-3  # of parts, in kinds that start from given laws
+_DUMMY_FRACTION = 1e-3  # of parts, in kinds that start from given distributions
 
 
 class ShapeKinds(Relation):
@@ -29,7 +34,7 @@ class ShapeKinds(Relation):
 
     Args:
         kinds, parts, codes: K, P and d.
-        belonging: weights and deviations.
+        belonging: weights and standard deviations.
     """
 
     def __init__(self, kinds: int, parts: int, codes: int, belonging: Belonging) -> None:
@@ -48,11 +53,11 @@ class ShapeKinds(Relation):
 
     @property
     def scale(self) -> Tensor:
-        """The deviations sigma of the parts' poses, (K, P, 6)."""
+        """The standard deviations sigma of the parts' poses, (K, P, 6)."""
         return self.sigma_min + F.softplus(self.raw_scale)
 
-    def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ChildLaw:
-        """Return the law of the parts of S objects.
+    def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ChildDistribution:
+        """Return the distribution of the parts of S objects.
 
         Args:
             kind: integers that broadcast to (B, S); they may be enumerated.
@@ -60,7 +65,7 @@ class ShapeKinds(Relation):
             code: c, (B, S, d).
 
         Returns:
-            The law, with batch (B, parts, 1 + S).
+            The distribution, with batch (B, parts, 1 + S).
         """
         vote, logits = self.votes(kind, pose, code)
         vote = vote.movedim(-3, -2)  # (B, P, S, 6)
@@ -70,7 +75,7 @@ class ShapeKinds(Relation):
         first = vote[..., :1, :]
         dummy_vote = poses.identity_like(vote).expand_as(first)
         dummy_scale = torch.full_like(first, self.sigma_dummy)
-        return ChildLaw(
+        return ChildDistribution(
             F.pad(affinity, (1, 0), value=math.log(self.epsilon)),
             F.pad(logits, (1, 0), value=self.dummy_logit),
             torch.cat([dummy_vote, vote], dim=-2),
@@ -87,8 +92,8 @@ class ShapeKinds(Relation):
         shift = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
         return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
-    def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> "PartLaw":
-        """Return the law of observed parts, with the choice of a parent summed out.
+    def part_distribution(self, kind: Tensor, pose: Tensor, code: Tensor) -> "PartDistribution":
+        """Return the distribution of observed parts, with the choice of a parent summed out.
 
         Args: as for `forward`.
         """
@@ -97,13 +102,13 @@ class ShapeKinds(Relation):
         own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
         dummy = dist.Normal(poses.identity_like(vote), self.sigma_dummy)
         log_odds = affinity - math.log(self.epsilon)
-        return PartLaw(vote.movedim(-3, -2), logits.mT, scale, log_odds, own, dummy)
+        return PartDistribution(vote.movedim(-3, -2), logits.mT, scale, log_odds, own, dummy)
 
     @torch.no_grad()
     def start_from(
-        self, presence: Tensor, mean: Tensor, loadings: Tensor, deviation: Tensor, known: Tensor
+        self, presence: Tensor, mean: Tensor, loadings: Tensor, std: Tensor, known: Tensor
     ) -> None:
-        """Set the kinds to given laws of their parts, of objects at the identity.
+        """Set the kinds to given distributions of their parts, of objects at the identity.
 
         Presences do not depend on codes at first, and hardly any part belongs to the dummy.
 
@@ -117,11 +122,11 @@ class ShapeKinds(Relation):
         self.transform.copy_(torch.where(known, mean - poses.identity_like(mean), self.transform))
         self.pose_codes.copy_(torch.where(known[..., None], loadings, self.pose_codes))
         least = _NEAR_LEAST * self.sigma_min
-        raw = (deviation - self.sigma_min).clamp(min=least).expm1().log()
+        raw = (std - self.sigma_min).clamp(min=least).expm1().log()
         self.raw_scale.copy_(torch.where(known, raw, self.raw_scale))
         self.presence_logits.copy_(presence.logit())
         self.presence_codes.zero_()
-        self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_SHARE))
+        self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_FRACTION))
 
 
 def placed(pose: Tensor, arrangement: Tensor) -> Tensor:
@@ -131,12 +136,12 @@ def placed(pose: Tensor, arrangement: Tensor) -> Tensor:
     """
     outer = pose.unflatten(-1, (2, 3)).unsqueeze(-3)  # (*batch, 1, 2, 3)
     inner = arrangement.unflatten(-1, (2, 3))  # (*batch, P, 2, 3)
-    turned = outer[..., :1] * inner[..., :1, :] + outer[..., 1:2] * inner[..., 1:, :]
-    return (turned + F.pad(outer[..., 2:], (2, 0))).flatten(-2)
+    rotated = outer[..., :1] * inner[..., :1, :] + outer[..., 1:2] * inner[..., 1:, :]
+    return (rotated + F.pad(outer[..., 2:], (2, 0))).flatten(-2)
 
 
-class PartLaw(dist.TorchDistribution):
-    """The law of parts whose presences and poses are observed, event shape (7,): t, then A.
+class PartDistribution(dist.TorchDistribution):
+    """The distribution of parts with observed presences and poses, event (7,): t, then A.
 
     The choice among the dummy and S objects is summed out. The pose of a part that is off is not
     seen, and is summed out too.
@@ -144,9 +149,9 @@ class PartLaw(dist.TorchDistribution):
     Args:
         vote: means of the poses, (*batch, S, 6).
         logits: logits of the presences, (*batch, S).
-        scale: deviations of the poses, broadcasts to `vote`.
+        scale: standard deviations of the poses, broadcasts to `vote`.
         log_odds: log weights of the objects compared with the dummy, broadcasts to `logits`.
-        dummy_presence, dummy_pose: the laws of a part of the dummy.
+        dummy_presence, dummy_pose: the distributions of a part of the dummy.
     """
 
     arg_constraints = {}
@@ -171,7 +176,7 @@ class PartLaw(dist.TorchDistribution):
 
     @property
     def choice(self) -> dist.Categorical:
-        """The law of the parent, (*batch); 0 is the dummy."""
+        """The distribution of the parent, (*batch); 0 is the dummy."""
         weights = F.pad(self.log_odds, (1, 0))
         return dist.Categorical(logits=weights.expand(*self.batch_shape, -1))
 
@@ -199,6 +204,6 @@ class PartLaw(dist.TorchDistribution):
             for x in (self.vote, self.scale)
         )
         mean = torch.where(clutter, self.dummy_pose.mean, vote)
-        deviation = torch.where(clutter, self.dummy_pose.stddev, scale)
-        pose = mean + deviation * torch.randn_like(mean)
+        std = torch.where(clutter, self.dummy_pose.stddev, scale)
+        pose = mean + std * torch.randn_like(mean)
         return torch.cat([torch.bernoulli(logits.sigmoid()), pose], dim=-1)

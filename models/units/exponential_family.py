@@ -52,7 +52,7 @@ def draw_bernoulli(probability: Tensor) -> Tensor:
 
 
 class FastBernoulli(dist.Bernoulli):
-    """The Bernoulli law by `logits`, with draws and densities faster on CPUs than torch's."""
+    """A Bernoulli distribution by `logits`, faster on CPUs than torch's."""
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         with torch.no_grad():
@@ -84,13 +84,13 @@ class Units(PyroModule):
         check_at_least(1, shape=shape)
         self.bias = nn.Parameter(torch.zeros(shape))
 
-    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+    def distribution(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         """Return the distribution of the units under a field, with all dims as batch dims."""
         raise NotImplementedError
 
     def sample(self, field: Tensor | float = 0.0) -> Tensor:
         """Draw the units under a field."""
-        return self.law(field).sample()
+        return self.distribution(field).sample()
 
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
         """Compute A(bias + field), in nats."""
@@ -114,7 +114,7 @@ class BernoulliUnits(Units):
 
     value_range = (0.0, 1.0)
 
-    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+    def distribution(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return FastBernoulli(logits=self.bias + field, validate_args=False)  # admits gray pixels
 
     @torch.no_grad()
@@ -152,14 +152,14 @@ class GaussianUnits(Units):
     def precision(self) -> Tensor:
         return self.log_precision.exp()
 
-    def law(
+    def distribution(
         self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0
     ) -> dist.TorchDistribution:
-        deviation = (-0.5 * (self.log_precision + narrowing)).exp()
-        return dist.Normal(self.mean(field, narrowing), deviation)
+        scale = (-0.5 * (self.log_precision + narrowing)).exp()
+        return dist.Normal(self.mean(field, narrowing), scale)
 
     def sample(self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0) -> Tensor:
-        return self.law(field, narrowing).sample()
+        return self.distribution(field, narrowing).sample()
 
     def log_partition(self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0) -> Tensor:
         log_precision = self.log_precision + narrowing
@@ -179,7 +179,7 @@ class GaussianUnits(Units):
 class PoissonUnits(Units):
     """Units that are counts; values between two counts are accepted, like gray pixels."""
 
-    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+    def distribution(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return dist.Poisson(self.mean(field), validate_args=False)
 
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:

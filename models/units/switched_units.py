@@ -1,4 +1,4 @@
-"""The law of a layer of capsules under the fields of its neighbors.
+"""The distribution of a layer of capsules under the fields of its neighbors.
 
 Each of K capsules has a switch z_k and J hidden units h_k. A neighbor that adds m_k to the biases
 of the units of a capsule that is on, and d_k to the bias of its switch, leaves
@@ -66,8 +66,8 @@ class CapsuleState(NamedTuple):
     activity: Tensor  # switch times hidden units, which alone acts on a neighbor's units
 
 
-class CapsuleLaw(NamedTuple):
-    """The laws p(z, h | fields) of a batch.
+class CapsuleDistribution(NamedTuple):
+    """The distributions p(z, h | fields) of a batch.
 
     Attributes:
         units: the family and biases of the hidden units.
@@ -84,8 +84,8 @@ class CapsuleLaw(NamedTuple):
     switch_logits: Tensor | None
     narrowing: Tensor | None = None
 
-    def rows(self, rows: slice) -> "CapsuleLaw":
-        """Return the laws of some rows of the batch."""
+    def rows(self, rows: slice) -> "CapsuleDistribution":
+        """Return the distributions of some rows of the batch."""
         logits = None if self.switch_logits is None else self.switch_logits[rows]
         return self._replace(field=self.field[rows], gain=self.gain[rows], switch_logits=logits)
 
@@ -116,30 +116,30 @@ class CapsuleLaw(NamedTuple):
         return CapsuleState(switch, switch[..., None] * hidden)
 
     def hidden(self, switch: Tensor) -> TorchDistribution:
-        """Return the law of the units given the switches (B, K)."""
-        return self.units.law(*(switch[..., None] * term for term in self._terms()))
+        """Return the distribution of the units given the switches (B, K)."""
+        return self.units.distribution(*(switch[..., None] * term for term in self._terms()))
 
     def _terms(self) -> tuple[Tensor, ...]:
         """Return what is added to the units' parameters in capsules that are on."""
         return (self.field,) if self.narrowing is None else (self.field, self.narrowing)
 
 
-def capsule_law(
+def capsule_distribution(
     units: Units, switch_bias: Tensor | None, fields: Fields, narrowing: Tensor | None = None
-) -> CapsuleLaw:
-    """Return the law at the top of this file.
+) -> CapsuleDistribution:
+    """Return the distribution at the top of this file.
 
     Args:
         switch_bias: c (K,), None for always on.
-        narrowing: see `CapsuleLaw`.
+        narrowing: see `CapsuleDistribution`.
     """
     terms = (fields.hidden,) if narrowing is None else (fields.hidden, narrowing)
     gain = units.log_partition(*terms).sum(-1) - units.log_partition().sum(-1)
     logits = None if switch_bias is None else switch_bias + fields.switch + gain
-    return CapsuleLaw(units, fields.hidden, gain, logits, narrowing)
+    return CapsuleDistribution(units, fields.hidden, gain, logits, narrowing)
 
 
-def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
+def draw_capsules(name: str, distribution: CapsuleDistribution) -> CapsuleState:
     """Draw the sites of one layer, within its images plate at dim -2.
 
     The sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
@@ -147,11 +147,11 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
     Raises:
         EnumeratedPresence: a site varies along a dim of enumeration.
     """
-    with pyro.plate(f"{name}s", law.gain.shape[-1], dim=-1):
-        switch = torch.ones_like(law.gain)
-        if law.switch_logits is not None:
-            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
-        hidden = pyro.sample(f"{name}_hidden", law.hidden(switch).to_event(1))
+    with pyro.plate(f"{name}s", distribution.gain.shape[-1], dim=-1):
+        switch = torch.ones_like(distribution.gain)
+        if distribution.switch_logits is not None:
+            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=distribution.switch_logits))
+        hidden = pyro.sample(f"{name}_hidden", distribution.hidden(switch).to_event(1))
     refuse_enumeration(f"{name}_switch", switch)
     refuse_enumeration(f"{name}_hidden", hidden[..., 0])
     return CapsuleState(switch, switch[..., None] * hidden)
@@ -211,8 +211,8 @@ class CapsuleMachine(Model):
 
     def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
         """Draw the image site under a field (B, C, H, W), in the images plate."""
-        law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
-        return self.sample_image(law, images)
+        distribution = self.visible.distribution(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
+        return self.sample_image(distribution, images)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:

@@ -109,7 +109,7 @@ def test_another_deviation_of_pixels_is_seen(small):
         benchmark.check()
 
 
-# Laws of single benchmarks
+# Distributions of single benchmarks
 
 
 def test_the_convolutional_network_is_of_the_small_guides_size(small):

@@ -143,10 +143,10 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
 
 
 def test_templates_are_drawn_with_their_noise():
-    law = create("constellations", sigma=0.25).model.law()
-    figure = template_rows({"one": law, "other": law})
+    distribution = create("constellations", sigma=0.25).model.distribution()
+    figure = template_rows({"one": distribution, "other": distribution})
     assert len(figure.axes) == 6
-    for axis, template in zip(figure.axes[:3], law.templates, strict=True):
+    for axis, template in zip(figure.axes[:3], distribution.templates, strict=True):
         assert len(axis.patches) == 1 + len(template)
         disk = axis.patches[1]
         assert disk.radius == pytest.approx(0.25 / template.radius)

@@ -73,7 +73,7 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
         assert steps_of(run) == (1, batches * own)
         assert json.loads((run / "config.json").read_text())["batch_size"] == own
         said = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
-        last = 1 if stages else 2  # of two steps the last stage has a share, at least one
+        last = 1 if stages else 2  # of two steps the last stage has a fraction, at least one
         assert (
             steps_of(run) == (last, batches * own)
             and f"written to {run}; now try: capsule-zoo " in said

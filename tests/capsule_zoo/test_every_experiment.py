@@ -154,7 +154,7 @@ MINIATURES = {
         {"shape_codes.affnist.on_published_parts": small_shape_codes},
     ),
     "shape-codes/objects": Miniature(
-        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, turned=3, seeds=2),
+        dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, rotated=3, seeds=2),
         None,
         12,
         (60, 20),
@@ -185,7 +185,7 @@ MINIATURES = {
     ),
     "part-whole/augment": Miniature(
         dict(
-            **dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, steps=4),
+            **dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, rotations=3, steps=4),
             sizes=sizes_of("part-whole"),
         ),
         None,
@@ -208,7 +208,7 @@ MINIATURES = {
         {"part_whole.refine.PLAIN_RATES": (1e-3,), "part_whole.refine.RATES": (0.03,)},
     ),
     "part-whole/generalise": Miniature(
-        dict(turns=4, degrees=(0, 90), refining=2, sizes=sizes_of("part-whole")),
+        dict(rotations=4, degrees=(0, 90), refining=2, sizes=sizes_of("part-whole")),
         0.005,
         None,
         (60, 12),
@@ -263,7 +263,7 @@ def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, 
     assert record["data"] == find_experiment(name).data
 
 
-def test_every_experiment_is_run_here_or_beside_its_laws():
+def test_every_experiment_is_run_here_or_beside_its_distributions():
     """A file that runs experiments writes their names in full."""
     texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     beside = " ".join(text for text in texts if re.search(RUNS, text))

@@ -1,4 +1,4 @@
-"""Laws of every experiment: it describes its result, keeps its seed and ignores no option."""
+"""Every experiment describes its result, keeps its seed and ignores no option."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ def read_view(**sizes):
 def view(request):
     if request.param == "gray":
         return read_view()
-    return read_view(image_shape=(3, 12, 10), ground="color", turn=0.3)
+    return read_view(image_shape=(3, 12, 10), ground="color", rotation=0.3)
 
 
 def test_the_picture_is_that_of_the_model_with_the_sites_of_the_state(view):
@@ -38,8 +38,10 @@ def test_the_picture_is_that_of_the_model_with_the_sites_of_the_state(view):
     known = poutine.condition(view.model, view.state)
     mean = poutine.trace(known).get_trace(batch_size=1).nodes["image"]["fn"].mean
     assert_close(view.painted(), mean.reshape(1, *view.image_shape))
-    law = view.model.image_law(view.painted())
-    assert view.log_likelihood() == pytest.approx(law.log_prob(view.image).item(), rel=1e-4)
+    distribution = view.model.image_distribution(view.painted())
+    assert view.log_likelihood() == pytest.approx(
+        distribution.log_prob(view.image).item(), rel=1e-4
+    )
 
 
 def test_an_object_that_is_taken_away_paints_nothing_and_comes_back(view):

@@ -171,8 +171,10 @@ def test_what_was_inferred_is_painted_as_the_model_renders_it(layers):
         atol=1e-4,
         rtol=0,
     )
-    law = torch.distributions.Normal(view.painted(), view.model.sigma_image)
-    assert view.log_likelihood() == pytest.approx(law.log_prob(view.image).sum().item(), rel=1e-5)
+    distribution = torch.distributions.Normal(view.painted(), view.model.sigma_image)
+    assert view.log_likelihood() == pytest.approx(
+        distribution.log_prob(view.image).sum().item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
@@ -263,7 +265,7 @@ def test_a_part_that_is_moved_is_routed_to_its_new_address(address):
 @pytest.mark.parametrize("identity", [(1.0, 0.0), (0.0, 0.0)])
 def test_the_model_paints_what_is_requested_and_of_which_kind(identity):
     view = request_view(identity=identity)
-    parameters = torch.tensor([[30.0] if view.turns else [2.0, -1.0]])
+    parameters = torch.tensor([[30.0] if view.rotates else [2.0, -1.0]])
     for name, value in zip(view.controls(REQUEST), parameters[0].tolist(), strict=True):
         view.change(REQUEST, name, value)
     view.change(CODE, "kind", 2)
@@ -274,10 +276,10 @@ def test_the_model_paints_what_is_requested_and_of_which_kind(identity):
 
 
 def test_a_hand_turns_and_shifts_the_request_as_it_moves():
-    turned = request_view()
-    begin = turned.controls(REQUEST)["angle"].value
-    turned.drag(REQUEST, (1.0, 0.0), (0.0, -1.0))  # from the right to the top
-    assert (turned.controls(REQUEST)["angle"].value - begin - 90) % 360 == pytest.approx(0)
+    rotated = request_view()
+    begin = rotated.controls(REQUEST)["angle"].value
+    rotated.drag(REQUEST, (1.0, 0.0), (0.0, -1.0))  # from the right to the top
+    assert (rotated.controls(REQUEST)["angle"].value - begin - 90) % 360 == pytest.approx(0)
     shifted = request_view(identity=Shifts.identity)
     begin = shifted.state[ASKED]
     shifted.drag(REQUEST, (0.0, 0.0), (0.5, -0.25))  # of 12 columns and 8 rows

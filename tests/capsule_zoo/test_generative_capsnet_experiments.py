@@ -11,8 +11,8 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.generative_capsnet import beyond_training, bounds
 from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     RARE,
+    ROTATED,
     SHIFTED,
-    TURNED,
     Task,
     Trainings,
     error_tables,
@@ -50,7 +50,7 @@ def test_inside_is_what_was_asked_for_in_training():
         )
     beyond = replace(SHIFTED, rare=(-10, 10))  # 10 itself was not asked for
     assert beyond.inside(((10.0, 10.0), (-10.0, -10.0), (8.0, -12.0))).tolist() == [0, 1, 0]
-    once = replace(TURNED, rare=(18, 18))
+    once = replace(ROTATED, rare=(18, 18))
     assert once.inside(((18.0,), (12.0,), (24.0,))).tolist() == [True, False, False]
 
 
@@ -84,7 +84,7 @@ def flat(tables):
 
 
 def test_means_ratios_and_errors_by_hand():
-    protocol = replace(TURNED, lines={"circle": ((0.0,), (90.0,), (180.0,))})
+    protocol = replace(ROTATED, lines={"circle": ((0.0,), (90.0,), (180.0,))})
     errors = np.array([[[1.0, 4.0, 6.0], [1, 1, 1]], [[2.0, 4.0, 4.0], [1, 1, 1]]])
     blank = {"circle": np.array([[10.0, 20.0, 30.0], [1, 1, 1]])}
     metrics = flat(error_tables({"mine": {"circle": errors}}, blank, protocol, "on"))

@@ -29,7 +29,7 @@ def anneal_shortly(patch):
     """Let `zoo/gaps` anneal as `TINY` says, also entries that it anneals for longer."""
     patch.setattr(guide_swaps, "ANNEALING", TINY)
     patch.setattr(guide_swaps, "SIMULATED", 2)
-    patch.setattr(guide_swaps, "SETTINGS", {"scenes": {"prior_share": 0.5, "modes": 1}})
+    patch.setattr(guide_swaps, "SETTINGS", {"scenes": {"prior_fraction": 0.5, "modes": 1}})
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_chains_may_start_at_every_guide_with_a_density(small):
     found = annealing.starts_of(vae, vae.guide, few, names, **how)
     assert [*found] == ["encoder", "gauss_newton", "free_form", "corrected"]
     assert found["encoder"] is vae.guide and found["gauss_newton"].settings["modes"] == 1
-    settings = dict(chains=2, temperatures=6, leapfrogs=1, simulated=2, prior_share=0.2)
+    settings = dict(chains=2, temperatures=6, leapfrogs=1, simulated=2, prior_fraction=0.2)
     for name in ("free_form", "corrected"):  # each alone serves, also for simulated images
         idata = annealed_log_likelihood(vae.model, {name: found[name]}, few, **settings)
         assert np.isfinite(annealed_bounds(idata)["gap"]) and idata.attrs["start"] == name
@@ -111,18 +111,18 @@ def test_chains_may_start_at_every_guide_with_a_density(small):
     assert [*found] == ["encoder", "mixture", "free_form"]
 
 
-def far_laws(*arguments, **options):
-    laws = gauss_newton(*arguments, **options)
-    laws.locs["image_code"].data += 100
-    return laws
+def far_distributions(*arguments, **options):
+    distributions = gauss_newton(*arguments, **options)
+    distributions.locs["image_code"].data += 100
+    return distributions
 
 
-def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monkeypatch):
+def test_chains_start_at_the_guide_where_it_is_better_than_its_distributions(small, monkeypatch):
     entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     settings = dict(images=3, particles=4, steps=1, refinement=5, modes=1, temperatures=6, chains=4)
     found, _ = annealing.guide_losses(entry, small, (), **settings)
     assert found["start"] == "gauss_newton"
-    monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", far_laws)
+    monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", far_distributions)
     found, _ = annealing.guide_losses(entry, small, (), **settings)
     assert found["start"] == "encoder"
 

@@ -1,4 +1,4 @@
-"""Laws of the experiments on networks of capsules: what is compared, tried, matched and drawn."""
+"""Distributions of the experiments on networks of capsules: what is compared, tried, matched and drawn."""
 
 from itertools import pairwise
 
@@ -61,9 +61,9 @@ def test_networks_are_matched_where_the_worse_one_is_best():
     }
     found = match(paths)
     assert found["cnn"] == {"familiar": 0.18, "novel": 0.5}
-    share = (0.2 - 0.18) / (0.2 - 0.05)
+    fraction = (0.2 - 0.18) / (0.2 - 0.05)
     assert found["capsules"]["familiar"] == pytest.approx(0.18)
-    assert found["capsules"]["novel"] == pytest.approx(0.3 + share * (0.2 - 0.3))
+    assert found["capsules"]["novel"] == pytest.approx(0.3 + fraction * (0.2 - 0.3))
     late = {"capsules": points((0.5, 0.6)), "cnn": points((0.1, 0.7), (0.05, 0.5))}
     assert match(late)["cnn"] == {"familiar": 0.1, "novel": 0.7}  # judged at its start
 

@@ -1,4 +1,4 @@
-"""Laws of the part-whole experiments: what is probed, raced, turned and kept."""
+"""Distributions of the part-whole experiments: what is probed, raced, turned and kept."""
 
 import math
 
@@ -13,8 +13,8 @@ from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole import classification as part_whole
 from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
-from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, turn_to_best
-from capsule_zoo.experiments.shape_codes.objects import read_at_own_turns, read_kinds
+from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, rotate_to_best
+from capsule_zoo.experiments.shape_codes.objects import encode_at_each_rotation, read_kinds
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_settings
@@ -33,10 +33,10 @@ def test_principal_components_are_uncorrelated_and_span_the_images():
     )
     few, whole = (part_whole.principal_components(images, n)(None, images) for n in (4, 32))
     assert few.shape == (40, 4) and whole.shape == (40, 9)  # 32 of nine pixels
-    law = np.cov(whole.T)
-    assert abs(law - np.diag(law.diagonal())).max() < 1e-12
+    distribution = np.cov(whole.T)
+    assert abs(distribution - np.diag(distribution.diagonal())).max() < 1e-12
     spread = np.cov(images.flatten(1).numpy().T)
-    assert np.allclose(law.diagonal(), np.linalg.eigvalsh(spread)[::-1])
+    assert np.allclose(distribution.diagonal(), np.linalg.eigvalsh(spread)[::-1])
     assert np.allclose(few, whole[:, :4])
 
 
@@ -64,8 +64,8 @@ def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
     )
     assert set(np.unique(drawn)) == {0.0, 1.0} and drawn.shape == (len(data.test), 3)
     assert (drawn == again).all() and (drawn != other).any()
-    shares = part_whole.READERS["probe_presence"](entry.guide, data.test.images)
-    assert ((shares > 0) & (shares < 1)).all()
+    fractions = part_whole.READERS["probe_presence"](entry.guide, data.test.images)
+    assert ((fractions > 0) & (fractions < 1)).all()
     parts = part_whole.READERS["probe_parts"](entry.guide, data.test.images)
     assert parts.shape == (len(data.test), 4 * (1 + 6))
 
@@ -95,31 +95,31 @@ def test_every_kind_reads_an_image_at_its_own_turn():
     seen = [read_kinds(entry.guide, sets) for sets in views]
     best = torch.stack([each.logits for each in seen]).argmax(0)  # (images, kinds)
     assert len(best.unique()) > 1
-    found = read_at_own_turns(entry.guide, views, temperature=2.0)
+    found = encode_at_each_rotation(entry.guide, views, temperature=2.0)
     for image in range(5):
-        turns = best[image].tolist()
-        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(turns)])
-        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(turns)])
+        rotations = best[image].tolist()
+        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(rotations)])
+        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(rotations)])
         weight = (logits / 2).softmax(0)
         torch.testing.assert_close(found.codes[image], weight[:, None] * codes)
         torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
     with pytest.raises(ValueError, match="views is empty"):
-        read_at_own_turns(entry.guide, [])
+        encode_at_each_rotation(entry.guide, [])
 
 
-@pytest.mark.parametrize("swap, share", [(False, 1.0), (True, 0.0)])
-def test_parts_are_kept_unless_they_swap(monkeypatch, swap, share):
-    """Two parts follow a quarter turn, as themselves or each as the other."""
+@pytest.mark.parametrize("swap, fraction", [(False, 1.0), (True, 0.0)])
+def test_parts_are_kept_unless_they_swap(monkeypatch, swap, fraction):
+    """Two parts follow a 90-degree rotation, as themselves or each as the other."""
     pose = poses.identity_like(torch.zeros(())).repeat(1, 2, 1)
     pose[0, :, 2] = torch.tensor([0.5, -0.5])
-    turn = poses.rotation(torch.tensor(torch.pi / 2))
-    moved = poses.compose(poses.inverse(turn), pose)
+    rotation = poses.rotation(torch.tensor(torch.pi / 2))
+    moved = poses.compose(poses.inverse(rotation), pose)
     if swap:
         moved = moved.flip(1)
     found = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
     monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(found))
     entry = create("part-whole", **small_settings("part-whole"))
-    assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == share
+    assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == fraction
 
 
 def test_a_turned_template_is_a_copy_and_a_ring_is_not():
@@ -137,7 +137,7 @@ def test_a_turned_template_is_a_copy_and_a_ring_is_not():
 
 
 def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
-    """Turned images come out the same however they were held."""
+    """Rotated images come out the same however they were held."""
     torch.manual_seed(0)
     entry = create("part-whole", **{**small_settings("part-whole"), "epsilon": 1e-30})
     entry.model.double()
@@ -146,7 +146,7 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
     found = []
     for held in (images, images.rot90(1, (2, 3))):
         torch.manual_seed(1)
-        found.append(turn_to_best(entry.guide, Split(held), 16).images)
+        found.append(rotate_to_best(entry.guide, Split(held), 16).images)
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -155,10 +155,10 @@ def test_parts_are_shared_out_among_the_objects_that_they_may_choose():
     entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(3, 1, 12, 12)
     torch.manual_seed(0)
-    shares = count_choosing_parts(entry.guide, images)
+    fractions = count_choosing_parts(entry.guide, images)
     parts = entry.model.levels[-1].size
-    assert shares.shape == (3, entry.model.levels[0].size)
-    assert (shares >= 0).all() and (shares.sum(1) <= parts).all()
+    assert fractions.shape == (3, entry.model.levels[0].size)
+    assert (fractions >= 0).all() and (fractions.sum(1) <= parts).all()
     entry.model.epsilon = 1e9  # every part is the dummy's
     for selection in entry.model.selections:
         selection.epsilon = 1e9

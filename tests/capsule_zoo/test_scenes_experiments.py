@@ -48,7 +48,7 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
 
 def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
     """Counts fall from check to check here; the third lies beyond five minutes."""
-    seconds, shares = (100.0, 290.0, 310.0, 700.0), iter((0.9, 0.8, 0.7, 0.6, 0.5))
+    seconds, fractions = (100.0, 290.0, 310.0, 700.0), iter((0.9, 0.8, 0.7, 0.6, 0.5))
 
     def pretended(entry, data, options, minutes, checks):
         for step, passed in enumerate(seconds):
@@ -60,7 +60,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
         counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
     )
     monkeypatch.setattr(counts, "train", pretended)
-    monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(shares), 0.01, 2))
+    monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(fractions), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
     job = Job("scenes", counts.Settings(bounds=2), Options(progress=False))
     found = counts.one_seed(job)["numbers"]
@@ -132,8 +132,8 @@ def test_pixels_agree_with_true_masks_of_three_sizes(mnist_root, monkeypatch):
     assert of_pixels["ink_50"] == pytest.approx(1, abs=1e-6) and lost["ink_50"] == 0
     for ink in (0.3, 0.1):
         true = read(ink).objects
-        share = 1 - (pale.numbers > 0).sum() / (true.numbers > 0).sum()
-        assert lost[f"ink_{100 * ink:.0f}"] == pytest.approx(share.item())
+        fraction = 1 - (pale.numbers > 0).sum() / (true.numbers > 0).sum()
+        assert lost[f"ink_{100 * ink:.0f}"] == pytest.approx(fraction.item())
     assert 1 > of_pixels["ink_30"] > of_pixels["ink_10"]
     number = (scenes.objects.counts == 2).sum().item()
     assert all(rows["ari_with_ground"][name][2] == number for name in of_pixels)
@@ -141,8 +141,8 @@ def test_pixels_agree_with_true_masks_of_three_sizes(mnist_root, monkeypatch):
 
 def test_ways_of_reading_by_number():
     true, right = torch.tensor([0.0, 2, 2, 3]), torch.tensor([1.0, 1, 0, 1])
-    shares = counts.by_number({"peeling": torch.stack([true, torch.ones(4), right])})["peeling"]
-    assert {number: (share, n) for number, (share, _, n) in shares.items()} == {
+    fractions = counts.by_number({"peeling": torch.stack([true, torch.ones(4), right])})["peeling"]
+    assert {number: (fraction, n) for number, (fraction, _, n) in fractions.items()} == {
         "0": (1, 1), "2": (0.5, 2), "3": (1, 1)
     }  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_ways_of_reading_by_number():
 def test_wrong_counts_by_their_doubt():
     doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
     found = counts.bin_by_doubt(doubt, wrong)
-    assert {place: (share, n) for place, (share, _, n) in found.items()} == {
+    assert {place: (fraction, n) for place, (fraction, _, n) in found.items()} == {
         "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip
     assert all(error > 0 for _, error, _ in found.values())

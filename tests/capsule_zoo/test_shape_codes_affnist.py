@@ -56,8 +56,8 @@ def test_motions_are_affine_maps():
     motions = torch.zeros(2, 4)
     motions[0, DEGREES] = 90
     motions[1, SCALE_X], motions[1, SCALE_Y] = math.log(2), math.log(3)
-    turn, scale = matrices_of(motions)
-    torch.testing.assert_close(turn, torch.tensor([[0.0, 1, 0], [-1, 0, 0]]), atol=1e-6, rtol=0)
+    rotation, scale = matrices_of(motions)
+    torch.testing.assert_close(rotation, torch.tensor([[0.0, 1, 0], [-1, 0, 0]]), atol=1e-6, rtol=0)
     torch.testing.assert_close(scale, torch.tensor([[2.0, 0, 0], [0, 3, 0]]), atol=1e-6, rtol=0)
 
 

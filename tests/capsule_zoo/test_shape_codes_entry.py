@@ -16,11 +16,11 @@ from capsule_zoo.experiments.shape_codes import from_images as letters
 from capsule_zoo.experiments.shape_codes.clusters import cluster
 from capsule_zoo.experiments.shape_codes.objects import (
     classes_found,
+    encode_at_best_rotation,
     lost,
     mean_and_worst,
-    read_at_best_turn,
     read_objects,
-    sets_at_turns,
+    sets_at_rotations,
 )
 from capsule_zoo.inference import Checks, evaluate, fit
 from capsule_zoo.models import Capsules
@@ -102,8 +102,8 @@ def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
         entry.model.shapes.presence_codes.zero_()
         entry.model.shapes.log_affinity.fill_(20)
     images = torch.rand(4, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
-    share, _, count = lost(entry, images, seed=0)["share_lost"]
-    assert share == pytest.approx(1, abs=0.02)
+    fraction, _, count = lost(entry, images, seed=0)["share_lost"]
+    assert fraction == pytest.approx(1, abs=0.02)
     assert count == 4
 
 
@@ -111,13 +111,15 @@ def test_the_turn_that_explains_the_parts_best_is_chosen():
     entry = made()
     images = torch.rand(6, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
     split = Split(images, torch.zeros(6, dtype=torch.long))
-    turns = [read_objects(entry.guide, sets) for sets in sets_at_turns(entry.guide, split, 5)]
-    explained = torch.stack([seen.explained for seen in turns])
-    best, chosen = read_at_best_turn(entry.guide, split, 5)
+    rotations = [
+        read_objects(entry.guide, sets) for sets in sets_at_rotations(entry.guide, split, 5)
+    ]
+    explained = torch.stack([seen.explained for seen in rotations])
+    best, chosen = encode_at_best_rotation(entry.guide, split, 5)
     assert torch.equal(best.explained, explained.amax(0))
     assert torch.equal(chosen.long(), explained.argmax(0))
     assert len(chosen.unique()) > 1
-    features = torch.stack([torch.from_numpy(seen.features()) for seen in turns])
+    features = torch.stack([torch.from_numpy(seen.features()) for seen in rotations])
     expected = features[chosen.long(), torch.arange(6)]
     torch.testing.assert_close(torch.from_numpy(best.features()), expected)
 

@@ -176,7 +176,7 @@ def test_a_run_continues_another(tmp_path):
 
 def register_toy(calls: list[str]) -> None:
     @experiment("test/toy", data="none", minutes=10)
-    def toy(options: Options, *, images: int = 3, share: float = 0.5, name: str = "a") -> Result:
+    def toy(options: Options, *, images: int = 3, fraction: float = 0.5, name: str = "a") -> Result:
         """Train nothing, but save a file.
 
         Args:
@@ -204,12 +204,12 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
         ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
         ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
         ({"images": 0}, "images of test/toy must be positive, not 0"),
-        ({"share": -0.1}, "share of test/toy must be positive, not -0.1"),
+        ({"share": -0.1}, "fraction of test/toy must be positive, not -0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             reproduce("test/toy", QUIET, folder=tmp_path / "new", **wrong)
     assert not (tmp_path / "new").exists()
-    reproduce("test/toy", QUIET, folder=tmp_path / "none", share=0)
+    reproduce("test/toy", QUIET, folder=tmp_path / "none", fraction=0)
     assert read_record("test/toy", tmp_path / "none")["settings"]["share"] == 0
 
 

@@ -117,7 +117,7 @@ def test_every_model_has_a_story_with_its_process(name):
     lines = f"{story.opening}\n{story.more}".splitlines()
     process = [line for line in lines if line.startswith("    ") and "~" in line]
     ends_in_code = story.opening.splitlines()[-1].startswith("    ")
-    assert process and ends_in_code, f"{module} writes `site ~ Law(...)`, indented"
+    assert process and ends_in_code, f"{module} writes `site ~ Distribution(...)`, indented"
     paragraph = story.opening.split("\n\n")[0]
     assert len(paragraph) > 80 and paragraph[0] != " ", f"{module} tells a paragraph before that"
 

@@ -1,4 +1,4 @@
-"""Laws of the batches: every image once, in an order that (seed, epoch) alone decides."""
+"""Distributions of the batches: every image once, in an order that (seed, epoch) alone decides."""
 
 import numpy as np
 import pytest

@@ -163,7 +163,7 @@ def test_rotated_mnist_turns_the_test_images_only(mnist, mnist_root):
     assert torch.equal(rotated.train[0], mnist.train[0])
     assert torch.equal(rotated.test[1], mnist.test[1])
     assert rotated.test[0].shape == mnist.test[0].shape
-    # the mean over uniform angles is nearly round: a quarter turn hardly changes it
+    # the mean over uniform angles is nearly round: a 90-degree rotation hardly changes it
     mean = rotated.test[0].mean(0)[0]
     assert (mean - mean.rot90()).abs().max() < 0.04
     upright = mnist.test[0].mean(0)[0]

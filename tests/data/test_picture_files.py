@@ -96,7 +96,7 @@ def linked(folder: Path) -> None:
     os.symlink(folder / "good.png", folder / "x.png")
 
 
-def turned(folder: Path) -> None:
+def rotated(folder: Path) -> None:
     """Save the picture on its side, with the note of a camera that says so."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -146,7 +146,7 @@ READ: dict[str, tuple[Make, str | None]] = {  # what makes a folder, and the war
     "animated WebP": (file(FRAMES[0], "x.webp", lossless=True, **MANY), FIRST),
     "animated PNG": (file(FRAMES[0], **MANY), FIRST),
     "TIFF of pages": (file(FRAMES[0], "x.tiff", **MANY), FIRST),
-    "turned by a camera": (turned, None),
+    "rotated by a camera": (rotated, None),
     "capital suffix": (file(L, "x.PNG"), None),
     "PNG called JPEG": (content(encoded(L, "PNG"), "x.jpg"), None),
     "name in other letters": (file(L, "x é 字 🙂.png"), None),

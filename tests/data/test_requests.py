@@ -1,4 +1,4 @@
-"""Laws of requests: negative ones undo them, whole ones are exact, draws stay in their range."""
+"""Requests: negative ones undo them, whole ones are exact, draws stay in their range."""
 
 import pytest
 import torch
@@ -40,11 +40,11 @@ def test_whole_shifts_and_right_angles_are_exact(images):
     moved = Shifts().move(images, asked)
     torch.testing.assert_close(moved, shift_pixels(images, *asked.long().unbind(-1)))
     torch.testing.assert_close(Shifts(5).numbers(asked), asked / 5)
-    turns = 90 * torch.arange(4.0, dtype=torch.float64)[:, None]
+    rotations = 90 * torch.arange(4.0, dtype=torch.float64)[:, None]
     expected = torch.stack([torch.rot90(image, k, (1, 2)) for k, image in enumerate(images)])
-    torch.testing.assert_close(Rotations().move(images, turns), expected)
+    torch.testing.assert_close(Rotations().move(images, rotations), expected)
     numbers = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]).double()
-    torch.testing.assert_close(Rotations().numbers(turns), numbers)
+    torch.testing.assert_close(Rotations().numbers(rotations), numbers)
 
 
 @pytest.mark.parametrize("requests", [Rotations(), Shifts(5)])

@@ -1,4 +1,4 @@
-"""Laws of splits and data sets: indexing, binarization, shapes."""
+"""Distributions of splits and data sets: indexing, binarization, shapes."""
 
 import dataclasses
 

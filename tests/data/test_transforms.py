@@ -1,4 +1,4 @@
-"""Laws of the warps: exact at right angles, invertible, centered, and within the given range."""
+"""Warps: exact at right angles, invertible, centered, and within the given range."""
 
 import pytest
 import torch
@@ -44,11 +44,11 @@ def test_no_motion_changes_nothing(images):
     torch.testing.assert_close(warp_images(images, motion()), images)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3])
-def test_right_angles_are_exact_and_counter_clockwise(images, turns):
-    turned = torch.rot90(images, turns, (-2, -1))
+@pytest.mark.parametrize("rotations", [1, 2, 3])
+def test_right_angles_are_exact_and_counter_clockwise(images, rotations):
+    rotated = torch.rot90(images, rotations, (-2, -1))
     torch.testing.assert_close(
-        warp_images(images, motion(torch.tensor(90.0 * turns).double())), turned
+        warp_images(images, motion(torch.tensor(90.0 * rotations).double())), rotated
     )
 
 
@@ -87,9 +87,9 @@ def test_shift_and_back_restores_the_inside(images):
 def test_images_need_not_be_square():
     image = torch.zeros(1, 1, 9, 15, dtype=torch.float64)
     image[0, 0, 4, 12] = 1  # 5 pixels to the right of the center
-    turned = warp_images(image, motion(torch.tensor(90.0).double()), (15, 9))
-    assert turned[0, 0, 2, 4] == pytest.approx(1)
-    torch.testing.assert_close(turned, torch.rot90(image, 1, (-2, -1)))
+    rotated = warp_images(image, motion(torch.tensor(90.0).double()), (15, 9))
+    assert rotated[0, 0, 2, 4] == pytest.approx(1)
+    torch.testing.assert_close(rotated, torch.rot90(image, 1, (-2, -1)))
 
 
 def test_ink_extent_is_where_a_large_canvas_shows_ink():

@@ -1,4 +1,4 @@
-"""The amortized guide to constellations: its law of shares is normalized, and it learns asleep."""
+"""The amortized guide to constellations: normalized assignments, and it learns asleep."""
 
 import itertools
 
@@ -35,14 +35,14 @@ def scenes_of(names: tuple[str, ...], number: int, clutter: int = 1, seed: int =
 def test_probabilities_of_all_shares_sum_to_one():
     model, guide = pair()
     scenes = scenes_of(("square", "square", "triangle"), 5)
-    for group in groups(model.law(), scenes.points):
-        objects, _ = group.posterior()  # all shares
+    for group in groups(model.distribution(), scenes.points):
+        objects, _ = group.posterior()  # all assignments
         points = scenes.points[group.rows]
         every = torch.full((len(objects), *points.shape[:2]), -1)
         rows = torch.arange(len(points))
-        for way, share in enumerate(objects):
-            every[way, rows[:, None], group.slots] = share
-        total = guide.log_share(points, every).logsumexp(0)
+        for way, assignment in enumerate(objects):
+            every[way, rows[:, None], group.slots] = assignment
+        total = guide.log_assignment(points, every).logsumexp(0)
         torch.testing.assert_close(total, torch.zeros_like(total))
 
 
@@ -51,11 +51,11 @@ def test_probabilities_of_all_matchings_sum_to_one():
     model, guide = pair(names, clutter=0)
     scenes = scenes_of(names, 6, clutter=0)
     whole = scenes.points[scenes.present.all(1)][:2]
-    law = guide.matchings(model.law(), whole, torch.float64)
+    distribution = guide.matchings(model.distribution(), whole, torch.float64)
     codes = torch.tensor(list(itertools.permutations(range(1, 7))))
-    total = law.log_prob(codes[:, None].expand(-1, len(whole), -1)).logsumexp(0)
+    total = distribution.log_prob(codes[:, None].expand(-1, len(whole), -1)).logsumexp(0)
     torch.testing.assert_close(total, torch.zeros_like(total))
-    counted = torch.bincount(law.sample((200,))[:, 0, 0].long(), minlength=7)
+    counted = torch.bincount(distribution.sample((200,))[:, 0, 0].long(), minlength=7)
     assert counted[0] == 0 and (counted[1:4].sum() - 100).abs() < 40  # objects are exchanged
 
 
@@ -63,10 +63,10 @@ def test_equal_objects_may_be_exchanged_whatever_the_order_of_their_corners():
     model, guide = pair()
     with torch.no_grad():
         model.corners[4:8] = model.corners[[6, 4, 7, 5]] * 1.001
-    assert exchanges(model.law()).tolist() == [[0, 1, 2], [1, 0, 2]]
+    assert exchanges(model.distribution()).tolist() == [[0, 1, 2], [1, 0, 2]]
     scenes = scenes_of(("square", "square", "triangle"), 8)
     swapped = torch.tensor([1, 0, 2, -1])[scenes.objects]
-    first, second = (guide.log_share(scenes.points, o) for o in (scenes.objects, swapped))
+    first, second = (guide.log_assignment(scenes.points, o) for o in (scenes.objects, swapped))
     torch.testing.assert_close(first, second)
 
 
@@ -100,8 +100,8 @@ def test_more_proposals_give_no_smaller_evidence():
 
 def test_every_point_sees_the_others_in_a_frame_of_its_own():
     points = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(3)).double()
-    turned = torch.view_as_real(as_complex(points) * torch.tensor(0.6 + 0.8j) + (1 - 2j))
-    seen, again = views(points, 6), views(turned, 6)
+    rotated = torch.view_as_real(as_complex(points) * torch.tensor(0.6 + 0.8j) + (1 - 2j))
+    seen, again = views(points, 6), views(rotated, 6)
     assert seen.shape == (2, 5, 18)
     torch.testing.assert_close(seen[..., :12], again[..., :12])  # 4 others, 3 numbers each
     assert not torch.allclose(seen[..., 12:14], again[..., 12:14])

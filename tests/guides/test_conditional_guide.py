@@ -60,7 +60,7 @@ def test_a_network_that_says_nothing_is_the_prior(discrete):
         torch.testing.assert_close(drawn.nodes[name]["log_prob"], expected)
 
 
-def test_expectations_are_the_middle_of_every_law():
+def test_expectations_are_the_middle_of_every_distribution():
     images = torch.rand(2, *SHAPE).double()
     _, guide = pair(model_options={"jitter": 0.1})
     middle = guide.expectations(images)

@@ -15,8 +15,8 @@ from capsule_zoo.guides.constellations.exact import groups
 from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.segmentation import segmentation_accuracy
 from capsule_zoo.models import Constellations
-from capsule_zoo.models.constellations.matching_laws import RandomMatching, from_codes
-from capsule_zoo.models.constellations.scene_law import log_equivalent, log_joint
+from capsule_zoo.models.constellations.matching_distributions import RandomMatching, from_codes
+from capsule_zoo.models.constellations.scene_distribution import log_equivalent, log_joint
 from capsule_zoo.models.constellations.similarities import Template, as_complex, place_corners
 
 SMALL = ("square", "triangle")
@@ -48,7 +48,7 @@ def every_matching(sizes: tuple[int, ...], number: int, clutter: int) -> torch.T
 @pytest.mark.parametrize("names", [("triangle", "triangle"), ("square",)])
 def test_exact_evidence_is_the_sum_over_all_matchings(names, sigma):
     model = model_of(names, sigma, sigma_floor=0.05, clutter=1)
-    law, scenes = model.law(), scenes_of(names, 12, 0.1, clutter=1, seed=1)
+    distribution, scenes = model.distribution(), scenes_of(names, 12, 0.1, clutter=1, seed=1)
     found = ExactMatching(model).parse(scenes.points)
     for scene, evidence in enumerate(found.log_evidence):
         points = scenes.points[scene : scene + 1]
@@ -56,16 +56,18 @@ def test_exact_evidence_is_the_sum_over_all_matchings(names, sigma):
         codes = every_matching(model.sizes, int(present.sum()), 1)
         full = torch.full((len(codes), 1, points.shape[1]), -1)
         full[:, 0, present] = codes
-        joint = log_joint(law, points, *from_codes(law, full))
+        joint = log_joint(distribution, points, *from_codes(distribution, full))
         torch.testing.assert_close(joint.logsumexp(0)[0], evidence, rtol=0, atol=1e-5)
         prior = torch.stack(
             [
-                RandomMatching(law, torch.tensor(t).double(), full.shape[-1]).log_prob(full)
+                RandomMatching(distribution, torch.tensor(t).double(), full.shape[-1]).log_prob(
+                    full
+                )
                 + len(names) * math.log(0.5)
                 for t in itertools.product([0, 1], repeat=len(names))
             ]
         )
-        # the model's own law of matchings is what log_joint has beside the points
+        # the model's own distribution of matchings is what log_joint has beside the points
         assert (prior.logsumexp(0).isfinite() == joint.isfinite()).all()
 
 
@@ -102,9 +104,9 @@ def test_other_guides_bound_the_evidence_by_the_joint_of_their_matching(guide):
     exact = ExactMatching(model).parse(scenes.points)
     found = guide(model).parse(scenes.points)
     assert (found.log_evidence <= exact.log_evidence + 1e-6).all()
-    law = model.law()
-    own = log_joint(law, scenes.points, found.objects, found.corners)
-    own = own + log_equivalent(law, found.objects)
+    distribution = model.distribution()
+    own = log_joint(distribution, scenes.points, found.objects, found.corners)
+    own = own + log_equivalent(distribution, found.objects)
     assert (found.log_evidence >= own - 1e-6).all()
 
 
@@ -122,7 +124,7 @@ def test_the_exact_posterior_knows_how_often_it_is_right():
     model, scenes = model_of(("square", "square"), 0.25), scenes_of(("square", "square"), 300, 0.25)
     model.sigma_pose = 0.5
     own, right = [], []
-    for group in groups(model.law(), scenes.points):
+    for group in groups(model.distribution(), scenes.points):
         objects, probability = group.posterior()
         best = objects[probability.argmax(1)]
         true = scenes.objects[group.rows[:, None], group.slots]
@@ -139,18 +141,18 @@ def test_the_exact_posterior_knows_how_often_it_is_right():
 
 def test_poses_are_a_ridge_regression_on_responsible_points():
     model = model_of()
-    law = model.law()
+    distribution = model.distribution()
     torch.manual_seed(6)
     points = torch.randn(1, 7, 2).double()
     places = as_complex(points)
-    corners = Corners.of(law, (0, 1), 0, places)
+    corners = Corners.of(distribution, (0, 1), 0, places)
     responsibility = torch.rand(1, 7, 7).double()
     start = torch.complex(torch.randn(1, 2).double(), torch.randn(1, 2).double())
     zero = torch.zeros(1, 2).double()
     before = Poses(start, start.conj(), zero, zero, start * 0)
-    found = fit_poses(places, corners, responsibility, before, law.tau)
+    found = fit_poses(places, corners, responsibility, before, distribution.tau)
     for k, owned in enumerate((range(4), range(4, 7))):
-        variance = corners.noises[k].variance(before.turn[0, k].abs())
+        variance = corners.noises[k].variance(before.rotation[0, k].abs())
         rows, values = [], []
         for i, j in itertools.product(range(7), owned):
             x, y = corners.place[j].real.item(), corners.place[j].imag.item()
@@ -158,18 +160,18 @@ def test_poses_are_a_ridge_regression_on_responsible_points():
             rows += [weight * torch.tensor(r).double() for r in ([1, 0, x, y], [0, 1, y, -x])]
             values += [weight * points[0, i, 0], weight * points[0, i, 1]]
         rows, values = torch.stack(rows), torch.stack(values)
-        precision = rows.T @ rows + torch.eye(4).double() / law.tau**2
+        precision = rows.T @ rows + torch.eye(4).double() / distribution.tau**2
         mean = torch.linalg.solve(precision, rows.T @ values)
         own = torch.stack(
             [
                 found.place[0, k].real,
                 found.place[0, k].imag,
-                found.turn[0, k].real,
-                -found.turn[0, k].imag,
+                found.rotation[0, k].real,
+                -found.rotation[0, k].imag,
             ]
         )
         torch.testing.assert_close(own, mean)
-        torch.testing.assert_close(found.var_turn[0, k], precision.inverse()[2, 2])
+        torch.testing.assert_close(found.var_rotation[0, k], precision.inverse()[2, 2])
         torch.testing.assert_close(found.var_place[0, k], precision.inverse()[0, 0])
 
 
@@ -182,20 +184,22 @@ def test_rounding_finds_the_best_permutation():
 
 
 def test_patterns_name_each_set_of_equal_objects_once():
-    law = model_of(("square", "triangle", "square"), clutter=1).law()
-    assert patterns(law, 4) == [((0,), 0), ((1,), 1)]
-    assert patterns(law, 8) == [((0, 1), 1), ((0, 2), 0)]
+    distribution = model_of(("square", "triangle", "square"), clutter=1).distribution()
+    assert patterns(distribution, 4) == [((0,), 0), ((1,), 1)]
+    assert patterns(distribution, 8) == [((0, 1), 1), ((0, 2), 0)]
 
 
 def test_symmetric_matchings_are_equally_likely_and_counted():
     model, scenes = model_of(("square", "square")), scenes_of(("square", "square"), 8, seed=8)
-    law = model.law()
-    joint = log_joint(law, scenes.points, scenes.objects, scenes.corners)
-    turned = torch.where(scenes.corners >= 0, (scenes.corners + 1) % 4, scenes.corners)
-    torch.testing.assert_close(joint, log_joint(law, scenes.points, scenes.objects, turned))
+    distribution = model.distribution()
+    joint = log_joint(distribution, scenes.points, scenes.objects, scenes.corners)
+    rotated = torch.where(scenes.corners >= 0, (scenes.corners + 1) % 4, scenes.corners)
+    torch.testing.assert_close(
+        joint, log_joint(distribution, scenes.points, scenes.objects, rotated)
+    )
     both = (scenes.present.sum(1) == 8).double()
     expected = torch.where(both > 0, 2.0 * 16, 2.0 * 4).log().double()
-    torch.testing.assert_close(log_equivalent(law, scenes.objects), expected)
+    torch.testing.assert_close(log_equivalent(distribution, scenes.objects), expected)
 
 
 def test_the_mixture_says_when_its_parse_is_no_matching():

@@ -17,7 +17,7 @@ from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 
-STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels
+STEP, NOISE = 0.1, 0.5  # standard deviations of the second site and of the pixels
 
 
 class Walk(Model):
@@ -36,12 +36,12 @@ class Walk(Model):
 
     def log_evidence(self, images):
         covariance = NOISE**2 * torch.eye(4).double() + (1 + STEP**2)
-        law = dist.MultivariateNormal(torch.zeros(4).double(), covariance)
-        return law.log_prob(images.flatten(1))
+        distribution = dist.MultivariateNormal(torch.zeros(4).double(), covariance)
+        return distribution.log_prob(images.flatten(1))
 
 
 class Walker(Guide[Walk]):
-    """The second site follows the first as in the posterior; means and deviations are wrong."""
+    """The second site follows the first as in the posterior; means and scales are wrong."""
 
     def forward(self, images, labels=None):
         precision = 1 / STEP**2 + 4 / NOISE**2
@@ -90,14 +90,15 @@ def elbo(model, guide, images, particles=400):
 
 
 def test_what_free_form_loses_by_independence_a_corrected_guide_keeps():
-    """Independent normal laws lose -log(1 - correlation^2) / 2 = .96 nats of this posterior."""
+    """Independent normals lose -log(1 - correlation^2) / 2 = .96 nats of this posterior."""
     torch.manual_seed(0)
     model = Walk()
     guide, images = Walker(model), model(batch_size=20)
     evidence = model.log_evidence(images).mean().item()
     lost = {
-        law: evidence - elbo(model, refine(model, guide, images, steps=300, law=law), images)
-        for law in ("corrected", "normal")
+        distribution: evidence
+        - elbo(model, refine(model, guide, images, steps=300, distribution=distribution), images)
+        for distribution in ("corrected", "normal")
     }
     assert evidence - elbo(model, guide, images) > 1
     assert lost["corrected"] < 0.05 and lost["normal"] > 0.9
@@ -109,8 +110,8 @@ def test_bits_keep_their_order_too():
     model = Bits()
     guide, images = Reader(model), model(batch_size=30)
     evidence = model.log_joint(images).logsumexp((1, 2)).mean().item()
-    corrected = refine(model, guide, images, steps=200, law="corrected", lr=0.1)
-    free = refine(model, guide, images, steps=200, law="normal", lr=0.04)
+    corrected = refine(model, guide, images, steps=200, distribution="corrected", lr=0.1)
+    free = refine(model, guide, images, steps=200, distribution="normal", lr=0.04)
     start, after = (elbo(model, each, images, 1000) for each in (guide, corrected))
     assert start < after < evidence + 0.02
     assert after > elbo(model, free, images, 1000) + 0.1
@@ -149,7 +150,7 @@ def test_each_correction_moves_its_own_image():
         corrected.locs["first"][1] = 10.0
         corrected.log_scales["first"][1] = math.log(1e-6)
     drawn = poutine.trace(corrected).get_trace(images.repeat(2, 1, 1, 1)).nodes["first"]["value"]
-    assert drawn[1].item() == pytest.approx(8.0, abs=1e-4)  # ten deviations of .8
+    assert drawn[1].item() == pytest.approx(8.0, abs=1e-4)  # ten standard deviations of .8
     assert drawn[3].item() == pytest.approx(8.0, abs=1e-4) and drawn[::2].abs().max() < 8
 
 
@@ -157,7 +158,7 @@ def test_the_guide_that_is_corrected_is_left_as_it_was():
     entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     kept = [p.detach().clone() for p in entry.guide.parameters()]
-    refined = refine(entry.model, entry.guide, images, steps=3, law="corrected")
+    refined = refine(entry.model, entry.guide, images, steps=3, distribution="corrected")
     own = {id(p) for p in entry.guide.parameters()}
     assert not own & {id(p) for p in refined.parameters()}
     for before, now in zip(kept, entry.guide.parameters(), strict=True):

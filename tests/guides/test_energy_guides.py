@@ -15,7 +15,7 @@ FAMILIES = pytest.mark.parametrize("families", PAIRS, ids="-".join)
 
 def some_images(model):
     torch.manual_seed(5)
-    return model.visible.law().sample((3,)).clamp(*model.pixel_range).detach()
+    return model.visible.distribution().sample((3,)).clamp(*model.pixel_range).detach()
 
 
 @pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
@@ -45,9 +45,11 @@ def test_mean_field_free_energy_is_its_definition_and_a_bound(families):
         energies, z, h = table_given(model, families, x)
         on = probability[i]
         log_switch = (z * on.log() + (1 - z) * (1 - on).log()).sum(1)
-        units = model.hidden.law(on[:, None] * field[i])
+        units = model.hidden.distribution(on[:, None] * field[i])
         log_hidden = units.log_prob(h).flatten(1).sum(1)
-        log_measure = -log_hidden.logsumexp(0)  # the law of h sums to one over the listed states
+        log_measure = -log_hidden.logsumexp(
+            0
+        )  # the distribution of h sums to one over the listed states
         log_q = log_switch[:, None] + log_hidden + log_measure
         assert log_q.exp().sum() == pytest.approx(1, abs=1e-10)
         expected = (log_q.exp() * (log_q - energies)).sum()
@@ -58,7 +60,7 @@ def test_mean_field_free_energy_is_its_definition_and_a_bound(families):
 
 @FAMILIES
 @torch.no_grad()
-def test_expectations_of_the_mean_field_are_those_of_the_law_that_is_drawn(families):
+def test_expectations_of_the_mean_field_are_those_of_the_distribution_that_is_drawn(families):
     """The exact guide's expectations are the model's own (`test_capsule_rbm`)."""
     model = small(*families)
     images = some_images(model)

@@ -29,11 +29,11 @@ def images():
     return torch.rand(4, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("law", ["delta", "normal"])
-def test_it_starts_at_the_amortized_answer(pair, images, law):
+@pytest.mark.parametrize("distribution", ["delta", "normal"])
+def test_it_starts_at_the_amortized_answer(pair, images, distribution):
     model, guide = pair
     torch.manual_seed(3)
-    free = FreeForm(model, images, guide, law)
+    free = FreeForm(model, images, guide, distribution)
     check_pair(model, free, images)
     torch.manual_seed(3)
     start = poutine.trace(guide).get_trace(images).nodes
@@ -80,7 +80,7 @@ def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, 
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair, images):
+def test_a_low_rank_distribution_draws_every_site_once_with_the_density_of_them_all(pair, images):
     """The density of the auxiliary draw and of presences is all that there is, in every plate."""
     model, guide = pair
     free = FreeForm(model, images, guide, "low_rank", rank=3)
@@ -93,12 +93,12 @@ def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair,
         torch.cat([each.flatten(1) for each in points], 1), together["value"][:, 0]
     )
     factor = torch.cat([free.factors[f"{n}_pose"].flatten(1, 2) for n in ("object", "part")], 1)
-    deviation = torch.cat([free.log_scales[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
-    factor = factor * deviation.exp()[..., None]
-    covariance = factor @ factor.mT + (2 * deviation).exp().diag_embed()
+    scale = torch.cat([free.log_scales[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
+    factor = factor * scale.exp()[..., None]
+    covariance = factor @ factor.mT + (2 * scale).exp().diag_embed()
     center = torch.cat([free.locs[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
-    law = torch.distributions.MultivariateNormal(center, covariance)
-    expected = law.log_prob(together["value"][:, 0])
+    distribution = torch.distributions.MultivariateNormal(center, covariance)
+    expected = distribution.log_prob(together["value"][:, 0])
     torch.testing.assert_close(together["log_prob"][:, 0], expected)
     assert all(trace.nodes[f"{n}_pose"]["log_prob"].sum() == 0 for n in ("object", "part"))
     check_pair(model, free, images)

@@ -14,11 +14,11 @@ from capsule_zoo import create, guides, models
 from capsule_zoo.data.points import SHAPES
 from capsule_zoo.guides.label import ClassPose
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
-from capsule_zoo.guides.per_image.site_laws import UnservedSite, family_of
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite, family_of
 from capsule_zoo.inference import SleepPhase, infer
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
+from capsule_zoo.inference.training.starts.kinds import start_kinds, start_rotated_kinds
 from capsule_zoo.settings import configure
 
 
@@ -100,16 +100,16 @@ class Yields(guides.Routing):
 
     found = staticmethod(lambda votes, belief: [])
 
-    def beliefs(self, votes, law):
-        return self.found(votes, guides.best_belief(votes, votes.uniform(), law))
+    def beliefs(self, votes, distribution):
+        return self.found(votes, guides.best_belief(votes, votes.uniform(), distribution))
 
 
 def routed(found=None, energies: bool = False) -> None:
     """Route by a routing of a user's own, whose beliefs are `found`; or ask for its energies."""
     kind = type("Own", (Yields,), {"found": staticmethod(found)}) if found else guides.Routing
-    law = guides.routing.ParentLaw(torch.zeros(4), torch.zeros(4))
+    distribution = guides.routing.ParentDistribution(torch.zeros(4), torch.zeros(4))
     call = kind(2).free_energies if energies else kind(2)
-    call(guides.Votes.dense(torch.randn(3, 8, 4, 5)), law)
+    call(guides.Votes.dense(torch.randn(3, 8, 4, 5)), distribution)
 
 
 def attended(temperature: float, guide: str) -> None:
@@ -137,11 +137,11 @@ REFUSALS = [
     (lambda: guides.PartReader(part_whole(), max_scale=0.0), "max_scale must be positive"),
     (lambda: guides.SetTransformers(part_whole(), width=0), WIDTH),
     (
-        lambda: configure(guides.PartWholeGuide, part_whole(), turns=0),
+        lambda: configure(guides.PartWholeGuide, part_whole(), rotations=0),
         "turns must be at least 1, not 0",
     ),
-    (lambda: guides.PartReader(part_whole(12, 16), turns=2), SQUARE),
-    (lambda: configure(guides.PartWholeGuide, part_whole(12, 16), turns=4), SQUARE),
+    (lambda: guides.PartReader(part_whole(12, 16), rotations=2), SQUARE),
+    (lambda: configure(guides.PartWholeGuide, part_whole(12, 16), rotations=4), SQUARE),
     (lambda: guides.PartWholeGuide(part_whole(), "gamma"), "'delta', 'normal', 'low_rank'"),
     (lambda: guides.PartWholeGuide(part_whole(), "low_rank", rank=0), "rank must be at least 1"),
     (
@@ -156,7 +156,7 @@ REFUSALS = [
         lambda: guides.Corrected(
             small_entry("stacked-capsule-autoencoder").guide, torch.rand(2, 1, 12, 12)
         ),
-        r"draws 'object_presence': its law NoisyLogit .*FreeF",
+        r"draws 'object_presence': its distribution NoisyLogit .*FreeF",
         UnservedSite,
     ),
     (
@@ -164,14 +164,14 @@ REFUSALS = [
         "guide must be a Guide, not Conv",
     ),
     (
-        lambda: refine(part_whole(), None, torch.rand(2, 1, 12, 12), law="corrected"),
-        "law 'corrected' corrects the laws of one guide",
+        lambda: refine(part_whole(), None, torch.rand(2, 1, 12, 12), distribution="corrected"),
+        "distribution 'corrected' corrects the distributions of one guide",
     ),
     (lambda: guides.MeanFieldSwitches(models.RBM(4, 2)), SWITCHES),
     (lambda: guides.MeanFieldSwitches(small_rbm(), 0), ITERATIONS),
     (lambda: free_form()(torch.rand(3, 1, 12, 12)), "belongs to 4 images, not 3"),
-    (lambda: free_form(law="full"), "law must be one of 'delta', 'normal', 'low"),
-    (lambda: free_form(law="low_rank", rank=0), "rank must be at least 1, not 0"),
+    (lambda: free_form(distribution="full"), "distribution must be one of 'delta', 'normal', 'low"),
+    (lambda: free_form(distribution="low_rank", rank=0), "rank must be at least 1, not 0"),
     (
         lambda: guides.FreeForm(Shared((1, 5, 6), 2, channels=2), torch.rand(2, 1, 5, 6)),
         r"'image_code' of Shared lies outside the plate 'images'",
@@ -185,12 +185,12 @@ REFUSALS = [
     ),
     (
         lambda: family_of("count", dist.Poisson(torch.ones(2)).to_event(1)),
-        "site 'count' has the law Poisson, which is discrete",
+        "site 'count' has the distribution Poisson, which is discrete",
         UnservedSite,
     ),
     (  # more than its logits
         lambda: family_of("tries", dist.Binomial(3, logits=torch.zeros(2)).to_event(1)),
-        "'tries' has the law Binomial, which is discrete",
+        "'tries' has the distribution Binomial, which is discrete",
         UnservedSite,
     ),
     (
@@ -268,7 +268,7 @@ REFUSALS = [
     (lambda: stacked(pose="low_rank"), "pose must be one of 'delta', 'normal'"),
     (lambda: stacked(noise="loud"), "noise must be one of"),
     (lambda: stacked(noise_width=0.0), "noise_width must be positive"),
-    (lambda: stacked(reader=partial(guides.PartReader, turns=2)), UPRIGHT),
+    (lambda: stacked(reader=partial(guides.PartReader, rotations=2)), UPRIGHT),
     (lambda: stacked(reader=partial(guides.PartReader, centered=True)), UPRIGHT),
     (lambda: RoutingSlots(shape_codes(slots=2), rounds=0), "rounds"),
     (lambda: RoutingSlots(shape_codes(slots=2), starts=0), "starts"),
@@ -284,7 +284,7 @@ REFUSALS = [
         "fewer kinds",
     ),
     (
-        lambda: start_turned_kinds(shape_codes().with_scope("objects"), torch.rand(4, 2, 1, 6, 7)),
+        lambda: start_rotated_kinds(shape_codes().with_scope("objects"), torch.rand(4, 2, 1, 6, 7)),
         "fewer kinds",
     ),
     (lambda: attended(-1.0, "peeling"), "temperature must"),

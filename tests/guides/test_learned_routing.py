@@ -22,7 +22,7 @@ from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import CheckpointError
 from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.models import MatrixCapsules, specification
-from capsule_zoo.models.routing.parent_law import ParentLaw
+from capsule_zoo.models.routing.parent_distribution import ParentDistribution
 from capsule_zoo.models.routing.votes import Windows
 from capsule_zoo.registry import save_entry, small_settings
 
@@ -41,9 +41,9 @@ def rand(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def law(connections=None):
+def distribution(connections=None):
     betas = (torch.full((J,), beta).double() for beta in (0.2, -6.0))
-    return ParentLaw(*betas, 1.0, 0.05, connections)
+    return ParentDistribution(*betas, 1.0, 0.05, connections)
 
 
 def test_self_attention_is_the_papers():
@@ -52,7 +52,7 @@ def test_self_attention_is_the_papers():
     scores = torch.einsum("bijd,bkjd->bjik", values, values).sum(3) / D**0.5  # (B, J, I)
     total = torch.einsum("bji,bijd->bjd", scores.softmax(1) + added, values)
     length = total.norm(dim=-1)
-    belief = SelfAttentionRouting(fair=False)(Votes.dense(values), law(added))
+    belief = SelfAttentionRouting(fair=False)(Votes.dense(values), distribution(added))
     torch.testing.assert_close(belief.presence[:, 0], 1 - (-length).exp())
     torch.testing.assert_close(normalize(belief.mean[:, 0], dim=2), normalize(total, dim=2))
     torch.testing.assert_close(belief.responsibility[:, 0], scores.softmax(1))
@@ -61,13 +61,13 @@ def test_self_attention_is_the_papers():
 def test_in_self_routing_a_child_chooses_by_its_own_vote():
     values, presence, gate = rand(B, I, J, D), torch.rand(B, I).double(), rand(D + 1, J, I)
     logits = torch.einsum("bijd,dji->bji", values, gate[:-1]) + gate[-1]
-    share = (presence[:, None] * logits.softmax(1)).sum(2) / presence.sum(1, keepdim=True)
-    belief = SelfRouting()(Votes.dense(values, presence), law(gate))
+    fraction = (presence[:, None] * logits.softmax(1)).sum(2) / presence.sum(1, keepdim=True)
+    belief = SelfRouting()(Votes.dense(values, presence), distribution(gate))
     torch.testing.assert_close(belief.responsibility[:, 0], logits.softmax(1))
-    torch.testing.assert_close(belief.presence[:, 0], share)
+    torch.testing.assert_close(belief.presence[:, 0], fraction)
     moved = values.clone()
     moved[:, 0] += 1
-    other = SelfRouting()(Votes.dense(moved, presence), law(gate)).responsibility[:, 0]
+    other = SelfRouting()(Votes.dense(moved, presence), distribution(gate)).responsibility[:, 0]
     torch.testing.assert_close(other[..., 1:], belief.responsibility[:, 0, :, 1:])
     assert not torch.allclose(other[..., 0], belief.responsibility[:, 0, :, 0])
 
@@ -75,18 +75,18 @@ def test_in_self_routing_a_child_chooses_by_its_own_vote():
 def test_uncertain_connections_are_the_prior_of_the_mixture():
     values, connections = rand(B, I, J, D), rand(2, J, I)
     votes = Votes.dense(values)
-    found = UncertainRouting()(votes, law(connections))
+    found = UncertainRouting()(votes, distribution(connections))
     coupling = connections[0].softmax(0).expand(B, 1, J, I)
-    torch.testing.assert_close(found, best_belief(votes, coupling, law()))
+    torch.testing.assert_close(found, best_belief(votes, coupling, distribution()))
 
 
 def test_the_cost_of_connections_is_the_divergence_from_their_prior():
-    mean, log_deviation = connections = rand(2, J, I)
-    expected = kl_divergence(Normal(mean, log_deviation.exp()), Normal(0.0, 1.0)).sum()
+    mean, log_scale = connections = rand(2, J, I)
+    expected = kl_divergence(Normal(mean, log_scale.exp()), Normal(0.0, 1.0)).sum()
     torch.testing.assert_close(UncertainRouting(images=7).cost(connections), expected / 7)
     drawn = torch.stack([UncertainRouting().drawn(connections)[0] for _ in range(4000)])
     torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=0.3)
-    torch.testing.assert_close(drawn.std(0), log_deviation.exp(), rtol=0.1, atol=0)
+    torch.testing.assert_close(drawn.std(0), log_scale.exp(), rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -131,7 +131,7 @@ def test_connections_get_the_same_gradients_when_votes_are_computed_again(kind):
 def test_a_child_in_many_windows_is_shared_among_them(kind):
     windows = Windows.sliding(5, 5, 3, 1)
     votes = Votes(rand(1, 9, J, D, 9), torch.ones(1, 9, 9).double(), windows)
-    total = windows.gather_claims(kind()(votes, law()).responsibility.sum(2), 0.0).sum(2)
+    total = windows.gather_claims(kind()(votes, distribution()).responsibility.sum(2), 0.0).sum(2)
     torch.testing.assert_close(total, torch.ones_like(total))
 
 
@@ -159,19 +159,19 @@ def test_another_routing_begins_anew_and_keeps_all_else(name):
 class Halves(Routing):
     """A routing of a reader, with a setting of its own."""
 
-    share: float = 0.5
+    fraction: float = 0.5
 
-    def beliefs(self, votes, law):
-        yield best_belief(votes, self.share * votes.uniform(), law)
+    def beliefs(self, votes, distribution):
+        yield best_belief(votes, self.fraction * votes.uniform(), distribution)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_routing_of_ones_own_is_saved_with_its_settings(name, tmp_path, monkeypatch):
-    entry = create(name, **with_routing(name, Halves(1, share=0.25)))
+    entry = create(name, **with_routing(name, Halves(1, fraction=0.25)))
     save_entry(entry, tmp_path)
     again = load(tmp_path)
     program = again.model.classes if again.model.supervised else again.guide
-    assert program.routing == Halves(1, share=0.25)
+    assert program.routing == Halves(1, fraction=0.25)
     others = {k: kind for k, kind in specification.classes().items() if k != "Halves"}
     monkeypatch.setattr(specification, "classes", lambda: others)
     with pytest.raises(CheckpointError, match="if another module defines Halves, import it first"):

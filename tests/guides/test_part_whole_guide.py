@@ -1,4 +1,4 @@
-"""Laws of the amortized guide: what it may see, what `with_poses` keeps, discrete draws."""
+"""The amortized guide: what it may see, what `with_poses` keeps, discrete draws."""
 
 import pyro.distributions as dist
 import pytest
@@ -32,11 +32,13 @@ def test_objects_see_the_image_only_through_the_parts(model, images):
     trace = traced(guide, images)
     below = {n: trace.nodes[n]["value"] for n in ("part_presence", "part_pose")}
     clamped = poutine.condition(guide, data=below)
-    laws = []
+    distributions = []
     for seen in (images, images.flip(0)):
         nodes = traced(clamped, seen).nodes
-        laws.append([nodes["object_presence"]["fn"].logits, nodes["object_pose"]["fn"].mean])
-    for one, other in zip(*laws, strict=True):
+        distributions.append(
+            [nodes["object_presence"]["fn"].logits, nodes["object_pose"]["fn"].mean]
+        )
+    for one, other in zip(*distributions, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -58,9 +60,9 @@ def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
     tight = points.with_poses(pose)
     assert tight.pose == pose and tight.model is model
     center = traced(points, images).nodes["part_pose"]["value"]
-    law = traced(tight, images).nodes["part_pose"]["fn"]
-    torch.testing.assert_close(law.mean, center)
-    assert law.variance.sqrt().max() < 0.05
+    distribution = traced(tight, images).nodes["part_pose"]["fn"]
+    torch.testing.assert_close(distribution.mean, center)
+    assert distribution.variance.sqrt().max() < 0.05
     with torch.no_grad():
         next(tight.parameters()).add_(1.0)  # the weights are copies, not shared
     assert torch.equal(traced(points, images).nodes["part_pose"]["value"], center)
@@ -68,11 +70,14 @@ def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
 
 def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
     guide = configure(PartWholeGuide, model, "low_rank", rank=3, **SMALL).double()
-    law = traced(guide, images).nodes["part_pose"]["fn"]
-    assert isinstance(law, dist.LowRankMultivariateNormal) and law.cov_factor.shape[-1] == 3
-    dense = dist.MultivariateNormal(law.loc, law.covariance_matrix)
-    value = law.rsample()
-    torch.testing.assert_close(law.log_prob(value), dense.log_prob(value))
+    distribution = traced(guide, images).nodes["part_pose"]["fn"]
+    assert (
+        isinstance(distribution, dist.LowRankMultivariateNormal)
+        and distribution.cov_factor.shape[-1] == 3
+    )
+    dense = dist.MultivariateNormal(distribution.loc, distribution.covariance_matrix)
+    value = distribution.rsample()
+    torch.testing.assert_close(distribution.log_prob(value), dense.log_prob(value))
 
 
 def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):

@@ -1,4 +1,4 @@
-"""The recognition machine with Gaussian units: a law with both natural parameters, by oracles."""
+"""The recognition machine with Gaussian units: both natural parameters, by oracles."""
 
 import math
 from functools import partial
@@ -64,9 +64,9 @@ def disjoint(centered):
     guide.centered = centered
     top, layer = model.layers[0], guide.layers[0]
     with torch.no_grad():
-        shares = torch.arange(8)[:, None] // 4 == torch.arange(2)  # pixels by capsule
-        model.weight.mul_(4 * shares[..., None])
-        model.switch_weight.mul_(shares)
+        fractions = torch.arange(8)[:, None] // 4 == torch.arange(2)  # pixels by capsule
+        model.weight.mul_(4 * fractions[..., None])
+        model.switch_weight.mul_(fractions)
         variance = (-model.visible.log_precision).exp().flatten()  # of a pixel
         paint = model.switch_weight
         raised = 0 if centered else model.visible.bias.flatten()[:, None]  # not subtracted
@@ -92,8 +92,8 @@ def log_mixture(model, images):
         painted = model.visible.bias.flatten() + weight @ mean + model.switch_weight @ states
         spread = variance[:, None] * (weight / own) @ weight.T * variance + variance.diag()
         prior = torch.distributions.Bernoulli(logits=top.switch_bias).log_prob(states).sum()
-        law = MultivariateNormal(painted * variance, spread)
-        masses.append(prior + law.log_prob(images.flatten(1)))
+        distribution = MultivariateNormal(painted * variance, spread)
+        masses.append(prior + distribution.log_prob(images.flatten(1)))
     return torch.stack(masses).logsumexp(0)
 
 
@@ -107,9 +107,9 @@ def test_recognition_can_be_the_posterior_of_gaussian_capsules(centered):
         torch.manual_seed(seed)
         found = log_weights(model, guide, images)[0]
         torch.testing.assert_close(found, exact, rtol=0, atol=1e-9)
-    law = guide.posterior(images)
-    assert (law.narrowing > 0.5).all()  # the posterior is narrower than the prior
-    assert 0.05 < law.switch_probability.mean() < 0.95  # both kinds of draws were weighed
+    distribution = guide.posterior(images)
+    assert (distribution.narrowing > 0.5).all()  # the posterior is narrower than the prior
+    assert 0.05 < distribution.switch_probability.mean() < 0.95  # both kinds of draws were weighed
 
 
 def test_the_narrowing_is_bounded_and_means_are_means_of_draws():
@@ -121,8 +121,8 @@ def test_the_narrowing_is_bounded_and_means_are_means_of_draws():
     for values, mean in ((switch, expected.switch), (drawn, expected.activity)):
         error = 5.5 * values.std(0) / 200
         assert ((values.mean(0) - mean[0]).abs() < error).all()
-    law = guide.posterior(images.expand(40_000, -1, -1, -1))
-    activity = law.sample().activity
+    distribution = guide.posterior(images.expand(40_000, -1, -1, -1))
+    activity = distribution.sample().activity
     assert ((activity.mean(0) - expected.activity[0]).abs() < 5.5 * activity.std(0) / 200).all()
     for extreme, limit in ((1e9, 1e3), (-1e9, 1e-3)):
         with torch.no_grad():

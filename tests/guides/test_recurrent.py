@@ -160,8 +160,8 @@ def test_the_divergence_of_each_step_is_the_closed_form():
     found = guide.divergences(images)
     assert found.shape == (model.steps, len(images))
     for kl, site in zip(found, model.sites, strict=True):
-        law = seen.nodes[site.name]["fn"].base_dist
-        mean, variance = law.mean, law.variance
+        distribution = seen.nodes[site.name]["fn"].base_dist
+        mean, variance = distribution.mean, distribution.variance
         expected = 0.5 * (mean.square() + variance - 1 - variance.log()).sum(1)
         torch.testing.assert_close(kl, expected.detach())
     drawn.compute_log_prob()
@@ -253,6 +253,6 @@ def test_a_photograph_has_normal_pixels():
     images = torch.rand(2, 3, 17, 17, dtype=torch.float64)
     drawings = guide(images)
     _, drawn = replayed(model, guide, images)
-    law = drawn.nodes["image"]["fn"].base_dist
+    distribution = drawn.nodes["image"]["fn"].base_dist
     assert drawings[-1].canvas.shape == images.shape
-    torch.testing.assert_close(law.scale, torch.full_like(images, 0.3))
+    torch.testing.assert_close(distribution.scale, torch.full_like(images, 0.3))

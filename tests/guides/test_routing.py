@@ -8,7 +8,11 @@ import torch
 from torch.nn.functional import normalize
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
+from capsule_zoo.models.routing.parent_distribution import (
+    ParentDistribution,
+    best_belief,
+    free_energy,
+)
 from capsule_zoo.models.routing.votes import Votes, Windows
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
@@ -22,9 +26,9 @@ def rand(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def law(parents=J, inverse_temperature=1.0, noise=0.05, beta_a=0.2, beta_u=-6.0):
+def distribution(parents=J, inverse_temperature=1.0, noise=0.05, beta_a=0.2, beta_u=-6.0):
     betas = (torch.full((parents,), float(beta)).double() for beta in (beta_a, beta_u))
-    return ParentLaw(*betas, inverse_temperature, noise)
+    return ParentDistribution(*betas, inverse_temperature, noise)
 
 
 @pytest.fixture
@@ -32,16 +36,16 @@ def votes():
     return Votes.dense(rand(B, I, J, D), torch.rand(B, I, dtype=torch.float64))
 
 
-def free_energy_of(votes, responsibility, mean, variance, logits, law):
-    belief = best_belief(votes, responsibility, law)
+def free_energy_of(votes, responsibility, mean, variance, logits, distribution):
+    belief = best_belief(votes, responsibility, distribution)
     return free_energy(
-        votes, belief._replace(mean=mean, variance=variance, logits=logits), law
+        votes, belief._replace(mean=mean, variance=variance, logits=logits), distribution
     ).sum()
 
 
 @pytest.mark.parametrize("inverse_temperature", [1.0, 0.01])
 def test_m_step_is_the_minimum_of_the_free_energy(votes, inverse_temperature):
-    rule = law(inverse_temperature=inverse_temperature)
+    rule = distribution(inverse_temperature=inverse_temperature)
     responsibility = votes.compete(rand(B, 1, J, I))
     best = best_belief(votes, responsibility, rule)
     point = [x.clone().requires_grad_() for x in (best.mean, best.variance, best.logits)]
@@ -54,7 +58,7 @@ def test_m_step_is_the_minimum_of_the_free_energy(votes, inverse_temperature):
 
 
 def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
-    rule = law()
+    rule = distribution()
     belief = best_belief(votes, votes.compete(rand(B, 1, J, I)), rule)
     best = belief._replace(
         responsibility=EMRouting(e_step="exact").responsibilities(votes, belief, rule)
@@ -68,7 +72,7 @@ def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
 @pytest.mark.parametrize("power", [0.2, 0.6, 1.5])
 def test_e_step_with_a_power_is_the_minimum_with_the_entropy_divided_by_it(votes, power):
     """A temperature 1 / power adds (1 / power - 1) sum_ij w_i R_ij ln R_ij to the free energy."""
-    rule = law()
+    rule = distribution()
     belief = best_belief(votes, votes.compete(rand(B, 1, J, I)), rule)
     routing = EMRouting(e_step="exact", power=power)
 
@@ -84,7 +88,7 @@ def test_e_step_with_a_power_is_the_minimum_with_the_entropy_divided_by_it(votes
 
 
 def test_the_power_of_a_routing_flattens_the_responsibilities(votes):
-    rule = law()
+    rule = distribution()
     belief = best_belief(votes, votes.uniform(), rule)
     posterior = VBRouting().posterior(votes.gather(votes.uniform()), rule)
     for sharp, flat, given in (
@@ -97,7 +101,7 @@ def test_the_power_of_a_routing_flattens_the_responsibilities(votes):
 
 
 def test_papers_e_step_is_a_times_n(votes):
-    rule = law()
+    rule = distribution()
     belief = best_belief(votes, votes.uniform(), rule)
     values = votes.values.unflatten(0, votes.shape)
     normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
@@ -109,7 +113,7 @@ def test_papers_e_step_is_a_times_n(votes):
 
 @pytest.mark.parametrize("inverse_temperature", [1.0, 0.1, 0.01])
 def test_free_energy_of_exact_em_never_rises(votes, inverse_temperature):
-    rule = law(inverse_temperature=inverse_temperature)
+    rule = distribution(inverse_temperature=inverse_temperature)
     energies = EMRouting(15, anneal=0, e_step="exact").free_energies(votes, rule)
     assert (energies.diff(dim=0) < 1e-9).all()
     assert (energies[0] - energies[-1] > 1e-3).all()
@@ -118,12 +122,12 @@ def test_free_energy_of_exact_em_never_rises(votes, inverse_temperature):
 def test_free_energy_of_exact_em_never_rises_between_windows():
     windows = Windows.sliding(4, 4, 3, 1)
     votes = Votes(rand(2, 4, J, D, 18), torch.rand(2, 4, 18, dtype=torch.float64), windows)
-    energies = EMRouting(10, anneal=0, e_step="exact").free_energies(votes, law())
+    energies = EMRouting(10, anneal=0, e_step="exact").free_energies(votes, distribution())
     assert (energies.diff(dim=0) < 1e-9).all()
 
 
 def test_bound_of_variational_bayes_never_falls(votes):
-    rule, routing = law(), VBRouting(15)
+    rule, routing = distribution(), VBRouting(15)
     bounds = torch.stack(
         [routing.bound(votes, b.responsibility, rule) for b in routing.beliefs(votes, rule)]
     )
@@ -134,7 +138,7 @@ def test_bound_of_variational_bayes_never_falls(votes):
 def test_variational_bayes_of_many_votes_under_a_vague_prior_is_em():
     votes = Votes.dense(rand(1, 2000, J, D))
     vague = VBRouting(1, kappa=1e-12, nu=1e-12, psi=1e-12)
-    found, expected = (routing(votes, law()) for routing in (vague, EMRouting(1)))
+    found, expected = (routing(votes, distribution()) for routing in (vague, EMRouting(1)))
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.variance, expected.variance)
     torch.testing.assert_close(found.logits, expected.logits, rtol=0.05, atol=0)
@@ -162,7 +166,7 @@ def log_evidence(values, routing):
 def test_bound_of_variational_bayes_is_the_evidence_of_a_single_parent():
     values, routing = rand(1, 6, 1, D), VBRouting(2, kappa=0.7, nu=5.0, psi=2.0)
     votes = Votes.dense(values)
-    found = routing.bound(votes, votes.uniform(), law(1, noise=0.0))
+    found = routing.bound(votes, votes.uniform(), distribution(1, noise=0.0))
     torch.testing.assert_close(found[0], log_evidence(values[0, :, 0], routing))
 
 
@@ -181,8 +185,8 @@ def test_bound_of_variational_bayes_lies_below_the_evidence():
         terms.append(weights + sum(fits))
     evidence = torch.stack(terms).logsumexp(0)
     votes = Votes.dense(values)
-    *_, last = routing.beliefs(votes, law(parents, noise=0.0))
-    bound = routing.bound(votes, last.responsibility, law(parents, noise=0.0))[0]
+    *_, last = routing.beliefs(votes, distribution(parents, noise=0.0))
+    bound = routing.bound(votes, last.responsibility, distribution(parents, noise=0.0))[0]
     assert evidence - 3 < bound < evidence
 
 
@@ -194,14 +198,14 @@ def test_dynamic_routing_is_the_papers_procedure():
         length = total.norm(dim=-1, keepdim=True)
         vector = length**2 / (1 + length**2) * total / length
         agreement = agreement + (values * vector[:, None]).sum(-1)
-    belief = DynamicRouting(3)(Votes.dense(values), law())
+    belief = DynamicRouting(3)(Votes.dense(values), distribution())
     torch.testing.assert_close(normalize(belief.mean[:, 0], dim=2), normalize(vector, dim=2))
     torch.testing.assert_close(belief.presence[:, 0], vector.norm(dim=2))
 
 
 def test_temperatures_are_those_of_the_released_code(votes):
-    """lambda_t = .01 (1 - .95^(t + 1)); with equal shares log-odds are proportional to it."""
-    rule = law(inverse_temperature=0.01)
+    """lambda_t = .01 (1 - .95^(t + 1)); with equal fractions log-odds are proportional to it."""
+    rule = distribution(inverse_temperature=0.01)
     (first,) = EMRouting(1).beliefs(votes, rule)
     plain = best_belief(votes, votes.uniform(), rule._replace(inverse_temperature=1.0))
     torch.testing.assert_close(first.logits, 0.01 * (1 - 0.95) * plain.logits)
@@ -211,9 +215,9 @@ def test_temperatures_are_those_of_the_released_code(votes):
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_parents_are_those_of_the_last_belief(routing, votes):
-    *_, last = routing.beliefs(votes, law())
-    torch.testing.assert_close(routing.parents(votes, law()), (last.mean, last.logits))
-    torch.testing.assert_close(routing(votes, law()), last)
+    *_, last = routing.beliefs(votes, distribution())
+    torch.testing.assert_close(routing.parents(votes, distribution()), (last.mean, last.logits))
+    torch.testing.assert_close(routing(votes, distribution()), last)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
@@ -223,15 +227,16 @@ def test_a_childs_presence_counts(routing):
     half = presence.clone()
     half[0, 0] = 0.5
     found = [
-        routing(Votes.dense(values, w), law(inverse_temperature=0.1)) for w in (presence, half)
+        routing(Votes.dense(values, w), distribution(inverse_temperature=0.1))
+        for w in (presence, half)
     ]
     assert (found[0].mean - found[1].mean).abs().max() > 1e-3
     assert (found[0].logits - found[1].logits).abs().max() > 1e-3
 
 
 def test_standardized_costs_compare_the_parents_of_a_position(votes):
-    """Hui's M step, number by number; the temperature of the law does not matter."""
-    rule = law(beta_a=0.7, inverse_temperature=0.3)
+    """Hui's M step, number by number; the temperature of the distribution does not matter."""
+    rule = distribution(beta_a=0.7, inverse_temperature=0.3)
     values = votes.values.unflatten(0, votes.shape)
     for iteration, belief in enumerate(STANDARDIZED.beliefs(votes, rule), start=1):
         for b in range(B):
@@ -244,16 +249,16 @@ def test_standardized_costs_compare_the_parents_of_a_position(votes):
                 entropy = 0.5 * (2 * math.pi * math.e * variance).log().sum()
                 costs.append(((entropy + rule.beta_u[j]) * weight.sum()).item())
             middle = sum(costs) / J
-            deviation = math.sqrt(sum((cost - middle) ** 2 for cost in costs) / J)
+            scale = math.sqrt(sum((cost - middle) ** 2 for cost in costs) / J)
             for j, cost in enumerate(costs):
-                share = 0.7 / (D * I / J)
-                expected = iteration * (share + (middle - cost) / deviation)
+                fraction = 0.7 / (D * I / J)
+                expected = iteration * (fraction + (middle - cost) / scale)
                 assert belief.logits[b, 0, j].item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_linear_temperature_starts_at_the_laws_and_rises_by_it(kind, votes):
-    once, still = (kind(1, anneal=how)(votes, law()).logits for how in ("linear", 0))
+def test_a_linear_temperature_starts_at_the_distributions_and_rises_by_it(kind, votes):
+    once, still = (kind(1, anneal=how)(votes, distribution()).logits for how in ("linear", 0))
     torch.testing.assert_close(once, still)
     assert [kind(anneal="linear").factor(iteration) for iteration in range(3)] == [1, 2, 3]
 
@@ -261,7 +266,7 @@ def test_a_linear_temperature_starts_at_the_laws_and_rises_by_it(kind, votes):
 @pytest.mark.parametrize("routing", ROUTINGS[:3], ids=repr)
 def test_nothing_is_there_when_no_child_is(routing):
     """Standardized costs would switch half of the parents on where votes are scattered."""
-    rule = law(beta_a=-4.0)
+    rule = distribution(beta_a=-4.0)
     belief = routing(Votes.dense(rand(1, I, J, D), torch.zeros(1, I).double()), rule)
     cold = 1.0 - routing.anneal**routing.iterations
     torch.testing.assert_close(belief.logits, torch.full_like(belief.logits, -4.0 * cold))
@@ -273,23 +278,23 @@ def test_nothing_is_there_when_no_child_is(routing):
 def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
     """This holds for EM alone: VB's prior and dynamic routing's squash tie poses to the origin."""
     values, shift = rand(B, I, J, D), rand(D)
-    still, moved = (routing(Votes.dense(v), law()) for v in (values, values + shift))
+    still, moved = (routing(Votes.dense(v), distribution()) for v in (values, values + shift))
     torch.testing.assert_close(moved.mean, still.mean + shift)
     torch.testing.assert_close(moved.logits, still.logits)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_free_energies_are_reported_on_the_same_votes(routing, votes):
-    energies = routing.free_energies(votes, law())
+    energies = routing.free_energies(votes, distribution())
     assert energies.shape == (3, B)
-    torch.testing.assert_close(energies[0], EMRouting().free_energies(votes, law())[0])
+    torch.testing.assert_close(energies[0], EMRouting().free_energies(votes, distribution())[0])
 
 
 def test_softmax_is_over_all_parents_of_a_windowed_layer():
     """One parent type, nine windows: a child seen from all nine gives a ninth to each at first."""
     windows = Windows.sliding(5, 5, 3, 1)
     votes = Votes(rand(1, 9, 1, D, 9), torch.ones(1, 9, 9).double(), windows)
-    responsibility = EMRouting(1)(votes, law(1)).responsibility
+    responsibility = EMRouting(1)(votes, distribution(1)).responsibility
     middle = (windows.cells == 12).nonzero()
     assert len(middle) == 9
     for position, place in middle.tolist():

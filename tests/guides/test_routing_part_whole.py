@@ -39,9 +39,9 @@ def draw(model, batch=4):
 
 def log_children(model, objects, parts):
     """Compute log p(parts | objects) by the model's own mixtures, (B,)."""
-    law = model.selections[0](objects, relaxed=False)
-    presence = model._presence_mixture(law).log_prob(parts.presence)
-    pose = model._pose_mixture(law, parts.presence).log_prob(parts.pose)
+    distribution = model.selections[0](objects, relaxed=False)
+    presence = model._presence_mixture(distribution).log_prob(parts.presence)
+    pose = model._pose_mixture(distribution, parts.presence).log_prob(parts.pose)
     return (presence + pose).sum(1)
 
 
@@ -49,8 +49,8 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
     objects, parts = draw(model)
     logits = torch.where(objects.presence > 0, LARGE, -LARGE).double()
     selection = model.selections[0]
-    law = selection(Capsules(logits, objects.pose), relaxed=True)
-    log_density = child_log_density(model, law, parts)
+    distribution = selection(Capsules(logits, objects.pose), relaxed=True)
+    log_density = child_log_density(model, distribution, parts)
     found = activation(logits, selection.log_affinity, log_density, selection.epsilon)
     for j in range(3):
         on, off = objects.presence.clone(), objects.presence.clone()

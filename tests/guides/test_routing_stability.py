@@ -8,7 +8,7 @@ from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
 from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Checks, Inputs, fit
 from capsule_zoo.models import MatrixCapsules
-from capsule_zoo.models.routing.parent_law import ParentLaw
+from capsule_zoo.models.routing.parent_distribution import ParentDistribution
 from capsule_zoo.models.routing.votes import Votes
 
 B, I, J, D = 2, 9, 3, 16  # noqa: E741
@@ -34,7 +34,7 @@ def test_beliefs_and_their_gradients_are_finite(routing, kind, presence):
     values = VOTES[kind]().requires_grad_()
     there = torch.full(values.shape[:2], PRESENCES[presence], requires_grad=True)
     betas = [torch.zeros(J, requires_grad=True) for _ in range(2)]
-    belief = routing(30)(Votes.dense(values, there), ParentLaw(*betas))
+    belief = routing(30)(Votes.dense(values, there), ParentDistribution(*betas))
     assert all(torch.isfinite(part).all() for part in belief)
     total = belief.mean.sum() + belief.presence.sum()
     inputs = [values, there, *betas]

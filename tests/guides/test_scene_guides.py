@@ -7,7 +7,7 @@ from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 
 from capsule_zoo.guides.scenes.peeling import alike, color_at, focus
-from capsule_zoo.guides.scenes.proposals import SubsetLaw
+from capsule_zoo.guides.scenes.proposals import SubsetDistribution
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.guides.scenes.windows import medians
 from capsule_zoo.inference import fit_guide
@@ -34,7 +34,7 @@ def small(guide, **sizes):
     return entry, images
 
 
-def test_the_law_of_prefixes_is_that_of_stopping_at_each_step():
+def test_the_distribution_of_prefixes_is_that_of_stopping_at_each_step():
     stay = torch.randn(5, 3, dtype=torch.double)
     p = stay.sigmoid()
     stop_at = [1 - p[:, 0], p[:, 0] * (1 - p[:, 1]), p[:, 0] * p[:, 1] * (1 - p[:, 2]), p.prod(-1)]
@@ -60,9 +60,9 @@ def test_the_mean_gradient_of_a_draw_is_that_of_the_bound(monkeypatch):
     exact = torch.autograd.grad(bound, (logits, weight), retain_graph=True)
     found, error = [torch.zeros(2, 4, dtype=torch.double) for _ in exact], torch.zeros(2)
     for row in range(4):
-        law = SubsetLaw(weight, rows, log_q=log_q, baseline=baseline)
-        monkeypatch.setattr(law, "drawn", lambda row=row: torch.full((2, 1), row))
-        loss = summed_presences._loss_of_a_draw(law, baseline, torch.zeros(2))
+        distribution = SubsetDistribution(weight, rows, log_q=log_q, baseline=baseline)
+        monkeypatch.setattr(distribution, "drawn", lambda row=row: torch.full((2, 1), row))
+        loss = summed_presences._loss_of_a_draw(distribution, baseline, torch.zeros(2))
         slopes = torch.autograd.grad(loss, (logits, weight, baseline), retain_graph=True)
         q = log_q[:, row].exp().detach()
         for total, slope in zip(found, slopes, strict=False):
@@ -89,9 +89,9 @@ def test_the_weight_of_a_draw_is_that_of_its_presences(name):
         torch.manual_seed(1)
         traced = log_weights(entry.model, entry.guide, images)[0]
         torch.manual_seed(1)
-        law = entry.guide.presence_law(images, entry.guide.found(images))
-        row = law.drawn()
-    drawn = law.log_weight.gather(1, row) - law.log_q.gather(1, row)
+        distribution = entry.guide.presence_distribution(images, entry.guide.found(images))
+        row = distribution.drawn()
+    drawn = distribution.log_weight.gather(1, row) - distribution.log_q.gather(1, row)
     torch.testing.assert_close(traced, drawn[:, 0])
 
 
@@ -149,7 +149,11 @@ def test_missing_pixels_are_left_out(name, sizes):
     means = model.blend(rows, found.pictures, found.ground.drawn)
     density = torch.distributions.Normal(means, model.sigma_image).log_prob(images[:, None])
     of_each = (density * observed[:, None]).flatten(2).sum(-1) + found.log_ratio @ rows.T
-    of_each = of_each + model.presence_law(images).log_prob(rows) + found.ground.log_ratio[:, None]
+    of_each = (
+        of_each
+        + model.presence_distribution(images).log_prob(rows)
+        + found.ground.log_ratio[:, None]
+    )
     torch.testing.assert_close(guide.log_weights(half, found, rows), of_each)
     filled = fill_in(entry.model, entry.guide, images, observed, num_particles=4)
     assert filled.images.isfinite().all() and filled.log_hidden.isfinite().all()
@@ -166,7 +170,9 @@ def test_no_slot_looks_at_missing_pixels_and_grounds_are_medians_of_the_others()
     torch.testing.assert_close(medians(images, 1), torch.full((2, 3), 0.7).double())
 
 
-@pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture", turn=0.1)])
+@pytest.mark.parametrize(
+    "sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture", rotation=0.1)]
+)
 @pytest.mark.parametrize("name", GUIDES)
 def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeypatch):
     """Their density is the one at given latents, and the weight that of all subsets by hand."""
@@ -180,7 +186,9 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
         found = guide.found(images)
         rows = subsets_of(model.slots, images)
         means = model.blend(rows, found.pictures, found.ground.drawn)
-        each = model.log_likelihood(images, means) + model.presence_law(images).log_prob(rows)
+        each = model.log_likelihood(images, means) + model.presence_distribution(images).log_prob(
+            rows
+        )
         values = {n: site["value"] for n, site in latent_sites(drawn).items()}
         torch.manual_seed(1)  # of the first noise of slots
         with Given({n: value.clone() for n, value in values.items()}):
@@ -232,13 +240,17 @@ def test_a_place_is_drawn_in_proportion_to_a_power_of_the_map():
     torch.testing.assert_close(focus(maps), torch.tensor([[2 / 3, 0.5]]))
     torch.manual_seed(0)
     column, row = focus(maps.expand(21_000, 1, 2, 3), temperature=0.5).T
-    shares = [((row < 0) & (column < 0)), ((row > 0) & (column == 0)), ((row > 0) & (column > 0))]
-    found = torch.stack([share.float().mean() for share in shares])
+    fractions = [
+        ((row < 0) & (column < 0)),
+        ((row > 0) & (column == 0)),
+        ((row > 0) & (column > 0)),
+    ]
+    found = torch.stack([fraction.float().mean() for fraction in fractions])
     torch.testing.assert_close(found, torch.tensor([1, 4, 16]) / 21, atol=0.015, rtol=0)
 
 
 def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
-    """Draws of a wide law at one place and at drawn ones; the places enter no density."""
+    """Draws of a wide distribution at one place and at drawn ones; the places enter no density."""
     found = []
     for temperature in (0.0, 2.0):
         entry, images = small(
@@ -247,8 +259,8 @@ def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
         with torch.no_grad():
             torch.manual_seed(0)
             weight = log_weights(entry.model, entry.guide, images[:1].expand(4000, 1, 12, 10))[0]
-        share = weight.exp()
-        found.append((share.mean(), share.std() / len(share) ** 0.5, weight))
+        fraction = weight.exp()
+        found.append((fraction.mean(), fraction.std() / len(fraction) ** 0.5, weight))
     (one, one_error, at_one), (drawn, drawn_error, at_drawn) = found
     assert one_error < 0.05 * one and drawn_error < 0.05 * drawn
     assert (at_one.std() - at_drawn.std()).abs() > 0.01  # the places do change the draws

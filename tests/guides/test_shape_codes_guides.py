@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from capsule_zoo.guides import KindNetwork, RidgeKinds, ShapeCodesGuide
 from capsule_zoo.guides.parts.ridge import fit_code, fit_pose
 from capsule_zoo.inference import Checks, Pace, fit, loss_per_image
-from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
+from capsule_zoo.inference.training.starts.kinds import start_kinds, start_rotated_kinds
 from capsule_zoo.models import Capsules, ShapeCodes, poses
 from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
 from capsule_zoo.settings import configure
@@ -103,7 +103,7 @@ def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
     joint = model.log_joint_of_kinds(from_part_sets(sets), found.pose, found.code)
     assert exact[0] == exact[1] == pytest.approx(-joint.logsumexp(-1).mean().item(), rel=1e-10)
     drawn = [loss_per_image(Trace_ELBO(), model, guide, sets).item() for _ in range(20)]
-    # at the best law of the kind, log p(k, ...) - log q(k) is the same for every kind
+    # at the best distribution of the kind, log p(k, ...) - log q(k) is the same for every kind
     assert drawn == pytest.approx([exact[0]] * 20, rel=1e-10)
 
 
@@ -133,10 +133,10 @@ def test_a_turned_view_turns_the_object_with_its_parts(above):
     for seen, angle in ((images, None), (images.rot90(-1, (2, 3)), quarter)):
         torch.manual_seed(3)
         found.append(poutine.trace(guide).get_trace(seen, angle=angle).nodes)
-    turn = poses.rotation(quarter[:1])
+    step = poses.rotation(quarter[:1])
     for site in ("part_pose", "object_pose"):
-        upright, turned = (nodes[site]["value"] for nodes in found)
-        torch.testing.assert_close(poses.compose(turn, upright), turned, atol=1e-6, rtol=0)
+        upright, rotated = (nodes[site]["value"] for nodes in found)
+        torch.testing.assert_close(poses.compose(step, upright), rotated, atol=1e-6, rtol=0)
 
 
 def mixed_sets(number: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,7 +168,7 @@ def test_kinds_start_from_factor_analyzers_and_stay_what_they_are():
 
 
 def test_kinds_choose_the_turn_of_every_image():
-    """Three shapes at one of four turns each: whatever turn was shown first, all end alike."""
+    """Three shapes at one of four turns each: whatever rotation was shown first, all end alike."""
     sets, which = mixed_sets()
     parts = from_part_sets(sets)
     back = poses.rotation(torch.arange(4).double() * torch.pi / 2)
@@ -181,9 +181,9 @@ def test_kinds_choose_the_turn_of_every_image():
             for t in range(4)
         ]
     )
-    model = made(kinds=9).with_scope("objects")  # fewer kinds than turned shapes, more than shapes
-    chosen = start_turned_kinds(model, views, seed=0)
-    ends = (held + chosen) % 4  # the turn at which each image is left
+    model = made(kinds=9).with_scope("objects")  # fewer kinds than rotated shapes, more than shapes
+    chosen = start_rotated_kinds(model, views, seed=0)
+    ends = (held + chosen) % 4  # the rotation at which each image is left
     for shape in range(3):
         counts = torch.bincount(ends[which == shape], minlength=4)
         assert counts.max() == counts.sum()
@@ -200,11 +200,11 @@ def test_the_amortized_guide_starts_at_the_posterior():
     few = from_part_sets(sets[:5])
     shapes = model.shapes
     slope = shapes.pose_codes.flatten(1, 2)  # (K, 6 P, d)
-    law = torch.distributions.LowRankMultivariateNormal(
+    distribution = torch.distributions.LowRankMultivariateNormal(
         shapes.place.flatten(1), slope, shapes.scale.flatten(1).square()
     )
     presence = torch.nn.functional.logsigmoid(shapes.presence_logits).sum(-1)
-    exact = law.log_prob(few.pose.flatten(1)[:, None]) + presence
+    exact = distribution.log_prob(few.pose.flatten(1)[:, None]) + presence
     exact = exact + model.kind_logits.log_softmax(-1)
     found = guide.kind_logits(few, guide.propose(few))
     torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-6)

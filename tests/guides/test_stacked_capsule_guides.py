@@ -101,10 +101,10 @@ def test_probes_read_probabilities_whatever_the_noise(model, images):
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
 
-def test_laws_of_logits_expand_and_integrate_to_one():
+def test_distributions_of_logits_expand_and_integrate_to_one():
     logits = torch.tensor([0.5, -1.0])
-    law = NoisyLogit(logits, 4.0).expand(torch.Size((3, 2)))
-    assert law.batch_shape == (3, 2) and law.rsample().shape == (3, 2)
+    distribution = NoisyLogit(logits, 4.0).expand(torch.Size((3, 2)))
+    assert distribution.batch_shape == (3, 2) and distribution.rsample().shape == (3, 2)
     grid = torch.linspace(-6, 6, 24_001)[:, None]
     mass = NoisyLogit(logits, 4.0).log_prob(grid).exp().sum(0) * 12 / 24_000
     torch.testing.assert_close(mass, torch.ones(2), rtol=1e-3, atol=0)

@@ -29,7 +29,7 @@ from capsule_zoo.inference import SemiAmortized, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, scored
-from capsule_zoo.inference.annealing.transitions import Moves, changed, transition, turn
+from capsule_zoo.inference.annealing.transitions import Moves, changed, rotation, transition
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models import CapsuleHelmholtzMachine
@@ -54,7 +54,7 @@ class Mixed(Model):
     def __init__(self, noise: float = 0.3) -> None:
         super().__init__()
         self.noise = noise
-        self.share = torch.nn.Parameter(torch.tensor([0.5, 0.3, 0.2]).double())
+        self.fraction = torch.nn.Parameter(torch.tensor([0.5, 0.3, 0.2]).double())
         self.levels = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, -1, 0]]).double()
         self.bumps = torch.tensor([[0.5, 0, 0, 0.2], [0, -0.6, 0.3, 0]]).double()
         self.presence = torch.tensor([0.3, 0.6]).double()
@@ -64,15 +64,15 @@ class Mixed(Model):
     ) -> Tensor:
         size = batch_size if images is None else len(images)
         with pyro.plate("images", size, dim=-2):
-            kind = pyro.sample("object_kind", dist.OneHotCategorical(self.share).expand([1, 1]))
+            kind = pyro.sample("object_kind", dist.OneHotCategorical(self.fraction).expand([1, 1]))
             with pyro.plate("parts", 2, dim=-1):
                 present = pyro.sample("part_presence", dist.Bernoulli(self.presence))
-            origin = self.share.new_zeros(1, 1, 1)
+            origin = self.fraction.new_zeros(1, 1, 1)
             code = pyro.sample("object_code", dist.Normal(origin, 1.0).to_event(1))
             mean = (kind @ self.levels) * code + (present @ self.bumps)[:, None]
-            law = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
+            distribution = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
             observed = None if images is None else images[:, None]
-            return pyro.sample("image", law, obs=observed).squeeze(1)
+            return pyro.sample("image", distribution, obs=observed).squeeze(1)
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), as a sum over all kinds and presences."""
@@ -81,9 +81,9 @@ class Mixed(Model):
             level = self.levels[kind]
             covariance = self.noise**2 * torch.eye(4).double() + level[:, None] * level
             on = torch.tensor(present).double()
-            prior = self.share[kind].log() + dist.Bernoulli(self.presence).log_prob(on).sum()
-            law = dist.MultivariateNormal(on @ self.bumps, covariance)
-            terms.append(prior + law.log_prob(images.flatten(1)))
+            prior = self.fraction[kind].log() + dist.Bernoulli(self.presence).log_prob(on).sum()
+            distribution = dist.MultivariateNormal(on @ self.bumps, covariance)
+            terms.append(prior + distribution.log_prob(images.flatten(1)))
         return torch.stack(terms).logsumexp(0)
 
 
@@ -105,19 +105,21 @@ class MixedGuide(Guide[Mixed]):
 class Positive(Conjugate):
     """A model whose code is positive, so that its unconstrained space has a Jacobian."""
 
-    def law(self) -> dist.Gamma:
+    def distribution(self) -> dist.Gamma:
         two = torch.tensor(2.0).double()
         return dist.Gamma(two, 1 / two)
 
     def code(self) -> Tensor:
-        return pyro.sample("code", self.law())
+        return pyro.sample("code", self.distribution())
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), on a fine grid of codes."""
         grid = torch.linspace(0.0025, 40, 8001).double()
         pixels = images.flatten(1)
         log_prob = sum(dist.Normal(grid, self.noise).log_prob(pixel[:, None]) for pixel in pixels.T)
-        return (log_prob + self.law().log_prob(grid)).logsumexp(1) + (grid[1] - grid[0]).log()
+        return (log_prob + self.distribution().log_prob(grid)).logsumexp(1) + (
+            grid[1] - grid[0]
+        ).log()
 
 
 class Slots(Conjugate):
@@ -194,25 +196,25 @@ def z_score(values: np.ndarray) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
-@pytest.mark.parametrize("case, share", STARTS)
-def test_forward_weights_are_unbiased(case, share):
+@pytest.mark.parametrize("case, fraction", STARTS)
+def test_forward_weights_are_unbiased(case, fraction):
     """E[w] = p(image), also with few temperatures."""
     torch.manual_seed(0)
     model, guide = CASES[case]()
     shown = conjugate_images(2)
-    options = dict(chains=1500, simulated=0, batch_size=10**6, prior_share=share, **QUICK)
+    options = dict(chains=1500, simulated=0, batch_size=10**6, prior_fraction=fraction, **QUICK)
     forward = annealed_log_likelihood(model, guide, shown, **options)
     ratio = forward.sample_stats.log_weight.values[0] - model.log_evidence(shown).numpy(force=True)
     assert all(z_score(np.exp(column) - 1) < Z for column in ratio.T)
 
 
 @pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
-@pytest.mark.parametrize("case, share", STARTS)
-def test_both_directions_are_of_one_path(case, share):
+@pytest.mark.parametrize("case, fraction", STARTS)
+def test_both_directions_are_of_one_path(case, fraction):
     """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other."""
     torch.manual_seed(0)
     model, guide = CASES[case]()
-    options = dict(chains=1, simulated=2000, batch_size=10**6, prior_share=share, **QUICK)
+    options = dict(chains=1, simulated=2000, batch_size=10**6, prior_fraction=fraction, **QUICK)
     found = annealed_log_likelihood(model, guide, conjugate_images(1), seed=1, **options)
     log_evidence = evidence_of_simulated(model, found)
     stats = found.sample_stats
@@ -278,7 +280,7 @@ def test_few_temperatures_leave_a_gap_that_more_close():
 
 @pytest.mark.filterwarnings("ignore:lower is too low")  # with so few temperatures it may be
 def test_chains_start_at_a_guide_that_is_refined_for_every_image():
-    """Also for simulated images, whose pixels lie outside of [0, 1] as their law is normal."""
+    """Also for simulated images, whose normal pixels lie outside of [0, 1]."""
     torch.manual_seed(0)
     entry = create("conditional-autoencoder", **small_settings("conditional-autoencoder"))
     images = torch.rand(3, *entry.model.image_shape)
@@ -292,17 +294,19 @@ def test_chains_start_at_a_guide_that_is_refined_for_every_image():
 
 
 def test_a_start_at_slots_is_the_mean_over_their_orders():
-    """And with a share of the prior it is the mixture of both."""
+    """And with a fraction of the prior it is the mixture of both."""
     torch.manual_seed(0)
     model, images = Slots().double(), conjugate_images(3)
     places = torch.randn(3, 2).double()
-    laws = [dist.Normal(places.new_tensor(at), places.new_tensor(0.7)) for at in (-0.6, 0.9)]
+    distributions = [
+        dist.Normal(places.new_tensor(at), places.new_tensor(0.7)) for at in (-0.6, 0.9)
+    ]
     orders = [places, places.flip(1)]
-    each = [laws[0].log_prob(z[:, 0]) + laws[1].log_prob(z[:, 1]) for z in orders]
+    each = [distributions[0].log_prob(z[:, 0]) + distributions[1].log_prob(z[:, 1]) for z in orders]
     mean = torch.stack(each).logsumexp(0) - math.log(2)
     prior = dist.Normal(model.mean / 2, math.sqrt(0.5)).log_prob(places).sum(1)
-    for share, expected in ((0.0, mean), (0.3, ((0.7 * mean.exp() + 0.3 * prior.exp()).log()))):
-        path = AnnealedPath(model, SlotsGuide(model), images, share)
+    for fraction, expected in ((0.0, mean), (0.3, ((0.7 * mean.exp() + 0.3 * prior.exp()).log()))):
+        path = AnnealedPath(model, SlotsGuide(model), images, fraction)
         for z in orders:
             found = path.terms(State(z, {})).start
             torch.testing.assert_close(found, expected.detach(), rtol=1e-10, atol=1e-10)
@@ -340,15 +344,15 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
     shown = conjugate_images(2)
     gaps = [
         annealed_bounds(
-            annealed_log_likelihood(model, Narrow(model), shown, prior_share=share, **how)
+            annealed_log_likelihood(model, Narrow(model), shown, prior_fraction=fraction, **how)
         )["gap"]
-        for share in (0.0, 0.5)
+        for fraction in (0.0, 0.5)
     ]
     assert gaps[0] > 20 and abs(gaps[1]) < 4
 
 
 @pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04), (Units, 1.0)])
-def test_transitions_keep_the_law_of_the_path_in_either_order(kind, step):
+def test_transitions_keep_the_distribution_of_the_path_in_either_order(kind, step):
     """Start at exact draws of the posterior; the means of all latents and of log p(z | x) stay."""
     torch.manual_seed(0)
     model = kind().double()
@@ -405,14 +409,17 @@ def test_a_pose_is_drawn_again_from_its_prior_at_the_new_presence():
     new, ratio = path.redrawn(old, State(old.position, {"part_presence": there}), "part_pose", at)
     moved = new.position != old.position
     assert moved[rows, at].all() and moved.sum() == 400
-    laws = [
+    distributions = [
         dist.Normal(model.mean[at, 0], torch.where(on[rows, at] > 0, 0.03, 3.0))
         for on in (old.choices["part_presence"], there)
     ]
     values = old.position[rows, at], new.position[rows, at]
-    each = [law.log_prob(value) for law, value in zip(laws, values, strict=True)]
+    each = [
+        distribution.log_prob(value)
+        for distribution, value in zip(distributions, values, strict=True)
+    ]
     torch.testing.assert_close(ratio, (each[0] - each[1]).detach())
-    noise = (values[1] - laws[1].mean) / laws[1].stddev
+    noise = (values[1] - distributions[1].mean) / distributions[1].stddev
     assert abs(noise.std().item() - 1) < 0.2
 
 
@@ -424,7 +431,7 @@ def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
     assert path.beside["capsule1_switch"] == ["capsule1_hidden"]
     old = path.draw()
     moves, epsilon = Moves(1, 0, old.position), torch.full((400,), 0.9).double()
-    new, terms, _ = turn(path, old, path.terms(old), 1.0, epsilon, moves)
+    new, terms, _ = rotation(path, old, path.terms(old), 1.0, epsilon, moves)
     assert ((path.moved(new) != path.moved(old)).sum(1) > 1).any()
     torch.testing.assert_close(terms.at(1.0), path.terms(new).at(1.0))
     there, at = changed(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
@@ -433,8 +440,8 @@ def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
     rows = torch.arange(400)
 
     def of_units(state: State) -> Tensor:
-        law = scored(model, path.values(state), path.images).nodes["capsule1_hidden"]["fn"]
-        return law.log_prob(state.choices["capsule1_hidden"])[rows, at]
+        distribution = scored(model, path.values(state), path.images).nodes["capsule1_hidden"]["fn"]
+        return distribution.log_prob(state.choices["capsule1_hidden"])[rows, at]
 
     torch.testing.assert_close(ratio, (of_units(old) - of_units(drawn)).detach())
     moved = (drawn.choices["capsule1_hidden"] != old.choices["capsule1_hidden"]).any(-1)
@@ -456,12 +463,12 @@ def test_terms_are_the_densities_of_evaluate_and_their_gradients():
 
 
 def test_the_start_is_a_density_of_unconstrained_coordinates():
-    """The law of the logarithm of a gamma variable has a Jacobian."""
+    """The distribution of the logarithm of a gamma variable has a Jacobian."""
     model = Positive().double()
     path = AnnealedPath(model, None, torch.full((5, 1, 2, 2), 0.3).double())
     state = path.draw()
-    law = dist.TransformedDistribution(model.law(), [ExpTransform().inv])
-    torch.testing.assert_close(path.terms(state).start, law.log_prob(state.position[:, 0]))
+    distribution = dist.TransformedDistribution(model.distribution(), [ExpTransform().inv])
+    torch.testing.assert_close(path.terms(state).start, distribution.log_prob(state.position[:, 0]))
     code = state.position[:, 0].exp()
     likelihood = dist.Normal(code[:, None], model.noise).log_prob(path.images.flatten(1)).sum(1)
     torch.testing.assert_close(path.terms(state).gain, likelihood)

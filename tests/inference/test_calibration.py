@@ -16,8 +16,8 @@ def conjugate(number, shift=0.0, stretch=1.0, deaf=False):
     """Return ranks of z ~ Normal(0, 1) and of z x, x ~ Normal(z, 1/2), under a posterior."""
     z = torch.randn(number).double()
     x = z + 0.5 * torch.randn(number).double()
-    mean, deviation = (0 * x, 1.0) if deaf else (0.8 * x, math.sqrt(0.2))
-    draws = mean + shift + stretch * deviation * torch.randn(DRAWS, number).double()
+    mean, scale = (0 * x, 1.0) if deaf else (0.8 * x, math.sqrt(0.2))
+    draws = mean + shift + stretch * scale * torch.randn(DRAWS, number).double()
 
     def quantities(z):
         return torch.stack([z, z * x], -1)

@@ -56,13 +56,13 @@ def pose(width=3):
     return pyro.sample("pose", dist.Normal(torch.zeros(width), 1.0).to_event(1))
 
 
-def coin(law=None):
-    return pyro.sample("coin", law or dist.Bernoulli(0.5))
+def coin(distribution=None):
+    return pyro.sample("coin", distribution or dist.Bernoulli(0.5))
 
 
 def observed(number):
-    law = dist.Normal(torch.zeros(number, 1, 2, 2), 1.0).to_event(3)
-    return pyro.sample("image", law, obs=IMAGES[:number])
+    distribution = dist.Normal(torch.zeros(number, 1, 2, 2), 1.0).to_event(3)
+    return pyro.sample("image", distribution, obs=IMAGES[:number])
 
 
 def problems(model, guide, images=IMAGES) -> list[str]:

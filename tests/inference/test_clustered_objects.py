@@ -85,17 +85,22 @@ def test_features_bend_the_constellation_along_the_cluster(scene):
     torch.testing.assert_close((moved[2] + moved[0])[there] / 2, moved[1][there], rtol=0, atol=0.02)
 
 
-def test_codes_are_the_posterior_of_a_linear_law():
+def test_codes_are_the_posterior_of_a_linear_distribution():
     torch.manual_seed(0)
     loadings = torch.randn(2, 3, 6, 4, dtype=torch.float64)
     variance = torch.rand(2, 3, 6, dtype=torch.float64) + 0.1
-    share = torch.full((2,), 0.5, dtype=torch.float64)
+    fraction = torch.full((2,), 0.5, dtype=torch.float64)
     mean = torch.randn(2, 3, 6, dtype=torch.float64)
-    law = FactorAnalyzers(share, torch.full((2, 3), 0.9), mean, loadings, variance).principal()
+    distribution = FactorAnalyzers(
+        fraction, torch.full((2, 3), 0.9), mean, loadings, variance
+    ).principal()
     parts = Capsules(torch.ones(5, 3).double(), torch.randn(5, 3, 6, dtype=torch.float64))
-    found = posterior_codes(law, parts)
+    found = posterior_codes(distribution, parts)
     for kind in range(2):
-        slope, noise = law.loadings[kind].flatten(0, 1), law.variance[kind].flatten()
+        slope, noise = (
+            distribution.loadings[kind].flatten(0, 1),
+            distribution.variance[kind].flatten(),
+        )
         evidence = slope @ slope.T + noise.diag()
         away = (parts.pose - mean[kind]).flatten(1)
         torch.testing.assert_close(found[:, kind], away @ torch.linalg.solve(evidence, slope))

@@ -20,14 +20,14 @@ MODES = [
 
 
 @KINDS
-def test_chains_started_at_the_exact_law_give_the_likelihood_gradient(kind):
-    """Sweeps keep the law, so the objective's own gradient errs by chance alone."""
+def test_chains_started_at_the_exact_distribution_give_the_likelihood_gradient(kind):
+    """Sweeps keep the distribution, so the objective's own gradient errs by chance alone."""
     model, images, number = small(kind=kind), binary_images(), 40_000
     masses, listed = log_masses(model, PAIRS[0])
-    law = masses.softmax(0).detach()
+    distribution = masses.softmax(0).detach()
     objective = ContrastiveDivergence(k=2, persistent=True, chains=number)
     torch.manual_seed(0)
-    start = listed[torch.multinomial(law, number, replacement=True)]
+    start = listed[torch.multinomial(distribution, number, replacement=True)]
     state = model.posterior(start).sample()
     objective.load_state_dict({n: v.detach() for n, v in state._asdict().items()})
     parameters = list(model.parameters())
@@ -39,8 +39,8 @@ def test_chains_started_at_the_exact_law_give_the_likelihood_gradient(kind):
     likelihood = -model.free_energy(images).mean() - masses.logsumexp(0)
     for i, exact in enumerate(torch.autograd.grad(-likelihood, parameters)):
         per_image = torch.stack([row[i] for row in rows])
-        mean = torch.einsum("s,s...->...", law, per_image)
-        variance = torch.einsum("s,s...->...", law, (per_image - mean).square())
+        mean = torch.einsum("s,s...->...", distribution, per_image)
+        variance = torch.einsum("s,s...->...", distribution, (per_image - mean).square())
         assert ((found[i] - exact).abs() <= 5.5 * (variance / number).sqrt() + 1e-12).all()
 
 

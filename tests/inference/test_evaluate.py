@@ -91,8 +91,8 @@ class Parts(Model):
         with pyro.plate("images", size, dim=-2):
             shift = pyro.sample("shift", dist.Normal(torch.zeros(1, dtype=torch.float64), 1.0))
             with pyro.plate("parts", 2, dim=-1):
-                law = dist.Categorical(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
-                kind = pyro.sample("kind", law, infer={"enumerate": "parallel"})
+                distribution = dist.Categorical(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
+                kind = pyro.sample("kind", distribution, infer={"enumerate": "parallel"})
                 value = None if images is None else images[:, 0, 0]
                 pyro.sample("image", dist.Normal(kind + shift, 0.7), obs=value)
 
@@ -214,7 +214,7 @@ def test_headline_numbers_are_those_of_the_discrete_model(discrete):
     torch.testing.assert_close(weights(idata)[0, 0], used.log_evidence(images).detach())
 
 
-def test_pareto_shape_of_a_pareto_law():
+def test_pareto_shape_of_a_pareto_distribution():
     rng = np.random.default_rng(0)
     for shape in (0.3, 0.9):
         log_weight = np.log(rng.pareto(1 / shape, size=(20, 2000)) + 1)
@@ -223,7 +223,7 @@ def test_pareto_shape_of_a_pareto_law():
 
 
 def test_a_tail_of_a_hundred_nats_is_heavy_in_every_precision():
-    """Weights e^x of x ~ Exponential(60) have a Pareto law of shape 60, without a mean."""
+    """Weights e^x of x ~ Exponential(60) have a Pareto distribution of shape 60, without a mean."""
     log_weight = np.random.default_rng(0).exponential(60, size=(20, 100))
     found = pareto_shape(log_weight)
     assert (found > 10).all() and np.isfinite(found).all()
@@ -289,7 +289,9 @@ def test_a_model_of_labels_is_weighed_by_the_density_of_labels():
     scores = entry.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
     torch.testing.assert_close(weights(idata)[0, 1], scores.detach(), rtol=1e-5, atol=1e-5)
     assert idata.attrs["is_bound"] == 1 and idata.attrs["bound_on"] == "log p(label | image)"
-    entry = create("matrix-capsules", **small_settings("matrix-capsules"))  # a loss, not a law
+    entry = create(
+        "matrix-capsules", **small_settings("matrix-capsules")
+    )  # a loss, not a distribution
     images = torch.rand(4, *entry.model.image_shape)
     idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=1)
     assert idata.attrs["is_bound"] == 0 and idata.attrs["not_a_bound"]

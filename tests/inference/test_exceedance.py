@@ -97,7 +97,7 @@ def test_a_warning_comes_with_the_annealing(folded):
     """Chains in three steps from the prior end far below a guide that knows the posterior."""
     model, _, both, images = folded
     model.noise = 0.002
-    how = CHAINS | dict(temperatures=2, chains=2, prior_share=0.99)
+    how = CHAINS | dict(temperatures=2, chains=2, prior_fraction=0.99)
     with pytest.warns(UserWarning, match="lower is too low") as caught:
         idata = annealed_log_likelihood(model, {"both": both}, images, **how)
     assert len(caught) == 1 and idata.attrs["exceeded"] == str(caught[0].message)
@@ -189,16 +189,16 @@ class EightSchools(Model):
             scale = pyro.sample("scale", dist.HalfCauchy(self.five))
             effects = pyro.sample("effects", dist.Normal(0 * one, one).to_event(1))
             effects = mean[..., None] + scale[..., None] * effects
-            law = dist.Normal(effects[..., None, None, :], self.noise).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(effects[..., None, None, :], self.noise).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), by quadrature over the logarithm of the scale."""
         log_scale = torch.linspace(-12, 12, 801).double()
         scale = log_scale.exp()
         diagonal = (scale[:, None] ** 2 + self.noise**2).diag_embed()
-        laws = dist.MultivariateNormal(torch.zeros(8).double(), diagonal + self.five**2)
-        joint = laws.log_prob(images.reshape(-1, 1, 8)) + log_scale
+        distributions = dist.MultivariateNormal(torch.zeros(8).double(), diagonal + self.five**2)
+        joint = distributions.log_prob(images.reshape(-1, 1, 8)) + log_scale
         joint = joint + dist.HalfCauchy(self.five).log_prob(scale)
         return joint.logsumexp(1) + (log_scale[1] - log_scale[0]).log()
 

@@ -27,7 +27,7 @@ def some_mixture() -> FactorAnalyzers:
 def drawn(mixture: FactorAnalyzers, number: int, seed: int = 1) -> tuple[Capsules, torch.Tensor]:
     """Part sets of a mixture, and their kinds."""
     torch.manual_seed(seed)
-    kind = torch.multinomial(mixture.share, number, replacement=True)
+    kind = torch.multinomial(mixture.fraction, number, replacement=True)
     code = torch.randn(number, FACTORS).double()
     mean = mixture.mean[kind] + torch.einsum("npid,nd->npi", mixture.loadings[kind], code)
     noise = mixture.variance[kind].sqrt() * torch.randn(number, PARTS, 6).double()
@@ -44,18 +44,18 @@ def test_the_joint_is_the_density_of_the_story():
     parts, _ = drawn(mixture, 7)
     parts = parts._replace(presence=torch.ones(7, PARTS).double())
     for k in range(KINDS):
-        law = MultivariateNormal(mixture.mean[k].flatten(), covariance(mixture, k))
-        expected = law.log_prob(parts.pose.flatten(1)) + mixture.share[k].log()
+        distribution = MultivariateNormal(mixture.mean[k].flatten(), covariance(mixture, k))
+        expected = distribution.log_prob(parts.pose.flatten(1)) + mixture.fraction[k].log()
         expected = expected + Bernoulli(mixture.presence[k]).log_prob(parts.presence).sum(-1)
         torch.testing.assert_close(mixture.log_joint(parts)[:, k], expected)
 
 
-def test_principal_codes_are_the_same_law_and_independent_given_the_parts():
+def test_principal_codes_are_the_same_distribution_and_independent_given_the_parts():
     mixture = some_mixture()
-    turned = mixture.principal()
+    rotated = mixture.principal()
     for k in range(KINDS):
-        torch.testing.assert_close(covariance(turned, k), covariance(mixture, k))
-    precision = turned.posterior_precision()
+        torch.testing.assert_close(covariance(rotated, k), covariance(mixture, k))
+    precision = rotated.posterior_precision()
     torch.testing.assert_close(precision, torch.diag_embed(precision.diagonal(dim1=1, dim2=2)))
     assert (precision[:, 0, 0] > precision[:, 1, 1]).all()
 
@@ -72,7 +72,7 @@ def test_updates_raise_the_likelihood_and_find_the_mixture():
     assert reached == sorted(reached)
     exact = truth.log_joint(parts).logsumexp(-1).mean().item()
     assert reached[-1] == pytest.approx(exact, abs=0.1)
-    torch.testing.assert_close(found.share, truth.share, atol=0.05, rtol=0)
+    torch.testing.assert_close(found.fraction, truth.fraction, atol=0.05, rtol=0)
     torch.testing.assert_close(found.mean, truth.mean, atol=0.2, rtol=0)
 
 

@@ -62,8 +62,8 @@ class Wide(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with pyro.plate("images", len(images), dim=-1):
-            law = dist.Normal(images.new_zeros(len(images), LATENT), 1.0)
-            return pyro.sample("z", law.to_event(1))
+            distribution = dist.Normal(images.new_zeros(len(images), LATENT), 1.0)
+            return pyro.sample("z", distribution.to_event(1))
 
 
 class Reader(Guide):
@@ -71,8 +71,8 @@ class Reader(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with pyro.plate("images", len(images), dim=-1):
-            law = dist.Normal(images.flatten(1)[:, ::3] + images.flatten(1)[:, 1::3], 1e-6)
-            return pyro.sample("z", law.to_event(1))
+            distribution = dist.Normal(images.flatten(1)[:, ::3] + images.flatten(1)[:, 1::3], 1e-6)
+            return pyro.sample("z", distribution.to_event(1))
 
 
 class Exact(Guide):
@@ -82,9 +82,11 @@ class Exact(Guide):
 
     def __init__(self, model: LinearGaussian, images: Tensor, observed: Tensor) -> None:
         super().__init__(model)
-        laws = [model.posterior(x, o) for x, o in zip(images, observed, strict=True)]
-        self.mean = torch.stack([law.mean for law in laws]).detach()
-        self.covariance = torch.stack([law.covariance_matrix for law in laws]).detach()
+        distributions = [model.posterior(x, o) for x, o in zip(images, observed, strict=True)]
+        self.mean = torch.stack([distribution.mean for distribution in distributions]).detach()
+        self.covariance = torch.stack(
+            [distribution.covariance_matrix for distribution in distributions]
+        ).detach()
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         copies = len(images) // len(self.mean)
@@ -206,7 +208,7 @@ def test_what_stands_at_hidden_pixels_changes_only_their_score(problem):
 
 
 def test_test_time_inference_finds_the_posterior_mean(problem):
-    """Normal laws fitted to the observed pixels: their means are the posterior's."""
+    """Normal distributions fitted to the observed pixels: their means are the posterior's."""
     model, images, observed = problem
     start = fill_in(model, Wide(model), images, observed, weighted=True)
     sizes = {"num_particles": 1000, "steps": 200}

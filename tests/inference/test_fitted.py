@@ -5,7 +5,7 @@ import torch
 from toys import BernoulliMixture, Correlated, conjugate_images, pair
 
 from capsule_zoo.guides import FreeForm, GaussNewton, RecognitionMachine
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import SemiAmortized, check_pair, encode, evaluate, fit_guide, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, kinds_for
 from capsule_zoo.models import CapsuleHelmholtzMachine
@@ -53,17 +53,19 @@ def test_images_of_another_precision_are_fitted(name):
 
 
 def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_none():
-    """The best independent normal law has the diagonal of the precision P of the posterior."""
+    """The best independent normal has the diagonal of the precision P of the posterior."""
     torch.manual_seed(0)
     model = Correlated()
     images = model(batch_size=20).detach()
     evidence = model.log_evidence(images).mean().item()
     lost = {}
-    for law in ("normal", "low_rank"):
-        guide = fit_guide("free_form", model, None, images, steps=750, law=law, lr=0.03)
+    for distribution in ("normal", "low_rank"):
+        guide = fit_guide(
+            "free_form", model, None, images, steps=750, distribution=distribution, lr=0.03
+        )
         check_pair(model, guide, images)
         elbo = summarize(evaluate(model, guide, images, num_particles=400))["elbo"]
-        lost[law] = evidence - elbo
+        lost[distribution] = evidence - elbo
     precision = model.precision.detach()
     known = (precision.diagonal().log().sum() - precision.logdet()).item() / 2
     assert known > 0.5
@@ -83,7 +85,7 @@ def test_the_model_and_the_start_are_left_as_they_were():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_guide_is_offered_where_its_laws_fit():
+def test_a_guide_is_offered_where_its_distributions_fit():
     offered = ["free_form", "semi_amortized", "corrected", "low_rank", "gauss_newton", "mixture"]
     assert kinds_for(*pair()) == [*offered, "auto_normal"]
     bits = BernoulliMixture(False)
@@ -105,12 +107,12 @@ def test_what_a_guide_cannot_draw_is_named():
 def test_the_door_fits_points_and_widens_them():
     model, start = pair()
     images = conjugate_images(6)
-    points = fit_guide("free_form", model, start, images, steps=20, law="delta")
-    assert points.continuous_law == "delta" and len(points.refinement.path) == 21
+    points = fit_guide("free_form", model, start, images, steps=20, distribution="delta")
+    assert points.continuous_distribution == "delta" and len(points.refinement.path) == 21
     wide = fit_guide("widened", model, points, images, steps=2)
     assert evaluate(model, wide, images, num_particles=2).attrs["is_bound"]
-    later = fit_guide("semi_amortized", model, start, images, steps=3, law="delta")
-    assert later.fitted(images).continuous_law == "delta"
+    later = fit_guide("semi_amortized", model, start, images, steps=3, distribution="delta")
+    assert later.fitted(images).continuous_distribution == "delta"
     later = SemiAmortized(start, steps=3, kind="gauss_newton")
     assert isinstance(later.fitted(images), GaussNewton)
 

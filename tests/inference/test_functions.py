@@ -66,9 +66,9 @@ def test_the_trained_function_needs_no_wrapper_and_trains_on():
     check_pair(model, as_module(guide_function, images), images)
     trace = poutine.trace(guide_function).get_trace(images)
     mean, scale = model.posterior(images)
-    law = trace.nodes["code"]["fn"]
-    torch.testing.assert_close(law.loc, mean, atol=0.05, rtol=0)
-    torch.testing.assert_close(law.scale, scale, atol=0.05, rtol=0)
+    distribution = trace.nodes["code"]["fn"]
+    torch.testing.assert_close(distribution.loc, mean, atol=0.05, rtol=0)
+    torch.testing.assert_close(distribution.scale, scale, atol=0.05, rtol=0)
 
 
 def test_freeze_and_resume_hold_for_functions(tmp_path):

@@ -1,4 +1,4 @@
-"""Gauss-Newton guides: exact for linear means, a normal law always, and calibrated near one."""
+"""Gauss-Newton guides: exact for linear means, always normal, and calibrated near one."""
 
 import pyro
 import pyro.distributions as dist
@@ -9,7 +9,7 @@ from toys import BernoulliMixture, Correlated, Parts, PartsGuide
 
 from capsule_zoo.guides import GaussNewton, Guide
 from capsule_zoo.guides.per_image.gauss_newton import MODES
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
@@ -94,7 +94,7 @@ def test_a_missing_pixel_tells_nothing(analyzers):
 
 
 @pytest.mark.parametrize("name", ["part-whole", "generative-capsnet"])
-def test_the_density_of_given_latents_is_that_of_the_whole_law(name):
+def test_the_density_of_given_latents_is_that_of_the_whole_distribution(name):
     """Site by site, over plates and modes, the densities add up to those of a mixture."""
     entry = create(name, **small_settings(name))
     model = entry.model.double().discretized()
@@ -109,10 +109,10 @@ def test_the_density_of_given_latents_is_that_of_the_whole_law(name):
     for m in range(3):
         loc = torch.cat([each[:, m].flatten(1) for each in guide.locs.values()], 1)
         scale = torch.cat([rows[:, m] for rows in guide.factors.values()], 1)
-        law = torch.distributions.MultivariateNormal(loc, scale_tril=scale)
-        joint[m] += law.log_prob(state.position)
+        distribution = torch.distributions.MultivariateNormal(loc, scale_tril=scale)
+        joint[m] += distribution.log_prob(state.position)
         for name, value in state.choices.items():
-            own = guide.families[name].law(guide.logits[name][:, m], rank[name])
+            own = guide.families[name].distribution(guide.logits[name][:, m], rank[name])
             joint[m] += own.log_prob(value).reshape(2, -1).sum(1)
     assert joint.isfinite().sum() > 2  # not all are one mode
     assert torch.allclose(log_density(trace, images), joint.logsumexp(0), atol=1e-8)
@@ -221,16 +221,16 @@ def test_the_precision_of_binary_pixels_is_the_hessian_of_logistic_regression():
     torch.testing.assert_close(found, expected)
 
 
-LAWS = {  # of a parameter t, with the values over which squared scores are summed
+DISTRIBUTIONS = {  # of a parameter t, with the values over which squared scores are summed
     "bernoulli": (lambda t: dist.Bernoulli(logits=3 * t), torch.tensor([0.0, 1.0])),
     "categorical": (lambda t: dist.Categorical(torch.stack([t, 1 / t, t**2])), torch.arange(3)),
     "normal": (lambda t: dist.Normal(2 * t, t.exp()), torch.linspace(-20, 20, 401)),
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_the_information_of_a_law_is_the_mean_of_its_squared_score(name):
-    make, values = LAWS[name]
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_information_of_a_distribution_is_the_mean_of_its_squared_score(name):
+    make, values = DISTRIBUTIONS[name]
     values = values.double() if values.is_floating_point() else values
     t = torch.tensor(0.7).double()
     score = torch.autograd.functional.jacobian(lambda t: make(t).log_prob(values), t)

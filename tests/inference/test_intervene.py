@@ -18,7 +18,7 @@ EVERY_PIXEL = ImageSpace((1, 1, 2), (-float("inf"), float("inf")))
 
 
 class Chain(Model):
-    """z -> w -> image and z -> image, linear and normal; the deviation of w may depend on z."""
+    """z -> w -> image and z -> image, linear and normal; the scale of w may depend on z."""
 
     sites = (Site("z", ("images",)), Site("w", ("images",)))
 
@@ -34,12 +34,12 @@ class Chain(Model):
             scale = 0.7 * torch.exp(self.slope * z)
             w = pyro.sample("w", dist.Normal(-1.5 * z + 0.2, scale))
             mean = torch.stack([z, w], -1) @ self.paint
-            law = dist.Normal(mean[:, None, None, :], 0.6).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(mean[:, None, None, :], 0.6).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 def joint_of_chain(model):
-    """Return mean and covariance of (z, w, image) by hand, for a constant deviation of w."""
+    """Return mean and covariance of (z, w, image) by hand, for a constant scale of w."""
     down = tensor([[1.0, 0.0], [-1.5, 1.0]], dtype=torch.float64)  # (z, w) from their noise
     latent = down @ torch.diag(tensor([1.2**2, 0.7**2], dtype=torch.float64)) @ down.T
     paint = model.paint.detach().T
@@ -125,8 +125,8 @@ class Coins(Model):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             there = pyro.sample("object", dist.Bernoulli(self.rates.new_tensor(0.3)))
             parts = pyro.sample("parts", dist.Bernoulli(self.rates[there.long()]).to_event(1))
-            law = dist.Normal(parts[:, None, None, :], 0.8).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(parts[:, None, None, :], 0.8).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 class Enumerated(Guide):
@@ -206,8 +206,8 @@ def test_a_site_that_is_summed_out_is_drawn_from_its_posterior():
     for seen in torch.cartesian_prod(*[tensor([0.0, 1.0], dtype=torch.float64)] * 2):
         joint = tensor([0.7, 0.3]).double() * dist.Bernoulli(rates).log_prob(seen).sum(-1).exp()
         rows = (parts == seen).all(-1)
-        share, wanted = there[rows].double().mean().item(), (joint[1] / joint.sum()).item()
-        assert share == pytest.approx(wanted, abs=2.5 / rows.sum().item() ** 0.5)
+        fraction, wanted = there[rows].double().mean().item(), (joint[1] / joint.sum()).item()
+        assert fraction == pytest.approx(wanted, abs=2.5 / rows.sum().item() ** 0.5)
     on = intervene(model, OnlyParts(model), images, {"object": 1})
     assert (on.latents["object"] == 1).all() and (on.latents["parts"] != on.inferred["parts"]).any()
 
@@ -257,14 +257,14 @@ def test_the_drawn_values_stay():
 
 
 class Waiting(Chain):
-    """A chain whose w has a law without a rule."""
+    """A chain whose w has a distribution without a rule."""
 
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             z = pyro.sample("z", dist.Normal(self.paint.new_tensor(0.4), 1.2))
             w = pyro.sample("w", dist.Gamma(z.exp(), 1.0))
-            law = dist.Normal(w[:, None, None, None].expand(-1, 1, 1, 2), 0.6).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(w[:, None, None, None].expand(-1, 1, 1, 2), 0.6).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 class Fixed(Guide):

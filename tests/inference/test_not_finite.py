@@ -61,13 +61,13 @@ REFUSED = r"is not finite at site 'code' for image 3 of 5; use another guide"
 
 
 @pytest.mark.parametrize("validated", [True, False])
-@pytest.mark.parametrize("law", ["delta", "normal", "low_rank", "corrected"])
-def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, law, validated):
+@pytest.mark.parametrize("distribution", ["delta", "normal", "low_rank", "corrected"])
+def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, distribution, validated):
     model, guide, images = dark
     with pyro.validation_enabled(validated), pytest.raises(NonFiniteGuide, match=REFUSED):
-        refine(model, guide, images, steps=4, law=law)
+        refine(model, guide, images, steps=4, distribution=distribution)
     shown = images[[0, 1, 2, 4]]
-    fitted = refine(model, guide, shown, steps=4, law=law)
+    fitted = refine(model, guide, shown, steps=4, distribution=distribution)
     assert fitted.refinement.end.isfinite().all()
 
 

@@ -44,24 +44,24 @@ class Levels(Conjugate):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        share = torch.tensor([0.8, 0.2]).double()
+        fraction = torch.tensor([0.8, 0.2]).double()
         signs = torch.tensor([1.0, -1.0]).double()
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             code = pyro.sample("code", dist.Normal(self.mean, 1.0))
             if self.enumerated:
                 infer = {"enumerate": "parallel"}
-                kind = pyro.sample("kind", dist.Categorical(share), infer=infer)
+                kind = pyro.sample("kind", dist.Categorical(fraction), infer=infer)
                 mean = (signs[kind] * code)[..., None, None, None].expand(
                     *(signs[kind] * code).shape, *self.image_shape
                 )
-                law = dist.Normal(mean, self.noise).to_event(3)
+                distribution = dist.Normal(mean, self.noise).to_event(3)
             else:
                 mean = (signs * code[..., None])[..., None, None, None]
-                law = dist.MixtureSameFamily(
-                    dist.Categorical(share.expand(len(code), 2)),
+                distribution = dist.MixtureSameFamily(
+                    dist.Categorical(fraction.expand(len(code), 2)),
                     dist.Normal(mean.expand(-1, -1, *self.image_shape), self.noise).to_event(3),
                 )
-            return pyro.sample("image", law, obs=images)
+            return pyro.sample("image", distribution, obs=images)
 
 
 def test_a_discrete_site_is_summed_out():

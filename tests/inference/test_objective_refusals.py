@@ -18,7 +18,7 @@ from capsule_zoo import models
 from capsule_zoo.data import Shifts
 from capsule_zoo.data.points import SHAPES, draw_scenes
 from capsule_zoo.guides import FreeForm, RecognitionMachine
-from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import (
     ContrastiveDivergence,
     ImportanceWeightedELBO,
@@ -106,11 +106,14 @@ REFUSALS = [
     # annealing and partition functions
     (lambda: annealed(chains=0), "chains must be at least 1"),
     (lambda: annealed(temperatures=1), "temperatures must be at least 2"),
-    (lambda: annealed(prior_share=1.0), "prior_share must be from 0"),
+    (lambda: annealed(prior_fraction=1.0), "prior_fraction must be from 0"),
     (lambda: annealed(PointGuide), "points at code.*widen"),
     (lambda: annealed({}), "guide is empty; give guides by name"),
     (lambda: annealed({"prior": None}), "guide 'prior' is not a guide; leave it out"),
-    (lambda: annealed(lambda m: FreeForm(m, IMAGES, law="normal")), "own images.*simulated=0"),
+    (
+        lambda: annealed(lambda m: FreeForm(m, IMAGES, distribution="normal")),
+        "own images.*simulated=0",
+    ),
     (lambda: on("capsule-rbm", annealed_log_likelihood), "log_partition"),
     (
         lambda: annealed_log_likelihood(Counted().double(), None, conjugate_images(3)),

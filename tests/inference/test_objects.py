@@ -9,7 +9,7 @@ import torch
 from small_scenes import FORMS, pair
 
 from capsule_zoo.data.scenes import Objects, boxes_of
-from capsule_zoo.guides.scenes.proposals import SubsetLaw
+from capsule_zoo.guides.scenes.proposals import SubsetDistribution
 from capsule_zoo.inference.objects import box_overlaps, find_objects, foreground_ari, segment, shown
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
@@ -54,21 +54,21 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
         color = ground + bright[:, None, None, None, None] * (1 - ground)
     colors = color * torch.ones(3, 3, *images.shape[1:])  # (scenes, slots, C, H, W)
     for b, y, x in itertools.product(range(3), range(10), range(12)):
-        shares = on[b] * cover[b, :, 0, y, x]
-        free = (1 - shares).prod()
+        fractions = on[b] * cover[b, :, 0, y, x]
+        free = (1 - fractions).prod()
         assert covered[b, y, x].item() == pytest.approx(1 - free.item())
-        shares = shares / bright[b]
-        free = (1 - shares).prod()
-        weights = shares if depth is None else shares * depth[b].exp()
+        fractions = fractions / bright[b]
+        free = (1 - fractions).prod()
+        weights = fractions if depth is None else fractions * depth[b].exp()
         weights = (1 - free) * weights / weights.sum().clamp_min(1e-9)
         behind = ground.expand_as(images)[b, :, y, x]
         of_ground, of_objects = free, weights
         if not images[b, 0, y, x].isnan():
             scale = (images[b] - mean[b]).square().nanmean().sqrt()
-            law = dist.Normal(torch.stack([behind, *colors[b, :, :, y, x]]), scale)
-            density = law.log_prob(images[b, :, y, x]).sum(-1).exp()
+            distribution = dist.Normal(torch.stack([behind, *colors[b, :, :, y, x]]), scale)
+            density = distribution.log_prob(images[b, :, y, x]).sum(-1).exp()
             of_ground, of_objects = free * density[0], weights * density[1:]
-        assert owners[b, y, x] == (1 + of_objects.argmax() if shares.any() else 0)
+        assert owners[b, y, x] == (1 + of_objects.argmax() if fractions.any() else 0)
         assert numbers[b, y, x] == torch.stack([of_ground, *of_objects]).argmax()
     assert form == "gray" or owners[:2].unique().numel() > 2
     assert numbers[:2].unique().numel() > 2 and not numbers[2].any()
@@ -115,10 +115,10 @@ def test_the_shown_draw_has_the_most_likely_number_of_objects(monkeypatch):
     rows = torch.tensor([[0.0, 0, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1]]).double()
     weight = torch.tensor([-9.0, 1.5, 1.0, 0.5, 0.6]).double()
 
-    def presence_law(copies, found):
-        return SubsetLaw(weight.expand(len(copies), -1), rows)
+    def presence_distribution(copies, found):
+        return SubsetDistribution(weight.expand(len(copies), -1), rows)
 
-    monkeypatch.setattr(guide, "presence_law", presence_law)
+    monkeypatch.setattr(guide, "presence_distribution", presence_distribution)
     found = find_objects(model, guide, images, draws=2)
     assert found.counts.tolist() == [2, 2, 2]
     assert found.presence.tolist() == [[True, True, False]] * 3
@@ -132,5 +132,7 @@ def test_the_evidence_is_the_log_of_the_mean_weight_of_the_draws():
     found = find_objects(model, guide, images, draws=4)
     with torch.no_grad(), seeded(0):
         copies = tiled(images, 4)
-        total = guide.presence_law(copies, guide.found(copies)).log_total.unflatten(0, (4, 3))
+        total = guide.presence_distribution(copies, guide.found(copies)).log_total.unflatten(
+            0, (4, 3)
+        )
     torch.testing.assert_close(found.log_evidence, total.exp().mean(0).log())

@@ -14,7 +14,7 @@ from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
 from variants import create, list_models, small_settings
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.guides.per_image.site_laws import base_distribution
+from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference import (
     Checks,
     ContrastiveDivergence,

@@ -166,7 +166,7 @@ READERS = {
     )["elbo"],
     "encode": lambda entry: encode(entry.model, entry.guide, images_for(entry))["image_code"].sum(),
     "method": lambda entry: (
-        entry.model.image_law(torch.ones(1, entry.model.latent)).mean.detach().sum()
+        entry.model.image_distribution(torch.ones(1, entry.model.latent)).mean.detach().sum()
     ),
     "module": lambda entry: Trace_ELBO()(entry.model, entry.guide)(images_for(entry)).item(),
 }

@@ -68,11 +68,11 @@ class Swarm(Model):
         with pyro.plate("images", batch_size if points is None else len(points), dim=-1):
             place = pyro.sample("place", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
             mean = place[..., None, :].expand(*place.shape[:-1], POINTS, 2)
-            law = dist.Normal(mean, self.log_noise.exp())
+            distribution = dist.Normal(mean, self.log_noise.exp())
             if points is not None:
-                law = law.mask(~points.isnan())
+                distribution = distribution.mask(~points.isnan())
                 points = points.nan_to_num()
-            return pyro.sample("points", law.to_event(2), obs=points)
+            return pyro.sample("points", distribution.to_event(2), obs=points)
 
     def log_evidence(self, points: Tensor) -> Tensor:
         """log p(points), (B,): of each axis, Normal with covariance noise^2 I + 1 1'."""
@@ -80,8 +80,8 @@ class Swarm(Model):
         for each in points:
             seen = each[~each[:, 0].isnan()]
             covariance = NOISE**2 * torch.eye(len(seen)).double() + 1.0
-            law = MultivariateNormal(torch.zeros(len(seen)).double(), covariance)
-            total.append(law.log_prob(seen.T).sum())
+            distribution = MultivariateNormal(torch.zeros(len(seen)).double(), covariance)
+            total.append(distribution.log_prob(seen.T).sum())
         return torch.stack(total)
 
 
@@ -100,7 +100,7 @@ class ExactPlace(Guide):
 
 
 class LearnedPlace(ExactPlace):
-    """A normal law about a multiple of the mean point."""
+    """A normal distribution about a multiple of the mean point."""
 
     def __init__(self, model: Swarm) -> None:
         super().__init__(model)
@@ -109,8 +109,8 @@ class LearnedPlace(ExactPlace):
 
     def forward(self, points, labels=None):
         with pyro.plate("images", len(points), dim=-1):
-            law = dist.Normal(self.slope * points.nanmean(-2), self.scale)
-            pyro.sample("place", law.to_event(1))
+            distribution = dist.Normal(self.slope * points.nanmean(-2), self.scale)
+            pyro.sample("place", distribution.to_event(1))
 
 
 def scenes(number: int) -> Tensor:

@@ -67,8 +67,8 @@ def marginal(x: Tensor) -> Tensor:
     for row in x:
         there = ~row.isnan()
         part = covariance[there][:, there]
-        law = torch.distributions.MultivariateNormal(part.new_zeros(len(part)), part)
-        found.append(law.log_prob(row[there]) if len(part) else part.new_zeros(()))
+        distribution = torch.distributions.MultivariateNormal(part.new_zeros(len(part)), part)
+        found.append(distribution.log_prob(row[there]) if len(part) else part.new_zeros(()))
     return torch.stack(found)
 
 
@@ -122,10 +122,10 @@ class Linear(PyroModule):
 def test_the_evidence_of_a_linear_regression_is_exact(program, by_name):
     x, y = double(3, 6, 2), double(4, 6)
     covariance = 4 * x @ x.T + 0.09 * torch.eye(6)
-    law = torch.distributions.MultivariateNormal(torch.zeros(6).double(), covariance)
+    distribution = torch.distributions.MultivariateNormal(torch.zeros(6).double(), covariance)
     given = ((x,), {"observed": {"y": y}}) if by_name else ((x, y), {})
     np.testing.assert_allclose(
-        evidence(program, *given[0], **given[1]), [law.log_prob(y)], atol=1e-6
+        evidence(program, *given[0], **given[1]), [distribution.log_prob(y)], atol=1e-6
     )
 
 
@@ -176,8 +176,8 @@ def test_means_of_a_mixture_have_the_exact_evidence_by_enumeration():
     for kinds in torch.cartesian_prod(*[torch.arange(2)] * 3):
         of = torch.nn.functional.one_hot(kinds, 2).double()
         covariance = 9 * of @ of.T + torch.eye(3)
-        law = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance)
-        total.append(CLASSES[kinds].log().sum() + law.log_prob(x))
+        distribution = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance)
+        total.append(CLASSES[kinds].log().sum() + distribution.log_prob(x))
     torch.testing.assert_close(found, torch.stack(total).logsumexp(0), atol=1e-6, rtol=0)
 
 

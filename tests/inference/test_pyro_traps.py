@@ -128,8 +128,8 @@ class Pair(PyroModule):
 
 def coins_by_hand(images):
     sums = torch.tensor([0.0, 1.0, 2.0])
-    law = torch.tensor([0.49, 0.42, 0.09]).log()
-    return torch.logsumexp(law + dist.Normal(sums, 0.5).log_prob(images[:, None]), 1)
+    distribution = torch.tensor([0.49, 0.42, 0.09]).log()
+    return torch.logsumexp(distribution + dist.Normal(sums, 0.5).log_prob(images[:, None]), 1)
 
 
 def test_an_enumerated_plate_read_outside_is_silently_wrong():
@@ -156,8 +156,8 @@ class Unplated(PyroModule):
     """A guide whose codes are one event of the whole batch instead of a plate."""
 
     def forward(self, images, labels=None):
-        law = dist.Normal(torch.zeros(len(images), dtype=images.dtype), 0.5)
-        pyro.sample("code", law.to_event(1))
+        distribution = dist.Normal(torch.zeros(len(images), dtype=images.dtype), 0.5)
+        pyro.sample("code", distribution.to_event(1))
 
 
 class UnplatedModel(PyroModule):
@@ -218,10 +218,10 @@ def test_mean_field_drops_the_density_of_a_delta():
 
 def test_relaxed_bernoulli_saturates_and_its_logits_do_not():
     temperature, logits = torch.tensor(0.1), torch.full((200_000,), 1.0)
-    law = torch.distributions.RelaxedBernoulli(temperature, logits=logits)
-    drawn = law.sample()
+    distribution = torch.distributions.RelaxedBernoulli(temperature, logits=logits)
+    drawn = distribution.sample()
     assert (drawn >= 1 - 2e-7).any()  # the clamp, where the density is wrong
-    base = law.base_dist
+    base = distribution.base_dist
     value = base.rsample()
     assert torch.isfinite(value).all() and torch.isfinite(base.log_prob(value)).all()
     assert value.max() > math.log(1 / 1.2e-7)  # beyond what (0, 1) can tell from 1
@@ -256,8 +256,8 @@ class Both(Conjugate):
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", len(images), dim=-1):
             code = pyro.sample("code", dist.Normal(self.mean, 1.0))
-            law = dist.Categorical(torch.ones(2, dtype=images.dtype))
-            kind = pyro.sample("kind", law, infer={"enumerate": "parallel"})
+            distribution = dist.Categorical(torch.ones(2, dtype=images.dtype))
+            kind = pyro.sample("kind", distribution, infer={"enumerate": "parallel"})
             mean = (code + kind)[..., None, None, None].expand(*kind.shape[:-1], -1, 1, 2, 2)
             pyro.sample("image", dist.Normal(mean, 0.5).to_event(3), obs=images)
 

@@ -28,7 +28,7 @@ def problem(request):
 
 
 class Constrained(Model):
-    """A positive size, a share, and a switch, seen through two noisy pixels."""
+    """A positive size, a fraction, and a switch, seen through two noisy pixels."""
 
     sites = (
         Site("size", ("images",)),
@@ -44,12 +44,12 @@ class Constrained(Model):
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             size = pyro.sample("size", dist.LogNormal(0.3 * self.one, 0.5))
-            law = dist.Beta(2 * self.one.expand(2), 3 * self.one).to_event(1)
-            shares = pyro.sample("shares", law)
+            distribution = dist.Beta(2 * self.one.expand(2), 3 * self.one).to_event(1)
+            fractions = pyro.sample("shares", distribution)
             switch = pyro.sample("switch", dist.Bernoulli(0.3 * self.one))
-            mean = size[..., None] * shares * (1 + switch[..., None])
-            law = dist.Normal(mean[..., None, None, :], 0.4).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            mean = size[..., None] * fractions * (1 + switch[..., None])
+            distribution = dist.Normal(mean[..., None, None, :], 0.4).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 def constrained() -> Reference:
@@ -62,14 +62,14 @@ def constrained() -> Reference:
 
 
 def test_the_density_is_the_joint_summed_over_switches_times_the_jacobian():
-    """Everything by hand: exp for the positive size, the logistic function for the shares."""
+    """Everything by hand: exp for the positive size, the logistic function for the fractions."""
     problem, x = constrained(), torch.randn(4, 5, 3, dtype=torch.float64)
-    size, shares = x[..., 0].exp(), x[..., 1:].sigmoid()
-    log = dist.LogNormal(0.3, 0.5).log_prob(size) + dist.Beta(2.0, 3.0).log_prob(shares).sum(-1)
-    log = log + x[..., 0] + (shares * (1 - shares)).log().sum(-1)
+    size, fractions = x[..., 0].exp(), x[..., 1:].sigmoid()
+    log = dist.LogNormal(0.3, 0.5).log_prob(size) + dist.Beta(2.0, 3.0).log_prob(fractions).sum(-1)
+    log = log + x[..., 0] + (fractions * (1 - fractions)).log().sum(-1)
     joint = [
         dist.Bernoulli(tensor(0.3).double()).log_prob(tensor(on).double())
-        + dist.Normal(size[..., None] * shares * (1 + on), 0.4)
+        + dist.Normal(size[..., None] * fractions * (1 + on), 0.4)
         .log_prob(problem.images[0, 0])
         .sum(-1)
         for on in (0.0, 1.0)
@@ -177,12 +177,12 @@ def test_the_constellation_is_exact():
     mean, square = weights @ means, weights @ (means.square() + variances)
     torch.testing.assert_close(problem.mean, mean)
     torch.testing.assert_close(problem.square_mean, square)
-    torch.testing.assert_close(problem.deviation, (square - mean.square()).sqrt())
+    torch.testing.assert_close(problem.scale, (square - mean.square()).sqrt())
     assert problem.log_evidence == pytest.approx(logs.logsumexp(0).item(), abs=1e-8)
     assert (weights > 0.01).sum() > 1  # more than one matching is possible
     found = exact_posterior(problem.model, problem.images, problem.settings)
     torch.testing.assert_close(found.log_weights, logs)
-    error = problem.deviation / len(problem.draws) ** 0.5
+    error = problem.scale / len(problem.draws) ** 0.5
     assert ((problem.draws.mean(0) - mean).abs() < 4.5 * error).all()
 
 
@@ -244,9 +244,9 @@ def test_a_guide_that_was_never_fitted_scores_worse_than_the_draws(name):
 
 def test_errors_are_in_posterior_deviations():
     """Three coordinates by hand: E[x] and E[x^2] of two draws, less the reference's."""
-    deviation = tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    moments = dict(mean=0 * deviation, deviation=deviation, square_deviation=10 * deviation)
-    problem = replace(constrained(), **moments, square_mean=0 * deviation + 1)
+    scale = tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    moments = dict(mean=0 * scale, scale=scale, squared_deviation=10 * scale)
+    problem = replace(constrained(), **moments, square_mean=0 * scale + 1)
     found = problem.score(tensor([[1.0, 0.0, -3.0], [3.0, 0.0, -1.0]], dtype=torch.float64))
     means = [2 / 1, 0 / 2, -2 / 4]
     squares = [(5 - 1) / 10, (0 - 1) / 20, (5 - 1) / 40]
@@ -268,7 +268,7 @@ def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.undo()
     stored = load_reference("constellation")
     torch.testing.assert_close(again.images, stored.images)
-    for name in ("mean", "deviation", "square_mean", "square_deviation", "draws"):
+    for name in ("mean", "deviation", "square_mean", "squared_deviation", "draws"):
         torch.testing.assert_close(getattr(again, name), getattr(stored, name))
     assert again.log_evidence == pytest.approx(stored.log_evidence, abs=1e-9)
 

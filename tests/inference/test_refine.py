@@ -75,7 +75,7 @@ def test_every_image_is_refined_as_if_it_were_alone(pair, images):
 
 
 def test_a_turned_start_is_turned_back(images):
-    """With four starts a quarter turn costs nothing: the best parse is the upright one, turned."""
+    """With four starts a 90-degree rotation is free: the best parse is the upright one, rotated."""
     torch.manual_seed(0)
     wide = dict(sigma_top=100.0, sigma_min=100.0, sigma_off=100.0, sigma_dummy=100.0)
     model = bold(
@@ -84,12 +84,12 @@ def test_a_turned_start_is_turned_back(images):
     guide = configure(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     upright = refine(model, guide.double(), images, steps=0, starts=4)
     quarter = images.rot90(1, (2, 3))  # counter-clockwise
-    turned = refine(model, guide, quarter, steps=0, starts=4)
+    rotated = refine(model, guide, quarter, steps=0, starts=4)
     single = refine(model, guide, quarter, steps=0)
-    assert (turned.refinement.start >= single.refinement.start).all()
+    assert (rotated.refinement.start >= single.refinement.start).all()
     angle = torch.tensor(-math.pi / 2, dtype=torch.float64)
     moved = poses.compose(poses.rotation(angle), upright.locs["part_pose"])
-    torch.testing.assert_close(turned.locs["part_pose"], moved)
+    torch.testing.assert_close(rotated.locs["part_pose"], moved)
 
 
 def test_refusals(pair, images):
@@ -123,7 +123,7 @@ def test_scenes_are_refined_in_their_summed_form():
 def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images):
     model, guide = pair
     guide.eval()
-    semi = SemiAmortized(guide, steps=15, seed=2, law="delta")
+    semi = SemiAmortized(guide, steps=15, seed=2, distribution="delta")
     check_pair(model, semi, images)
     rows, places = torch.unique(images.flatten(1), dim=0, return_inverse=True)
     refined = refine(model, guide, rows.view_as(images), steps=15, seed=2).select(places)

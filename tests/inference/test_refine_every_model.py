@@ -39,20 +39,22 @@ def all_finite(idata):
     return bool(torch.as_tensor(idata.sample_stats.log_weight.values).isfinite().all())
 
 
-@pytest.mark.parametrize("law", ["delta", "normal"])
+@pytest.mark.parametrize("distribution", ["delta", "normal"])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_image_ends_below_its_start(name, law):
+def test_no_image_ends_below_its_start(name, distribution):
     entry, images = make(name)
     before = {k: v.clone() for k, v in entry.model.state_dict().items()}
     for start in (entry.guide, None):
-        guide = refine(entry.model, start, images, steps=4, law=law, lr=0.5)  # far too long steps
+        guide = refine(
+            entry.model, start, images, steps=4, distribution=distribution, lr=0.5
+        )  # far too long steps
         found = guide.refinement
         assert (found.end >= found.start).all() and found.end.isfinite().all()
         check_pair(entry.model, guide, images)
     check_pair(entry.model.discretized(), guide.discretized(), images)
     idata = evaluate(entry.model, guide, images, num_particles=2)
     assert all_finite(idata)
-    assert idata.attrs["is_bound"] == (law == "normal")
+    assert idata.attrs["is_bound"] == (distribution == "normal")
     assert all(torch.equal(v, before[k]) for k, v in entry.model.state_dict().items())
 
 
@@ -111,11 +113,13 @@ class Diagonal(Model):
         return dist.Normal(torch.zeros_like(scale), scale).log_prob(images.flatten(1)).sum(1)
 
 
-def test_a_normal_law_reaches_the_exact_evidence_where_the_posterior_is_diagonal(monkeypatch):
+def test_a_normal_distribution_reaches_the_exact_evidence_where_the_posterior_is_diagonal(
+    monkeypatch,
+):
     """Eight points of noise integrate a quadratic exactly, so nothing of the ELBO is random."""
     model = Diagonal()
     images = model(batch_size=BATCH).detach()
-    free = FreeForm(model, images, law="normal")
+    free = FreeForm(model, images, distribution="normal")
     points = 2 * torch.cat([torch.eye(4), -torch.eye(4)]).double()  # mean 0, covariance I
     noise = points.repeat_interleave(BATCH, 0)
     monkeypatch.setattr("torch.distributions.normal._standard_normal", lambda *_, **__: noise)
@@ -142,9 +146,9 @@ def test_refinement_comes_close_to_a_posterior_that_is_known():
     images = model(batch_size=BATCH).detach()
     gaps = []
     for steps in (0, 150):
-        free = refine(model, None, images, steps=steps, law="normal")
-        law = dist.Normal(free.locs["z"], free.log_scales["z"].exp())
-        gaps.append(kl_divergence(law, model.posterior(images)).sum(1).detach())
+        free = refine(model, None, images, steps=steps, distribution="normal")
+        distribution = dist.Normal(free.locs["z"], free.log_scales["z"].exp())
+        gaps.append(kl_divergence(distribution, model.posterior(images)).sum(1).detach())
     assert (gaps[1] < 1).all() and (gaps[1] < gaps[0] / 10).all()
 
 
@@ -173,9 +177,9 @@ def test_refinement_finds_the_posterior_odds_of_switches():
     images = model(batch_size=BATCH).detach()
     guide = refine(model, None, images, steps=150, lr=0.05)
     exact = dist.Bernoulli(logits=model.posterior_logits(images))
-    law = dist.Bernoulli(logits=guide.logits["z"])
+    distribution = dist.Bernoulli(logits=guide.logits["z"])
     start = dist.Bernoulli(logits=torch.zeros(BATCH, 4).double())
-    gap, first = (kl_divergence(q, exact).sum() for q in (law, start))
+    gap, first = (kl_divergence(q, exact).sum() for q in (distribution, start))
     assert gap < 0.2 * first
 
 

@@ -23,10 +23,10 @@ def covariance(generator, size=4, rank=None):
 def test_distance_of_gaussians_with_commuting_covariances_is_that_of_means_and_deviations():
     generator = np.random.default_rng(0)
     axes = scipy.linalg.qr(generator.normal(size=(4, 4)))[0]
-    means, deviations = generator.normal(size=(2, 4)), generator.uniform(0.1, 2, size=(2, 4))
-    covariances = [axes @ np.diag(d**2) @ axes.T for d in deviations]
+    means, scales = generator.normal(size=(2, 4)), generator.uniform(0.1, 2, size=(2, 4))
+    covariances = [axes @ np.diag(d**2) @ axes.T for d in scales]
     found = gaussian_distance(means[0], covariances[0], means[1], covariances[1])
-    expected = np.square(means[0] - means[1]).sum() + np.square(np.subtract(*deviations)).sum()
+    expected = np.square(means[0] - means[1]).sum() + np.square(np.subtract(*scales)).sum()
     assert found == pytest.approx(expected, rel=1e-10)
 
 

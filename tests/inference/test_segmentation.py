@@ -21,9 +21,9 @@ def test_objects_of_one_kind_may_be_exchanged_and_others_not():
     assert segmentation_accuracy(swapped, TRUE, HERE, [0, 1, 0]).tolist() == [1.0]
     expected = pytest.approx(3 / 7)
     assert segmentation_accuracy(swapped, TRUE, HERE, [0, 1, 2]).item() == expected
-    turned = torch.tensor([[1, 1, 2, 2, 0, 0, -1]])
-    assert segmentation_accuracy(turned, TRUE, HERE).tolist() == [1.0]
-    assert segmentation_accuracy(turned, TRUE, HERE, [0, 1, 0]).item() == expected
+    rotated = torch.tensor([[1, 1, 2, 2, 0, 0, -1]])
+    assert segmentation_accuracy(rotated, TRUE, HERE).tolist() == [1.0]
+    assert segmentation_accuracy(rotated, TRUE, HERE, [0, 1, 0]).item() == expected
 
 
 def test_an_object_that_is_called_clutter_is_wrong_and_so_is_clutter_that_is_not():

@@ -1,4 +1,4 @@
-"""Values with the same noise under another law: each rule keeps noise, and gives the new law."""
+"""Values with the same noise under another distribution: each rule gives the new distribution."""
 
 import pyro.distributions as dist
 import pytest
@@ -6,10 +6,15 @@ import torch
 from means import same_means
 from torch import tensor
 
-from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.posterior.shared_noise import carried, carry, same_gumbels, same_law
+from capsule_zoo.guides.per_image.site_distributions import base_distribution
+from capsule_zoo.inference.posterior.shared_noise import (
+    carried,
+    carry,
+    same_distribution,
+    same_gumbels,
+)
 from capsule_zoo.models import Constellations
-from capsule_zoo.models.constellations.matching_laws import MatchedPoints, RandomMatching
+from capsule_zoo.models.constellations.matching_distributions import MatchedPoints, RandomMatching
 from capsule_zoo.models.parts.parent_selection import ParentMixture
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 
@@ -46,7 +51,7 @@ def pixels(color, weight):
 
 def scenes():
     line, corner = tensor([[0.0, -1.0], [0.0, 1.0]]), tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    return Constellations([line, corner], clutter=2).law()
+    return Constellations([line, corner], clutter=2).distribution()
 
 
 def matching(*presence):
@@ -57,7 +62,7 @@ def points(shift, code):
     return MatchedPoints(torch.arange(10.0).view(5, 2) + shift, torch.ones(5) * 0.2, tensor(code))
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "normal": (
         dist.Normal(tensor([0.0, 1.0]), 0.5).to_event(1),
         dist.Normal(tensor([2.0, 1.0]), tensor([0.5, 3.0])).to_event(1),
@@ -92,10 +97,13 @@ def features(values):
     return torch.cat([rows, rows.square(), (rows[:, :-1] * rows[:, 1:])], 1)
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_a_value_from_its_law_becomes_a_value_from_the_new_law(name):
-    before, after = LAWS[name]
-    wide = (law.expand((ROWS, *law.batch_shape)) for law in LAWS[name])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_value_from_its_distribution_becomes_a_value_from_the_new_distribution(name):
+    before, after = DISTRIBUTIONS[name]
+    wide = (
+        distribution.expand((ROWS, *distribution.batch_shape))
+        for distribution in DISTRIBUTIONS[name]
+    )
     moved = carry(before.sample((ROWS,)), *wide)
     fresh = after.sample((ROWS,))
     assert moved.shape == fresh.shape and torch.equal(moved.isnan(), fresh.isnan())
@@ -108,26 +116,28 @@ def test_a_value_from_its_law_becomes_a_value_from_the_new_law(name):
         assert same_means(ours, features(before.sample((ROWS,)))[:, varying]).p < 1e-6
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_under_the_same_law_a_value_stays(name):
-    law, other = LAWS[name]
-    value = law.sample((50,))
-    assert carry(value, law, law) is value
-    base = base_distribution(law.expand((50, *law.batch_shape)))
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_under_the_same_distribution_a_value_stays(name):
+    distribution, other = DISTRIBUTIONS[name]
+    value = distribution.sample((50,))
+    assert carry(value, distribution, distribution) is value
+    base = base_distribution(distribution.expand((50, *distribution.batch_shape)))
     torch.testing.assert_close(
         carried(base, base, value).to(value.dtype), value, equal_nan=True, rtol=1e-4, atol=1e-6
     )
-    assert same_law(law, LAWS[name][0]) and not same_law(law, other)
+    assert same_distribution(distribution, DISTRIBUTIONS[name][0]) and not same_distribution(
+        distribution, other
+    )
 
 
-def test_transforms_and_numbers_are_part_of_a_law():
+def test_transforms_and_numbers_are_part_of_a_distribution():
     squashed = [
         dist.TransformedDistribution(
             dist.Normal(0.0, 1.0), [torch.distributions.AffineTransform(shift, 1.0)]
         )
         for shift in (0.0, 1.0)
     ]
-    assert same_law(squashed[0], squashed[0]) and not same_law(*squashed)
+    assert same_distribution(squashed[0], squashed[0]) and not same_distribution(*squashed)
     assert carry(tensor(0.3), *squashed).item() == pytest.approx(1.3, abs=1e-12)
 
 

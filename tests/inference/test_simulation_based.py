@@ -29,8 +29,8 @@ class Linear(Model):
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             z = pyro.sample("z", dist.Normal(self.matrix.new_zeros(2), 1.0).to_event(1))
-            law = dist.Normal((z @ self.matrix.T)[:, None, None, :], SCALE).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal((z @ self.matrix.T)[:, None, None, :], SCALE).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 class Posterior(Guide[Linear]):
@@ -48,8 +48,8 @@ class Posterior(Guide[Linear]):
         mean = self.heed * images.flatten(1) @ A @ torch.linalg.inv(precision) / SCALE**2
         root = self.width * torch.linalg.cholesky(torch.linalg.inv(precision))
         with pyro.plate("images", len(images), dim=-1):
-            law = dist.MultivariateNormal(mean + self.shift, scale_tril=root)
-            return pyro.sample("z", law)
+            distribution = dist.MultivariateNormal(mean + self.shift, scale_tril=root)
+            return pyro.sample("z", distribution)
 
 
 def test_the_exact_guide_is_calibrated():
@@ -138,10 +138,10 @@ class TwoSided(Guide[Switched]):
     def forward(self, images, labels=None):
         shrink = 1 / (1 + SCALE**2)
         mean = shrink * images.flatten(1) * torch.tensor([1.0, -1.0]).double()
-        law = dist.Normal(mean, (shrink * SCALE**2) ** 0.5)
+        distribution = dist.Normal(mean, (shrink * SCALE**2) ** 0.5)
         choice = dist.Categorical(logits=torch.zeros_like(mean))
         with pyro.plate("images", len(images), dim=-1):
-            pyro.sample("z", dist.MixtureSameFamily(choice, law))
+            pyro.sample("z", dist.MixtureSameFamily(choice, distribution))
 
 
 def test_sites_that_the_model_sums_out_are_left_out():

@@ -68,14 +68,14 @@ def test_the_terms_are_those_of_the_paper_written_out(pair, images):
     votes = model.votes(objects)
     there = as_presence(parts.presence, True)
     found = StackedCapsuleObjective(present=1.3, **PLAIN).terms(model, guide, images)
-    image = model.image_law(parts).log_prob(images[:, None]).mean()
+    image = model.image_distribution(parts).log_prob(images[:, None]).mean()
     log_parts, mass = 0.0, torch.zeros(5, 2, dtype=torch.float64)
     for b, m in itertools.product(range(5), range(3)):
         dummy = Normal(0.0, model.clutter.sigma_dummy).log_prob(parts.pose[b, m]).sum().exp()
         terms = [model.clutter.epsilon * dummy]
         for k in range(2):
-            law = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
-            density = law.log_prob(parts.pose[b, m]).sum().exp()
+            distribution = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
+            density = distribution.log_prob(parts.pose[b, m]).sum().exp()
             terms.append(votes.log_presence[b, m, k].exp() * density)
         log_parts = log_parts + there[b, m] * sum(terms).log() / 5
         for k in range(2):
@@ -210,7 +210,7 @@ def test_noise_is_uniform_of_its_width_and_can_be_switched_off(pair, images):
     assert shift.var().item() == pytest.approx(4 / 12, rel=0.1)
 
 
-def test_discrete_presences_have_no_noise_but_bernoulli_laws(pair, images):
+def test_discrete_presences_have_no_noise_but_bernoulli_distributions(pair, images):
     discrete = [program.discretized() for program in pair]
     found = StackedCapsuleObjective().terms(*discrete, images)
     assert all(term.isfinite() for term in found.values())

@@ -41,7 +41,7 @@ def test_the_headline_numbers_of_four_draws_for_two_images():
 
 
 def test_pareto_k_is_the_median_over_images_of_the_heavy_tails():
-    """Two images have weights from a Pareto law of shape .9, one has equal weights."""
+    """Two images have weights from a Pareto distribution of shape .9, one has equal weights."""
     random = np.random.default_rng(0)
     heavy = random.pareto(1 / 0.9, size=(1, 4000, 2)) + 1
     weights = np.concatenate([heavy, np.full((1, 4000, 1), 2.0)], axis=-1)

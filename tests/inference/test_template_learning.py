@@ -17,7 +17,7 @@ from capsule_zoo.inference.training.starts.template_learning import (
     learn_templates,
     maximization,
     mean_evidence,
-    random_law,
+    random_distribution,
     responsibilities,
 )
 from capsule_zoo.models import Constellations
@@ -36,11 +36,11 @@ def scenes_of(number: int, sigma: float, names: tuple[str, ...] = NAMES, seed: i
     return draw_scenes(number, sigma, templates=[SHAPES[name] for name in names], seed=seed)
 
 
-def triangle_law(sigma: float = 0.2):
-    law = blank((3,), sigma_floor=0.05).law()
+def triangle_distribution(sigma: float = 0.2):
+    distribution = blank((3,), sigma_floor=0.05).distribution()
     corners = torch.tensor([1.0, 1j, -1.2 - 0.4j], dtype=torch.complex128)
     template = Template.of(torch.view_as_real(corners))
-    return replace(law, templates=(template,), noise=Noise(0.05, sigma))
+    return replace(distribution, templates=(template,), noise=Noise(0.05, sigma))
 
 
 @pytest.mark.parametrize("clutter", [0, 1])
@@ -49,35 +49,35 @@ def test_responsibilities_are_the_posterior_of_shares_and_orders(clutter):
         [torch.tensor(SHAPES[n]) for n in ("triangle", "triangle")], 0.2, clutter=clutter
     ).double()
     scenes = draw_scenes(8, 0.2, templates=[SHAPES["triangle"]] * 2, clutter=clutter, seed=1)
-    for group in groups(model.law(), scenes.points):
-        evidence, shares = responsibilities(group)
+    for group in groups(model.distribution(), scenes.points):
+        evidence, fractions = responsibilities(group)
         torch.testing.assert_close(evidence, group.log_total())
         objects, probability = group.posterior()
-        for k, share in enumerate(shares):
+        for k, fraction in enumerate(fractions):
             there = (objects == k).any(1).double()
-            torch.testing.assert_close(share.sum((1, 2)), probability @ there)
-            within = group.tuples[k].softmax(-1) * share.sum(-1, keepdim=True)
-            torch.testing.assert_close(share, within)
+            torch.testing.assert_close(fraction.sum((1, 2)), probability @ there)
+            within = group.tuples[k].softmax(-1) * fraction.sum(-1, keepdim=True)
+            torch.testing.assert_close(fraction, within)
 
 
 def test_em_never_lowers_the_evidence_and_moves_templates_that_are_not_the_best():
     points = scenes_of(24, 0.2, seed=2).points
-    law = random_law(blank().law(), points, seeded_generator(3))
+    distribution = random_distribution(blank().distribution(), points, seeded_generator(3))
     found = []
     for _ in range(6):
-        evidence, moments = expectation(law, points)
-        assert evidence == pytest.approx(mean_evidence(law, points))
+        evidence, moments = expectation(distribution, points)
+        assert evidence == pytest.approx(mean_evidence(distribution, points))
         found.append(evidence)
-        law = maximization(law, moments)
+        distribution = maximization(distribution, moments)
     steps = torch.tensor(found).diff()
     assert (steps > -1e-5).all() and steps.sum() > 0.1
 
 
 def test_the_step_for_templates_follows_the_gradient_of_the_evidence():
     """Fisher's identity: the pull on a template is the derivative of the mean evidence."""
-    law, points = triangle_law(), scenes_of(20, 0.2, ("triangle",), seed=4).points
-    _, (moments,) = expectation(law, points)
-    corners, noise = law.templates[0].corners, law.noise_of(0)
+    distribution, points = triangle_distribution(), scenes_of(20, 0.2, ("triangle",), seed=4).points
+    _, (moments,) = expectation(distribution, points)
+    corners, noise = distribution.templates[0].corners, distribution.noise_of(0)
     weight = moments.weight * moments.scale / noise.variance(moments.scale)
     pull = (weight * moments.swing).sum(1).to(corners) @ moments.aligned
     own = (weight * moments.scale).sum()
@@ -87,19 +87,22 @@ def test_the_step_for_templates_follows_the_gradient_of_the_evidence():
         away = away - (away * corners.conj()).real.mean() * corners  # the size stays
         ends = []
         for step in (-1e-4, 1e-4):
-            moved = Template(corners + step * away, law.templates[0].radius)
-            ends.append(mean_evidence(replace(law, templates=(moved,)), points))
+            moved = Template(corners + step * away, distribution.templates[0].radius)
+            ends.append(mean_evidence(replace(distribution, templates=(moved,)), points))
         expected = (slope * away.conj()).real.sum().item()
         assert (ends[1] - ends[0]) / 2e-4 == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
 def test_the_step_for_noise_stands_still_where_the_evidence_does():
     points = scenes_of(40, 0.2, ("triangle",), seed=5).points
-    law = triangle_law(0.3)
+    distribution = triangle_distribution(0.3)
     for _ in range(60):
-        law = maximization(law, expectation(law, points)[1])
+        distribution = maximization(distribution, expectation(distribution, points)[1])
     ends = [
-        mean_evidence(replace(law, noise=Noise(0.05, law.noise.proportional * math.exp(d))), points)
+        mean_evidence(
+            replace(distribution, noise=Noise(0.05, distribution.noise.proportional * math.exp(d))),
+            points,
+        )
         for d in (-0.2, 0.0, 0.2)
     ]
     assert ends[1] > max(ends[0], ends[2])
@@ -108,9 +111,9 @@ def test_the_step_for_noise_stands_still_where_the_evidence_does():
 def test_a_regular_template_stays_regular():
     """All orders that a rotation makes count, though one of them is listed."""
     model = Constellations([torch.tensor(SHAPES["square"])], 0.2).double()
-    law, points = model.law(), scenes_of(12, 0.2, ("square",), seed=6).points
-    found = maximization(law, expectation(law, points)[1]).templates[0]
-    assert found.turns == law.templates[0].turns == 4
+    distribution, points = model.distribution(), scenes_of(12, 0.2, ("square",), seed=6).points
+    found = maximization(distribution, expectation(distribution, points)[1]).templates[0]
+    assert found.symmetry_order == distribution.templates[0].symmetry_order == 4
 
 
 def test_templates_are_learned_from_scenes_without_labels():

@@ -24,8 +24,8 @@ def exact_sum(log_p, log_q, ends):
     """Return the objective (B,) from all states (states, B); autograd knows how pi_b moves."""
     total = 0.0
     for begin, end in itertools.pairwise(ends):
-        law = (begin * log_p + (1 - begin) * log_q).softmax(0)
-        total = total + (end - begin) * (law * (log_p - log_q)).sum(0)
+        distribution = (begin * log_p + (1 - begin) * log_q).softmax(0)
+        total = total + (end - begin) * (distribution * (log_p - log_q)).sum(0)
     return total
 
 

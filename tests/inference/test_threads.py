@@ -39,7 +39,7 @@ def work():
             f"evaluate {name}": lambda p=pair: _log_weight(evaluate(*p, IMAGES, num_particles=2)),
         }
     pair = parts.model, parts.guide
-    calls["refine"] = lambda: refine(*pair, IMAGES, steps=1, law="normal").refinement.end
+    calls["refine"] = lambda: refine(*pair, IMAGES, steps=1, distribution="normal").refinement.end
     with torch.no_grad():
         loose = parts.make_guide("delta").eval()
         calls["log weights"] = lambda: log_weights(parts.model, loose, IMAGES)[0].isfinite()

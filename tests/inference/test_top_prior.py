@@ -30,7 +30,7 @@ def two_kinds(number, seed=1):
     return {"object_presence": presence, "object_pose": pose}
 
 
-def test_binary_states_sum_to_the_law_of_the_poses():
+def test_binary_states_sum_to_the_distribution_of_the_poses():
     """Summed over presences, the density of one kind is a Gaussian."""
     values = two_kinds(300)
     top = fit_top_prior(model(), values, components=1, steps=3)

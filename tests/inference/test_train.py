@@ -64,8 +64,8 @@ def test_an_autoguide_whose_values_are_of_all_images_takes_minibatches():
     def model(images, labels=None):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         with pyro.plate("images", len(images), dim=-1):
-            law = dist.Normal(mean, 0.1).expand(images.shape).to_event(3)
-            pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(mean, 0.1).expand(images.shape).to_event(3)
+            pyro.sample("image", distribution, obs=images)
 
     guide = AutoNormal(model)
     fit(model, guide, torch.full((6, 1, 2, 2), 0.5), batch_size=2, lr=0.1, steps=150)

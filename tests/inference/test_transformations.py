@@ -63,8 +63,8 @@ def test_evidence_on_the_grid_is_exact_where_the_code_does_not_matter(images):
     model = Blob(strength=0.0)
     found = infer_transformation(model, untrained(model), images, SHIFTS, grid=GRID, steps=0)
     for g, request in enumerate(GRID.double()):
-        law = dist.Normal(0.6 * blob(*request[:, None]), model.sigma_image)
-        expected = law.log_prob(images).sum((1, 2, 3))
+        distribution = dist.Normal(0.6 * blob(*request[:, None]), model.sigma_image)
+        expected = distribution.log_prob(images).sum((1, 2, 3))
         torch.testing.assert_close(found.log_evidence[:, g], expected)
     best = found.log_evidence.argmax(-1)
     torch.testing.assert_close(found.best, GRID[best].double())
@@ -83,8 +83,8 @@ def test_codes_are_integrated_out(images):
     prior = dist.Normal(0.0, 1.0).log_prob(code[:, 0])
     for g, request in enumerate(grid.double()):
         mean = model.mean_image({"image_code": code}, request[None])
-        law = dist.Normal(mean, model.sigma_image)
-        scores = torch.stack([law.log_prob(image).sum((1, 2, 3)) for image in images])
+        distribution = dist.Normal(mean, model.sigma_image)
+        scores = torch.stack([distribution.log_prob(image).sum((1, 2, 3)) for image in images])
         expected = (scores + prior + log_step).logsumexp(-1)
         torch.testing.assert_close(found.log_evidence[:, g], expected, atol=0.15, rtol=0)
 
@@ -136,12 +136,12 @@ def test_requested_models_see_moved_images_and_guides_plain_ones():
     images, labels = torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 1, 0])
     asked = Requested(model, Rotations(), [(0.0, 0.0), (90.0, 90.0)])
     loss = loss_per_image(Trace_ELBO(), asked, guide, images, labels)
-    turned = torch.stack(
+    rotated = torch.stack(
         [torch.rot90(x, int(k), (1, 2)) for x, k in zip(images, labels, strict=True)]
     )
     numbers = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[labels]
     mean = model.mean_image(guide.expectations(images), numbers)
-    expected = -dist.Normal(mean, model.sigma_image).log_prob(turned).sum((1, 2, 3)).mean()
+    expected = -dist.Normal(mean, model.sigma_image).log_prob(rotated).sum((1, 2, 3)).mean()
     torch.testing.assert_close(loss, expected)
 
 

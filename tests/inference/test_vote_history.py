@@ -37,10 +37,10 @@ def test_distances_are_those_of_the_votes(seen):
 
 def test_means_are_weighted_by_assignment(seen):
     _, _, history = seen
-    near, share = history.mean_distance(history.wins), history.share_of_winner()
+    near, fraction = history.mean_distance(history.wins), history.winner_fraction()
     for t, n in product(range(3), range(5)):
         weight = history.weight[t, n]
         (winner,) = history.wins[n].nonzero().flatten().tolist()
         own = (weight[winner] * history.distance[t, n, winner]).sum() / weight[winner].sum()
         assert near[t, n].item() == pytest.approx(own.item(), rel=1e-5)
-        assert share[t, n].item() == pytest.approx((weight[winner].sum() / weight.sum()).item())
+        assert fraction[t, n].item() == pytest.approx((weight[winner].sum() / weight.sum()).item())

@@ -106,11 +106,11 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
     log_weight = (log_p - log_q).detach()
     bound = (log_weight.logsumexp(0) - math.log(count)).mean()
     assert loss.item() == pytest.approx(-bound.item(), abs=1e-10)
-    share = log_weight.exp() / log_weight.exp().sum(0)
+    fraction = log_weight.exp() / log_weight.exp().sum(0)
     seen = dream.nodes["_RETURN"]["value"]
     asleep = -log_density(guide, dream, seen) / 6
-    recognize = -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep
-    assert_gradients({model: -(share * log_p).sum() / 6, guide: recognize})
+    recognize = -0.7 * (fraction * log_q).sum() / 6 + 0.3 * asleep
+    assert_gradients({model: -(fraction * log_p).sum() / 6, guide: recognize})
 
 
 def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectation():
@@ -210,8 +210,8 @@ def test_pretraining_puts_each_rbm_into_both_halves():
 
 
 @pytest.mark.parametrize("family", ["bernoulli", "gaussian"])
-def test_pretraining_gives_centered_recognition_the_same_law(family):
-    images, laws = binary_images(6).float(), []
+def test_pretraining_gives_centered_recognition_the_same_distribution(family):
+    images, distributions = binary_images(6).float(), []
     families = dict(visible_family=family, hidden_family=family)
     for centered in (True, False):
         torch.manual_seed(0)
@@ -219,17 +219,17 @@ def test_pretraining_gives_centered_recognition_the_same_law(family):
         guide = RecognitionMachine(model, centered)
         torch.manual_seed(1)
         pretrain(model, guide, images, steps=20, lr=0.1, checks=Checks(progress=False))
-        laws.append(guide.posterior(images))
-    torch.testing.assert_close(laws[0].switch_logits, laws[1].switch_logits)
-    torch.testing.assert_close(laws[0].field, laws[1].field)
+        distributions.append(guide.posterior(images))
+    torch.testing.assert_close(distributions[0].switch_logits, distributions[1].switch_logits)
+    torch.testing.assert_close(distributions[0].field, distributions[1].field)
 
 
 def test_draws_are_constants_even_where_they_could_be_reparametrized():
     model, guide, images, count = *pair(), conjugate_images(6), 4
     objective = ReweightedWakeSleep(count, sleep=0)
     log_p, log_q, _ = by_hand(objective, model, guide, images)
-    share = (log_p - log_q).detach().softmax(0) / 6
-    assert_gradients({model: -(share * log_p).sum(), guide: -(share * log_q).sum()})
+    fraction = (log_p - log_q).detach().softmax(0) / 6
+    assert_gradients({model: -(fraction * log_p).sum(), guide: -(fraction * log_q).sum()})
 
 
 def test_score_function_credits_every_draw_with_what_it_adds_to_the_mean_of_the_others():

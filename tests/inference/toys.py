@@ -51,8 +51,8 @@ class Conjugate(Model):
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,): Normal with covariance noise^2 I + 1 1'."""
         covariance = self.noise**2 * torch.eye(4) + torch.ones(4, 4)
-        law = dist.MultivariateNormal(self.mean.expand(4), covariance.to(images.dtype))
-        return law.log_prob(images.flatten(1))
+        distribution = dist.MultivariateNormal(self.mean.expand(4), covariance.to(images.dtype))
+        return distribution.log_prob(images.flatten(1))
 
     def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and scale of p(code | image), (B,) each."""
@@ -94,8 +94,8 @@ class Correlated(Model):
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,): Normal with covariance paint paint' + I / 4."""
         covariance = self.paint @ self.paint.T + 0.25 * torch.eye(4).double()
-        law = dist.MultivariateNormal(self.paint.new_zeros(4), covariance)
-        return law.log_prob(images.flatten(1))
+        distribution = dist.MultivariateNormal(self.paint.new_zeros(4), covariance)
+        return distribution.log_prob(images.flatten(1))
 
 
 class Labelaw(Conjugate):
@@ -275,7 +275,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 
 class Parts(Model):
-    """Two parts with a presence and a pose, whose law is a hundred times wider if it is absent."""
+    """Two parts with a presence and a pose, which is a hundred times wider if it is absent."""
 
     sites = (
         Site("part_presence", ("images", "parts"), discrete=True),
@@ -301,9 +301,9 @@ class Parts(Model):
                 scale = there[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
                 pose = pyro.sample("part_pose", dist.Normal(self.mean, scale).to_event(1))
             mean = ((there * pose[..., 0]) @ self.bumps)[:, None]
-            law = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
+            distribution = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
             observed = None if images is None else images[:, None]
-            return pyro.sample("image", law, obs=observed).squeeze(1)
+            return pyro.sample("image", distribution, obs=observed).squeeze(1)
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """Compute log p(image), (B,), as a sum over the presences."""
@@ -314,9 +314,9 @@ class Parts(Model):
             covariance = (
                 self.noise**2 * torch.eye(4).double() + self.scales[1] ** 2 * bumps.T @ bumps
             )
-            law = dist.MultivariateNormal(self.mean[:, 0] @ bumps, covariance)
+            distribution = dist.MultivariateNormal(self.mean[:, 0] @ bumps, covariance)
             prior = dist.Bernoulli(self.presence).log_prob(on).sum()
-            terms.append(prior + law.log_prob(images.flatten(1)))
+            terms.append(prior + distribution.log_prob(images.flatten(1)))
         return torch.stack(terms).logsumexp(0)
 
 

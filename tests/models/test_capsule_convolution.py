@@ -50,7 +50,7 @@ def em_by_hand(layer, grid, votes, seen_by):
         seen_by: for each position the (cell, type) of its children.
     """
     presence = grid.presence[0]
-    fair_share = len(set().union(*seen_by)) / (len(seen_by) * PARENTS)
+    votes_per_parent = len(set().union(*seen_by)) / (len(seen_by) * PARENTS)
     weight = {
         (p, j): torch.tensor([1.0 / (PARENTS * sum(c in s for s in seen_by)) for c in seen])
         for p, seen in enumerate(seen_by)
@@ -64,7 +64,7 @@ def em_by_hand(layer, grid, votes, seen_by):
                 r = (weight[p, j] * there)[:, None]
                 mean = (r * votes[p][j]).sum(0) / r.sum()
                 sigma2 = (r * (votes[p][j] - mean).square()).sum(0) / r.sum() + layer.noise
-                cost = (layer.beta_u[j] + 0.5 * sigma2.log()).mean() * r.sum() / fair_share
+                cost = (layer.beta_u[j] + 0.5 * sigma2.log()).mean() * r.sum() / votes_per_parent
                 cold = layer.inverse_temperature * (1 - 0.95 ** (t + 1))
                 presence_j = torch.sigmoid(cold * (layer.beta_a[j] - cost))
                 square = (votes[p][j] - mean).square() + layer.noise
@@ -175,12 +175,12 @@ def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkey
 
 def test_layers_turn_with_their_children(grid):
     """Poses multiplied from the left move all votes alike: M W -> (T M) W, so parents turn too."""
-    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    rotation = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
     routing = DynamicRouting(3)  # agreement and length are the same in every frame
     layer = conv(routing)
-    still, turned = layer(grid), layer(grid._replace(pose=turn @ grid.pose))
-    torch.testing.assert_close(turned.pose, turn @ still.pose)
-    torch.testing.assert_close(turned.logits, still.logits)
+    still, rotated = layer(grid), layer(grid._replace(pose=rotation @ grid.pose))
+    torch.testing.assert_close(rotated.pose, rotation @ still.pose)
+    torch.testing.assert_close(rotated.logits, still.logits)
 
 
 def test_primary_capsules_read_each_cell_alone():

@@ -95,7 +95,7 @@ def test_recognition_sums_to_one_and_fits_every_family():
 
 
 def test_units_of_capsules_that_are_off_cancel():
-    """Both halves draw them from the same base law, so the log weight does not depend on them."""
+    """Both halves draw them from one base distribution, so log weights do not depend on them."""
     model, guide = helmholtz_pair(4, (2, 2), 2)
     images = torch.rand(6, 1, 2, 2).double()
     trace = poutine.trace(guide).get_trace(images)

@@ -137,9 +137,9 @@ def test_pairs_require_both_classes_and_draw_one(images):
 def test_normal_poses_start_at_the_points_of_the_guide_that_they_replace(model, images):
     points = guide_to(model)
     normal = points.with_poses("normal").double()
-    law = poutine.trace(normal).get_trace(images).nodes["class_pose"]["fn"]
-    torch.testing.assert_close(law.mean, points.poses(images))
-    torch.testing.assert_close(law.stddev, torch.full_like(law.mean, 0.05))
+    distribution = poutine.trace(normal).get_trace(images).nodes["class_pose"]["fn"]
+    torch.testing.assert_close(distribution.mean, points.poses(images))
+    torch.testing.assert_close(distribution.stddev, torch.full_like(distribution.mean, 0.05))
     assert points.with_poses("delta").pose == "delta"
     assert "log_scale" not in dict(points.named_parameters())
 

@@ -27,8 +27,8 @@ FAMILIES = pytest.mark.parametrize("families", PAIRS, ids="-".join)
 
 def some_images(model, families, number=3):
     torch.manual_seed(7)
-    law = model.visible.law()
-    return law.sample((number,)).detach()
+    distribution = model.visible.distribution()
+    return distribution.sample((number,)).detach()
 
 
 @KINDS
@@ -36,8 +36,8 @@ def some_images(model, families, number=3):
 def test_posterior_and_free_energy_are_those_of_brute_force(families, kind):
     model = small(*families, kind=kind)
     images = some_images(model, families)
-    law = model.posterior(images)
-    mean = law.mean()
+    distribution = model.posterior(images)
+    mean = distribution.mean()
     for i, x in enumerate(images):
         energies, z, h = table_given(model, families, x)
         total = energies.flatten().logsumexp(0)
@@ -45,7 +45,7 @@ def test_posterior_and_free_energy_are_those_of_brute_force(families, kind):
         posterior = (energies - total).exp()
         switch = torch.einsum("zh,zk->k", posterior, z)
         activity = torch.einsum("zh,zk,hkj->kj", posterior, z, h)
-        torch.testing.assert_close(law.switch_probability[i], switch, **EXACT)
+        torch.testing.assert_close(distribution.switch_probability[i], switch, **EXACT)
         torch.testing.assert_close(mean.activity[i], activity, **EXACT)
 
 
@@ -56,7 +56,7 @@ def test_conditional_of_images_is_that_of_brute_force(families, kind):
     images, _ = states(families[0], *model.image_shape)
     torch.manual_seed(1)
     z = switches(model)[-1:]
-    h = model.hidden.law().sample((1,))
+    h = model.hidden.distribution().sample((1,))
     energies = negative_energy(model, families, images, z, h)
     expected = torch.einsum("s,schw->chw", energies.softmax(0), images)
     field = model.visible_field(CapsuleState(z, z[..., None] * h))
@@ -79,18 +79,18 @@ def test_trace_is_the_unnormalized_joint_over_the_base_partitions(families, kind
 
 
 @KINDS
-def test_gibbs_leaves_the_exact_law_unchanged(kind):
+def test_gibbs_leaves_the_exact_distribution_unchanged(kind):
     """Pearson's test at a false failure rate of one in a million."""
     model, families, number = small(kind=kind), PAIRS[0], 40_000
     masses, images = log_masses(model, families)
-    law = masses.softmax(0).detach()
+    distribution = masses.softmax(0).detach()
     torch.manual_seed(11)
-    start = images[torch.multinomial(law, number, replacement=True)]
+    start = images[torch.multinomial(distribution, number, replacement=True)]
     moved = model.gibbs(start, 3)
     assert (moved != start).flatten(1).any(1).double().mean() > 0.3  # the chain does move
     code = (moved.flatten(1) * 2.0 ** torch.arange(3, -1, -1)).sum(1).long()
     counts = torch.bincount(code, minlength=len(images)).double()
-    statistic = ((counts - number * law).square() / (number * law)).sum().item()
+    statistic = ((counts - number * distribution).square() / (number * distribution)).sum().item()
     assert statistic < chi2.isf(1e-6, len(images) - 1)
 
 
@@ -100,8 +100,8 @@ def test_drawn_capsules_have_the_moments_of_the_posterior(families, kind):
     model, number = small(*families, kind=kind), 40_000
     image = some_images(model, families, 1).expand(number, -1, -1, -1)
     torch.manual_seed(2)
-    law = model.posterior(image)
-    drawn, mean = law.sample(), law.mean()
+    distribution = model.posterior(image)
+    drawn, mean = distribution.sample(), distribution.mean()
     for sample, expected in zip(drawn, mean, strict=True):
         error = sample.mean(0) - expected[0]
         assert (error.abs() <= 5.5 * sample.std(0) / number**0.5 + 1e-12).all()
@@ -135,7 +135,7 @@ def test_contributions_add_up_to_the_field_of_the_image(families, kind):
 
 
 def test_projective_field_of_a_capsule_is_the_mean_image_of_its_own_machine():
-    """With one switch on and the others off the machine is an RBM: compare with its exact law."""
+    """With one switch on and the others off it is an RBM: compare with its exact distribution."""
     model = small()
     alone = RBM((1, 2, 2), model.num_units).double()
     with torch.no_grad():

@@ -29,8 +29,8 @@ def drawn_pixels(templates, raw, images):
     layers = warp_templates(templates, poses.from_parameters(raw), (6, 5))
     color, alpha = layers[:, :1], layers[:, 1:]
     composite = over(color, alpha, color.new_zeros(1, 1, 1, 1))
-    law = PixelMixture(color, visibility(alpha) + 0.1, 0.2)
-    return law.log_prob(images).sum() + composite.square().sum()
+    distribution = PixelMixture(color, visibility(alpha) + 0.1, 0.2)
+    return distribution.log_prob(images).sum() + composite.square().sum()
 
 
 def routed(routing):
@@ -86,7 +86,7 @@ pytestmark = [  # of the compiler, about what it does itself
 @pytest.mark.parametrize("name", CORES)
 def test_compiled_whole_they_give_the_same_values_and_gradients(name):
     core, inputs = CORES[name]
-    with pyro.validation_enabled(False):  # checks of laws do not compile
+    with pyro.validation_enabled(False):  # checks of distributions do not compile
         agree(core, torch.compile(core, backend="aot_eager", fullgraph=True), inputs)
 
 

@@ -33,9 +33,9 @@ def test_hidden_units_of_the_linear_decoder_are_affine_in_code_and_in_request():
     decoder, seen = small("linear").decoder, []
     decoder.decoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     code, other = torch.randn(2, 4, 3).double()
-    request, turned = torch.randn(2, 4, 2).double()
+    request, rotated = torch.randn(2, 4, 2).double()
     with torch.no_grad():
-        for c, r in ((code, request), (code, turned), (code, 0.3 * request + 0.7 * turned)):
+        for c, r in ((code, request), (code, rotated), (code, 0.3 * request + 0.7 * rotated)):
             decoder(c, r)
         for c in (other, 0.3 * code + 0.7 * other):
             decoder(c, request)

@@ -33,18 +33,18 @@ def test_density_is_the_natural_form_and_sums_to_one(family):
     values, measure = support(family)
     values = values[:, None, None, None]
     log_density = units.log_base(values) + field * values - units.log_partition(field)
-    torch.testing.assert_close(units.law(field).log_prob(values), log_density)
+    torch.testing.assert_close(units.distribution(field).log_prob(values), log_density)
     total = log_density.logsumexp(0) + math.log(measure)
     torch.testing.assert_close(total, torch.zeros_like(field), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mean_is_the_slope_of_the_log_partition_and_of_the_law(family):
+def test_mean_is_the_slope_of_the_log_partition_and_of_the_distribution(family):
     units, field = make(family)
     field.requires_grad_()
     (slope,) = torch.autograd.grad(units.log_partition(field).sum(), field)
     torch.testing.assert_close(units.mean(field), slope)
-    torch.testing.assert_close(units.law(field).mean, slope)
+    torch.testing.assert_close(units.distribution(field).mean, slope)
     torch.testing.assert_close(units.link(units.mean(field)), units.bias + field)
 
 

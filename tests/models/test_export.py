@@ -40,7 +40,10 @@ class Encoder(nn.Module):
     def forward(self, images):
         nodes = poutine.trace(self.guide).get_trace(images).nodes
         pairs = [(nodes[f"{x}_presence"]["fn"], nodes[f"{x}_pose"]["value"]) for x in LEVELS]
-        return torch.cat([torch.cat([law.logits[..., None], pose], -1) for law, pose in pairs], 1)
+        return torch.cat(
+            [torch.cat([distribution.logits[..., None], pose], -1) for distribution, pose in pairs],
+            1,
+        )
 
 
 def exported(module: nn.Module, images: torch.Tensor) -> nn.Module:

@@ -112,7 +112,7 @@ IDENTITIES = {"rotations": (1.0, 0.0), "shifts": (0.0, 0.0)}
 def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
     """Addresses are linear in the request (plus 1 for shifts); activations do not depend on it."""
     model = small(kind, motion="linear", identity=identity)
-    latents = {name: law.sample((3,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((3,)) for name, distribution in model.prior().items()}
     numbers = [[1.0, 0.0], [0.0, 1.0], *([[0.0, 0.0]] if not any(identity) else [])]
     found = [
         model.capsules(latents, torch.tensor([n], dtype=torch.float64).expand(3, -1))
@@ -135,7 +135,7 @@ def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
 def test_with_matrices_that_turn_an_image_turns_as_requested(kind):
     """Right angles are exact here, because the filters look the same from all four sides."""
     model = small(kind, motion="linear", image_shape=(1, 28, 28))
-    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((2,)) for name, distribution in model.prior().items()}
     place = torch.rand(2, 5, 2, dtype=torch.float64) - 0.5  # row and column
     row, column = place.unbind(-1)
     matrices = torch.stack([row, -column, column, row], -1)  # counter-clockwise as seen
@@ -145,14 +145,14 @@ def test_with_matrices_that_turn_an_image_turns_as_requested(kind):
     with torch.no_grad():
         for layer in model.canvas.upsample.modules():
             if isinstance(layer, torch.nn.ConvTranspose2d):
-                turns = [layer.weight.rot90(k, (2, 3)) for k in range(4)]
-                layer.weight.copy_(torch.stack(turns).mean(0))
-    still, turned = (
+                rotations = [layer.weight.rot90(k, (2, 3)) for k in range(4)]
+                layer.weight.copy_(torch.stack(rotations).mean(0))
+    still, rotated = (
         model.mean_image(latents, torch.tensor([numbers], dtype=torch.float64))
         for numbers in ([1.0, 0.0], [0.0, 1.0])
     )
-    torch.testing.assert_close(turned, still.rot90(1, (2, 3)))
-    assert not torch.allclose(turned, still)
+    torch.testing.assert_close(rotated, still.rot90(1, (2, 3)))
+    assert not torch.allclose(rotated, still)
 
 
 def test_a_sure_kind_is_the_same_relaxed_and_discrete():
@@ -170,10 +170,10 @@ def test_a_sure_kind_is_the_same_relaxed_and_discrete():
 def test_relaxed_kinds_do_not_underflow():
     """Their logarithms have a density where the simplex itself underflows in float32."""
     logits = torch.tensor([0.0, 300.0, -300.0])
-    law = LogRelaxedOneHot(torch.tensor(0.5), logits=logits).expand((1000,))
-    drawn = law.rsample()
+    distribution = LogRelaxedOneHot(torch.tensor(0.5), logits=logits).expand((1000,))
+    drawn = distribution.rsample()
     torch.testing.assert_close(drawn.exp().sum(-1), torch.ones(1000))
-    assert law.log_prob(drawn).isfinite().all()
+    assert distribution.log_prob(drawn).isfinite().all()
     plain = dist.RelaxedOneHotCategorical(torch.tensor(0.5), logits=torch.randn(3))
     simplex = plain.sample((20,))
     same = LogRelaxedOneHot(torch.tensor(0.5), logits=plain.logits).log_prob(simplex.log())
@@ -184,7 +184,7 @@ def test_relaxed_kinds_do_not_underflow():
 @pytest.mark.parametrize("kind", KINDS)
 def test_learned_addresses_are_a_softmax_over_cells(kind, motion):
     model = small(kind, address="learned", motion=motion)
-    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((2,)) for name, distribution in model.prior().items()}
     parts = model.capsules(latents, torch.zeros(2, 2).double())
     assert parts.address.shape == (2, 5, 4)
     weight = torch.einsum("bca,an->bcn", parts.address, model.canvas.cells).softmax(-1)
@@ -195,7 +195,7 @@ def test_learned_addresses_are_a_softmax_over_cells(kind, motion):
 @pytest.mark.parametrize("kind", KINDS)
 def test_jitter_is_added_to_addresses(kind):
     model = small(kind, jitter=0.2)
-    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((2,)) for name, distribution in model.prior().items()}
     offset = latents["part_jitter"]
     assert offset.shape == (2, 5, 2)
     request = torch.randn(2, 2).double()
@@ -222,7 +222,7 @@ def test_black_is_no_dead_end(kind):
     torch.manual_seed(0)
     model = DECODERS[kind]((1, 28, 28)).double()
     (bias,) = (p for name, p in model.named_parameters() if name.endswith("paint.bias"))
-    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((2,)) for name, distribution in model.prior().items()}
     assert (bias == DARK).all()
     assert -0.4 < model.mean_image(latents).mean() < 0.1
     with torch.no_grad():
@@ -235,10 +235,10 @@ def test_black_is_no_dead_end(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_start_all_over_the_grid(kind, motion, seed):
-    """A uniform place has a deviation of .58; of twenty parts' the estimate errs by .06."""
+    """A uniform place has a scale of .58; of twenty parts' the estimate errs by .06."""
     torch.manual_seed(seed)
     model = kind((1, 68, 68), motion=motion)
-    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    latents = {name: distribution.sample((2,)) for name, distribution in model.prior().items()}
     address = model.capsules(latents, torch.tensor([model.identity]).expand(2, -1)).address
     assert (address.abs() < 1).float().mean() > 0.8  # on the grid
     assert (address.std(1) > 0.35).all()

@@ -147,7 +147,7 @@ def test_codes_that_were_changed_after_the_guide_are_drawn_again(name, change):
         else:
             guided.nodes["z_2"]["value"] = code + 1 if change == "moved" else code.expand(1, -1, -1)
         values = {n: guided.nodes[n]["value"] for n in entry.guide.covers}
-        fresh = entry.model.image_law(entry.model.draw(list(values.values()))).mean
+        fresh = entry.model.image_distribution(entry.model.draw(list(values.values()))).mean
         with pyro.plate("outer", PARTICLES, dim=-2):
             replayed = poutine.replay(entry.model, trace=guided)
             trace = poutine.trace(replayed).get_trace(*arguments)

@@ -66,15 +66,17 @@ def test_spread_energy_is_the_papers_loss(margin):
             assert found[n, t] == pytest.approx(loss)
 
 
-def test_labels_are_drawn_from_the_gibbs_law_of_the_spread_loss():
+def test_labels_are_drawn_from_the_gibbs_distribution_of_the_spread_loss():
     model, batch = tiny().double(), images().double()
     scores = model.scores(batch)
     weights = (-spread_energy(scores.sigmoid(), model.margin)).exp()
-    law = model.label_law(scores)
-    torch.testing.assert_close(law.probs, weights / weights.sum(-1, keepdim=True))
+    distribution = model.label_distribution(scores)
+    torch.testing.assert_close(distribution.probs, weights / weights.sum(-1, keepdim=True))
     trace = poutine.trace(model).get_trace(batch)
     label = trace.nodes["label"]["value"]
-    torch.testing.assert_close(law.log_prob(label), trace.nodes["label"]["fn"].log_prob(label))
+    torch.testing.assert_close(
+        distribution.log_prob(label), trace.nodes["label"]["fn"].log_prob(label)
+    )
 
 
 def test_the_loss_of_the_model_is_the_spread_loss_per_image():
@@ -85,7 +87,7 @@ def test_the_loss_of_the_model_is_the_spread_loss_per_image():
     torch.testing.assert_close(found, energy[torch.arange(4), labels].mean())
 
 
-def test_categorical_labels_have_a_normalized_law():
+def test_categorical_labels_have_a_normalized_distribution():
     model = tiny(likelihood="categorical")
     guide, batch = ExactLabel(model), images()
     with torch.no_grad():

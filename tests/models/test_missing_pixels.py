@@ -56,19 +56,19 @@ def log_prob_of_image(model: Model, images: torch.Tensor, draws: poutine.Trace) 
 
 
 @pytest.mark.parametrize(
-    "law",
+    "distribution",
     [
         dist.Normal(torch.rand(BATCH, 2, 4, 5).double(), 0.3),
         dist.Bernoulli(torch.rand(BATCH, 2, 4, 5).double(), validate_args=False),
         dist.Poisson(torch.rand(BATCH, 2, 4, 5).double(), validate_args=False),
     ],
 )
-def test_the_score_is_the_sum_over_observed_pixels(law):
+def test_the_score_is_the_sum_over_observed_pixels(distribution):
     images = torch.rand(BATCH, 2, 4, 5).double().round()
     observed = torch.rand(images.shape) < 0.5
-    found = log_prob_of_pixels(law.to_event(3), images, observed)
+    found = log_prob_of_pixels(distribution.to_event(3), images, observed)
     for i in range(BATCH):
-        terms = law.log_prob(images)[i][observed[i]]
+        terms = distribution.log_prob(images)[i][observed[i]]
         assert found[i].item() == pytest.approx(sum(terms.tolist()), abs=1e-12)
 
 
@@ -83,10 +83,10 @@ def test_a_mixture_sums_the_observed_channels_within_every_part():
         total = 0.0
         for i in range(size):
             for j in range(size):
-                share = weight[:, 0, b, i, j] / weight[:, 0, b, i, j].sum()
+                fraction = weight[:, 0, b, i, j] / weight[:, 0, b, i, j].sum()
                 density = 0.0
                 for k in range(1 + parts):
-                    term = share[k].item()
+                    term = fraction[k].item()
                     for c in range(channels):
                         if observed[b, 0, c, i, j]:
                             off = (images[b, 0, c, i, j] - color[k, c, b, i, j]).item() / 0.2
@@ -157,13 +157,13 @@ def test_no_gradient_comes_from_a_hidden_pixel():
     observed = torch.rand(images.shape) < 0.5
     seen = []
 
-    def law(code: torch.Tensor) -> dist.TorchDistribution:
+    def distribution(code: torch.Tensor) -> dist.TorchDistribution:
         mean = model.mean_image(code)
         mean.retain_grad()
         seen.append(mean)
         return dist.Normal(mean, 0.2).to_event(3)
 
-    object.__setattr__(model, "image_law", law)
+    object.__setattr__(model, "image_distribution", distribution)
     twin = model.with_missing_pixels()
     trace = poutine.trace(twin).get_trace(hide(images, observed))
     trace.log_prob_sum().backward()
@@ -195,7 +195,7 @@ def test_a_refined_guide_scores_observed_pixels_alone():
     model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, painting=Painting(template_size=5))
     guide = configure(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     images, observed = random_images(model)
-    semi = SemiAmortized(guide, steps=3, law="delta")
+    semi = SemiAmortized(guide, steps=3, distribution="delta")
     outcomes = []
     for value in (0.1, 0.9):  # of the hidden pixels
         changed = torch.where(observed, images, value)

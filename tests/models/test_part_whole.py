@@ -50,14 +50,14 @@ def point_guide(values):
 def brute_force(model, values, images):
     """Compute log p(image, presences, poses), (B,), with all parents summed one by one."""
 
-    def law(logits):
-        return model.presence_law(logits)
+    def distribution(logits):
+        return model.presence_distribution(logits)
 
     def capsules(name):
         return values[f"{name}_presence"], values[f"{name}_pose"]
 
     t, pose = capsules("object")
-    top = law(model.presence_logits).log_prob(t)
+    top = distribution(model.presence_logits).log_prob(t)
     top = top + dist.Normal(poses.identity_like(pose), model.pose.sigma_top).log_prob(pose).sum(-1)
     total = top.sum(1)
     for level, relation in zip(model.levels[1:], model.selections, strict=True):
@@ -92,7 +92,11 @@ def brute_force(model, values, images):
                         raw = relation.raw_scale[child, parent - 1]
                         on = relation.sigma_min + torch.nn.functional.softplus(raw)
                         scale = there * on + (1 - there) * relation.sigma_off
-                    term = term + choice[child, parent].log() + law(gamma).log_prob(t[image, child])
+                    term = (
+                        term
+                        + choice[child, parent].log()
+                        + distribution(gamma).log_prob(t[image, child])
+                    )
                     term = term + dist.Normal(mean, scale).log_prob(pose[image, child]).sum()
                 terms.append(term)
             brute = torch.stack(terms).logsumexp(0)
@@ -183,9 +187,9 @@ def test_parts_are_present_as_often_as_their_parents_say():
     torch.manual_seed(3)
     trace = poutine.trace(model).get_trace(batch_size=20_000)
     parents = Capsules(trace.nodes["object_presence"]["value"], trace.nodes["object_pose"]["value"])
-    law = model.selections[0](parents, relaxed=False)
-    shares = law.log_weights.softmax(-1)
-    expected = (shares * law.presence_logits.sigmoid()).sum(-1)
+    distribution = model.selections[0](parents, relaxed=False)
+    fractions = distribution.log_weights.softmax(-1)
+    expected = (fractions * distribution.presence_logits.sigmoid()).sum(-1)
     presence = trace.nodes["part_presence"]["value"]
     error = (presence - expected).mean(0)
     assert (error.abs() < 5 * (presence - expected).std(0) / math.sqrt(20_000)).all()
@@ -231,9 +235,9 @@ def test_a_model_with_four_rotations_is_invariant_under_quarter_turns(layers):
         model = make(layers, rotations=rotations, epsilon=1e-300)
         values, images = draw(model)
         quarter = poses.rotation(torch.tensor(math.pi / 2, dtype=torch.float64))  # clockwise
-        turned = {k: poses.compose(quarter, v) if "pose" in k else v for k, v in values.items()}
+        rotated = {k: poses.compose(quarter, v) if "pose" in k else v for k, v in values.items()}
         before = Trace_ELBO().loss(model, point_guide(values), images)
-        after = Trace_ELBO().loss(model, point_guide(turned), images.rot90(-1, (2, 3)))
+        after = Trace_ELBO().loss(model, point_guide(rotated), images.rot90(-1, (2, 3)))
         changes[rotations] = abs(after - before)
     assert changes[4] < 1e-8 and changes[1] > 1
 
@@ -246,16 +250,16 @@ def test_rotations_are_summed_out_of_the_objects_poses(rotations):
     scale = torch.tensor([0.2, 0.2, 0.7, 0.2, 0.2, 0.7], dtype=torch.float64)
     each = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
     torch.testing.assert_close(
-        model.pose.law(model.presence_logits).log_prob(pose), each.exp().mean(-1).log()
+        model.pose.distribution(model.presence_logits).log_prob(pose), each.exp().mean(-1).log()
     )
 
 
 def test_the_prior_takes_every_rotation_equally_often():
     model, n = make((2, 3), rotations=3, sigma_top=0.01), 6000
     pose = poutine.trace(model).get_trace(batch_size=n).nodes["object_pose"]["value"][:, 0]
-    turns = torch.atan2(pose[:, 3], pose[:, 0]) / (2 * math.pi / 3)
-    counts = turns.round().remainder(3).long().bincount(minlength=3)
-    assert (turns - turns.round()).abs().max() < 0.05
+    steps = torch.atan2(pose[:, 3], pose[:, 0]) / (2 * math.pi / 3)
+    counts = steps.round().remainder(3).long().bincount(minlength=3)
+    assert (steps - steps.round()).abs().max() < 0.05
     assert (counts / n - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / n)
 
 

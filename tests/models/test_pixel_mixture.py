@@ -22,15 +22,15 @@ def random_mixture(parts=3, channels=2, batch=2, size=3):
 
 
 def test_density_is_a_sum_over_parts_at_every_pixel():
-    color, weight, law = random_mixture()
+    color, weight, distribution = random_mixture()
     images = torch.rand(2, 1, 2, 3, 3, dtype=torch.float64)
     expected = torch.zeros(2, 1, dtype=torch.float64)
     for b in range(2):
         for i in range(3):
             for j in range(3):
-                share = weight[:, 0, b, i, j] / weight[:, 0, b, i, j].sum()
+                fraction = weight[:, 0, b, i, j] / weight[:, 0, b, i, j].sum()
                 density = sum(
-                    share[k]
+                    fraction[k]
                     * dist.Normal(color[k, :, b, i, j], 0.2)
                     .log_prob(images[b, 0, :, i, j])
                     .sum()
@@ -38,17 +38,17 @@ def test_density_is_a_sum_over_parts_at_every_pixel():
                     for k in range(4)
                 )
                 expected[b] += density.log()
-    torch.testing.assert_close(law.log_prob(images), expected)
+    torch.testing.assert_close(distribution.log_prob(images), expected)
 
 
 def test_draws_have_the_mean_and_variance_of_the_mixture():
-    color, weight, law = random_mixture()
+    color, weight, distribution = random_mixture()
     n = 20_000
-    draws = law.sample((n,))
-    assert draws.shape == (n, 2, 1, 2, 3, 3) and law.mean.shape == draws.shape[1:]
-    share = weight / weight.sum(0)
-    second = (share * color.square()).sum(0).transpose(0, 1)[:, None] + 0.2**2
-    for power, expected in ((1, law.mean), (2, second)):
+    draws = distribution.sample((n,))
+    assert draws.shape == (n, 2, 1, 2, 3, 3) and distribution.mean.shape == draws.shape[1:]
+    fraction = weight / weight.sum(0)
+    second = (fraction * color.square()).sum(0).transpose(0, 1)[:, None] + 0.2**2
+    for power, expected in ((1, distribution.mean), (2, second)):
         values = draws**power
         error = (values.mean(0) - expected).abs()
         assert (error < 5 * values.std(0) / math.sqrt(n)).all()  # 36 pixels: fails once in 40,000
@@ -64,7 +64,7 @@ def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
     off = Capsules(torch.zeros(2, 4).double(), torch.randn(2, 4, 6).double())
     images = torch.rand(2, channels, 12, 12, dtype=torch.float64)
     expected = dist.Normal(torch.zeros_like(images), model.sigma_image).log_prob(images)
-    found = model.image_law(off).log_prob(images[:, None])
+    found = model.image_distribution(off).log_prob(images[:, None])
     torch.testing.assert_close(found[:, 0], expected.sum((1, 2, 3)))
     assert model.render(off).abs().max() == 0
     guide = configure(
@@ -80,6 +80,6 @@ def test_gradients_are_finite_where_no_part_is_seen():
     pose = torch.zeros(1, 3, 6).double()
     pose[..., 0] = pose[..., 4] = 0.2  # small parts in the middle, nothing elsewhere
     parts = Capsules(torch.ones(1, 3).double().requires_grad_(), pose.requires_grad_())
-    model.image_law(parts).log_prob(torch.rand(1, 1, 1, 12, 12).double()).sum().backward()
+    model.image_distribution(parts).log_prob(torch.rand(1, 1, 1, 12, 12).double()).sum().backward()
     assert parts.pose.grad.isfinite().all() and parts.presence.grad.isfinite().all()
     assert model.template_logits.grad.isfinite().all()

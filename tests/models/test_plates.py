@@ -171,13 +171,13 @@ def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
     torch.testing.assert_close(found, expected)
 
 
-def test_a_pixel_mixture_expands_as_other_laws_do():
+def test_a_pixel_mixture_expands_as_other_distributions_do():
     color, weight = torch.rand(3, 2, 4, 5, 6), torch.rand(3, 1, 4, 5, 6)
-    law = PixelMixture(color, weight, 0.2)
-    wide = law.expand(torch.Size([7, 4, 1]))
+    distribution = PixelMixture(color, weight, 0.2)
+    wide = distribution.expand(torch.Size([7, 4, 1]))
     value = wide.sample()
     assert value.shape == (7, 4, 1, 2, 5, 6)
-    each = torch.stack([law.log_prob(v) for v in value])
+    each = torch.stack([distribution.log_prob(v) for v in value])
     torch.testing.assert_close(wide.log_prob(value), each)
-    torch.testing.assert_close(law.log_prob(value), each)
-    torch.testing.assert_close(wide.mean[3], law.mean)
+    torch.testing.assert_close(distribution.log_prob(value), each)
+    torch.testing.assert_close(wide.mean[3], distribution.mean)

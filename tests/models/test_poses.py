@@ -1,4 +1,4 @@
-"""Laws of the affine group: `poses` against homogeneous matrices, in float64."""
+"""Distributions of the affine group: `poses` against homogeneous matrices, in float64."""
 
 import pytest
 import torch
@@ -70,8 +70,8 @@ def test_parameters_split_into_rotation_scale_and_shear(anisotropy):
         width, height = width * stretch, width / stretch
         shear[0, 1] = 0.5 * torch.tanh(raw[3])
     scale = torch.diag(torch.stack([width, height]))
-    turn = poses.to_matrix(poses.rotation(2 * torch.pi * raw[2]))[:2, :2]
-    expected = torch.cat([turn @ scale @ shear, torch.tanh(5 * raw[4:])[:, None]], dim=1)
+    matrix = poses.to_matrix(poses.rotation(2 * torch.pi * raw[2]))[:2, :2]
+    expected = torch.cat([matrix @ scale @ shear, torch.tanh(5 * raw[4:])[:, None]], dim=1)
     found = poses.from_parameters(raw, anisotropy=anisotropy)
     torch.testing.assert_close(found, poses.from_matrix(expected))
 
@@ -87,13 +87,15 @@ def test_components_name_every_regular_pose_once():
 
 def test_components_are_place_angle_size_stretch_and_shear():
     angle = torch.tensor(0.7, dtype=torch.float64)
-    turned = poses.to_components(2 * poses.rotation(angle))
-    torch.testing.assert_close(turned, turned.new_tensor([0, 0, 0.7, 2, 1, 0]))
-    drawn_out = turned.new_tensor([3.0, 0, 0.5, 0, 1, -0.5])  # three wide, one high, off the middle
-    expected = turned.new_tensor([0.5, -0.5, 0, 3**0.5, 3, 0])
+    rotated = poses.to_components(2 * poses.rotation(angle))
+    torch.testing.assert_close(rotated, rotated.new_tensor([0, 0, 0.7, 2, 1, 0]))
+    drawn_out = rotated.new_tensor(
+        [3.0, 0, 0.5, 0, 1, -0.5]
+    )  # three wide, one high, off the middle
+    expected = rotated.new_tensor([0.5, -0.5, 0, 3**0.5, 3, 0])
     torch.testing.assert_close(poses.to_components(drawn_out), expected)
-    mirrored = turned.new_tensor([1.0, 0.5, 0, 0, -1, 0])
+    mirrored = rotated.new_tensor([1.0, 0.5, 0, 0, -1, 0])
     torch.testing.assert_close(
-        poses.to_components(mirrored), turned.new_tensor([0, 0, 0, -1, 1, 0.5])
+        poses.to_components(mirrored), rotated.new_tensor([0, 0, 0, -1, 1, 0.5])
     )
     assert poses.to_components(torch.zeros(6)).isfinite().all()

@@ -89,7 +89,7 @@ def test_any_image_model_is_an_object(thing):
 
 
 @pytest.mark.parametrize("thing", ["part-whole", "stacked-capsule-autoencoder"])
-def test_an_object_is_read_by_laws_with_a_density(thing):
+def test_an_object_is_read_by_distributions_with_a_density(thing):
     """Where the object's own guide has points, slots would seem to hold objects that are not."""
     sizes = {k: v for k, v in small_settings(thing).items() if k != "image_shape"}
     own = {k: v for k, v in small_settings("scenes").items() if k != "thing_settings"}

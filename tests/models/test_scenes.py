@@ -17,31 +17,33 @@ from capsule_zoo.inference import SummedPresences, fit, log_weights
 from capsule_zoo.inference.annealing.path import scored
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.models.common.trace_density import log_density
-from capsule_zoo.models.scenes.counts import CountLaw, prefixes_of, subsets_of
+from capsule_zoo.models.scenes.counts import CountDistribution, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import Pictures, crop, moved
 
 
-def test_counts_have_the_law_that_they_are_given():
+def test_counts_have_the_distribution_that_they_are_given():
     counts = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    law = CountLaw(counts.log())
-    rows = law.enumerate_support()
-    torch.testing.assert_close(law.log_prob(rows).exp().sum(), torch.ones((), dtype=torch.float64))
+    distribution = CountDistribution(counts.log())
+    rows = distribution.enumerate_support()
+    torch.testing.assert_close(
+        distribution.log_prob(rows).exp().sum(), torch.ones((), dtype=torch.float64)
+    )
     for number in range(4):
-        mass = law.log_prob(rows)[rows.sum(-1) == number].exp()
+        mass = distribution.log_prob(rows)[rows.sum(-1) == number].exp()
         torch.testing.assert_close(mass.sum(), counts[number])
         assert mass.max() - mass.min() < 1e-12
     torch.manual_seed(0)
-    drawn = law.sample((20_000,)).sum(-1)
-    share = torch.stack([(drawn == number).double().mean() for number in range(4)])
-    assert (share - counts).abs().max() < 5 * math.sqrt(0.25 / 20_000)
-    torch.testing.assert_close(law.mean.sum(), drawn.mean(), atol=0.05, rtol=0)
+    drawn = distribution.sample((20_000,)).sum(-1)
+    fraction = torch.stack([(drawn == number).double().mean() for number in range(4)])
+    assert (fraction - counts).abs().max() < 5 * math.sqrt(0.25 / 20_000)
+    torch.testing.assert_close(distribution.mean.sum(), drawn.mean(), atol=0.05, rtol=0)
 
 
 def test_a_rate_is_a_bernoulli_in_every_slot():
     model, _, images = pair(rate=0.5)
     rows = subsets_of(3, LIKE)
     alone = dist.Bernoulli(torch.tensor(1 / 3, dtype=torch.float64)).log_prob(rows).sum(-1)
-    torch.testing.assert_close(model.presence_law(images).log_prob(rows), alone)
+    torch.testing.assert_close(model.presence_distribution(images).log_prob(rows), alone)
 
 
 def test_the_blend_of_all_presences_is_the_formula_pixel_by_pixel():
@@ -81,12 +83,12 @@ def test_the_weight_of_a_draw_is_the_sum_over_all_presences_whatever_is_drawn(fo
     model, guide, images = pair(**FORMS[form])
     for row in subsets_of(3, LIKE):
         chosen = row.expand(3, 1, 3)[:, 0]
-        monkeypatch.setattr(proposals.SubsetLaw, "rsample", lambda self, _=(), z=chosen: z)
+        monkeypatch.setattr(proposals.SubsetDistribution, "rsample", lambda self, _=(), z=chosen: z)
         torch.manual_seed(3)
         weight, _, _ = log_weights(model, guide, images)
         torch.manual_seed(3)
-        law = guide.presence_law(images, guide.found(images))
-        torch.testing.assert_close(weight, law.log_total, rtol=1e-10, atol=1e-10)
+        distribution = guide.presence_distribution(images, guide.found(images))
+        torch.testing.assert_close(weight, distribution.log_total, rtol=1e-10, atol=1e-10)
 
 
 def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
@@ -105,9 +107,9 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
     summed = objective.differentiable_loss(model.with_enumerated_presences(), draws_all, images)
     torch.manual_seed(4)
     found = guide.found(images)
-    law = guide.presence_law(images, found)
-    unused = ((1 - law.rows) * found.log_ratio[:, None]).sum(-1)
-    own = -(law.log_q + law.log_total[:, None] + unused).logsumexp(-1).sum()
+    distribution = guide.presence_distribution(images, found)
+    unused = ((1 - distribution.rows) * found.log_ratio[:, None]).sum(-1)
+    own = -(distribution.log_q + distribution.log_total[:, None] + unused).logsumexp(-1).sum()
     torch.testing.assert_close(own, summed, rtol=1e-10, atol=1e-10)
     for one, other in zip(
         torch.autograd.grad(own, parameters, allow_unused=True),
@@ -131,7 +133,7 @@ def test_scenes_of_a_given_number_of_objects_have_the_joint_density_given_it(for
         assert "scene_presence" not in trace.nodes and len(some.orders()) == 2
         both = images.new_ones(3, 2)
         known = log_density(scored(model, {**values, "scene_presence": both}, images), images)
-        number = model.presence_law(images).log_prob(both)
+        number = model.presence_distribution(images).log_prob(both)
         for order in some.orders():
             moved = {name: values[order.get(name, name)] for name in values}
             given = log_density(scored(some, moved, images), images)
@@ -156,7 +158,7 @@ def test_the_objective_is_the_elbo_of_pyro_value_and_gradient(form):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def test_a_flattened_law_gives_a_lower_bound_and_ends_after_its_updates():
+def test_a_flattened_distribution_gives_a_lower_bound_and_ends_after_its_updates():
     model, guide, images = pair()
     flat, exact = SummedPresences(updates=2), SummedPresences(updates=1)
     exact.load_state_dict({"done": 1})
@@ -183,9 +185,9 @@ def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeyp
     _, guide, images = pair(slots=4)
     guide.eval()
     found = guide.found(images)
-    whole = guide.presence_law(images, found)
+    whole = guide.presence_distribution(images, found)
     monkeypatch.setattr(proposals, "MOST_SUBSETS", 4)
-    some = guide.presence_law(images, found)
+    some = guide.presence_distribution(images, found)
     assert (some.log_total <= whole.log_total + 1e-9).all()
     for rows, log_q in zip(some.rows, some.log_q, strict=True):
         kept = rows[log_q > -math.inf]
@@ -202,8 +204,8 @@ def test_presences_of_many_slots_are_searched_without_a_list_of_all():
     guide.float()
     guide.model.float()
     with torch.no_grad():
-        law = guide.presence_law(images.float(), guide.found(images.float()))
-    for rows, log_q in zip(law.rows, law.log_q, strict=True):
+        distribution = guide.presence_distribution(images.float(), guide.found(images.float()))
+    for rows, log_q in zip(distribution.rows, distribution.log_q, strict=True):
         kept = rows[log_q > -math.inf]
         assert len(kept.unique(dim=0)) == len(kept) == len(rows.unique(dim=0))
 
@@ -213,8 +215,8 @@ def test_presences_of_more_slots_than_bits_are_told_apart(monkeypatch):
     guide.eval()
     rows = torch.eye(66).to(images).expand(len(images), -1, -1)
     monkeypatch.setattr(type(guide), "_climbed", lambda *_: rows)
-    law = guide.presence_law(images, guide.found(images))
-    assert (law.log_q > -math.inf).all()
+    distribution = guide.presence_distribution(images, guide.found(images))
+    assert (distribution.log_q > -math.inf).all()
 
 
 def test_training_sums_over_prefixes_where_there_are_many_slots():
@@ -223,10 +225,10 @@ def test_training_sums_over_prefixes_where_there_are_many_slots():
         and prefixes_of(3, LIKE).tolist() != subsets_of(3, LIKE).tolist()
     )
     _, guide, images = pair(slots=6)
-    law = guide.presence_law(images, guide.found(images))
-    assert law.rows.shape[1] == 22
+    distribution = guide.presence_distribution(images, guide.found(images))
+    assert distribution.rows.shape[1] == 22
     with torch.no_grad():
-        assert guide.presence_law(images, guide.found(images)).rows.shape[1] == 64
+        assert guide.presence_distribution(images, guide.found(images)).rows.shape[1] == 64
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -274,14 +276,19 @@ def test_another_canvas_keeps_the_size_of_objects_in_pixels():
     torch.testing.assert_close(found.count_probabilities.sum(-1), torch.ones(2).double())
 
 
-def test_a_learned_law_of_sizes_starts_at_the_given_one_and_moves_towards_the_true_size():
+def test_a_learned_distribution_of_sizes_starts_at_the_given_one_and_moves_towards_the_true_size():
     """Squares of 6 pixels, given as 4: the median of log sizes is log 1.5 = .41."""
     given, _, _ = pair(slots=1, size=4.0, sigma_image=0.1)
-    model, guide, _ = pair(slots=1, size=4.0, sigma_image=0.1, size_law="learned")
-    model.load_state_dict(given.state_dict(), strict=False)  # weights of before have no such law
-    law, old = model.pose_law(LIKE).base_dist, given.pose_law(LIKE).base_dist
-    torch.testing.assert_close(law.mean, old.mean, rtol=0, atol=0)
-    torch.testing.assert_close(law.stddev, old.stddev)
+    model, guide, _ = pair(slots=1, size=4.0, sigma_image=0.1, size_distribution="learned")
+    model.load_state_dict(
+        given.state_dict(), strict=False
+    )  # weights of before have no such distribution
+    distribution, old = (
+        model.pose_distribution(LIKE).base_dist,
+        given.pose_distribution(LIKE).base_dist,
+    )
+    torch.testing.assert_close(distribution.mean, old.mean, rtol=0, atol=0)
+    torch.testing.assert_close(distribution.stddev, old.stddev)
     with torch.no_grad():
         [*model.thing.parameters()][-1].fill_(4)  # pictures are full squares
     pose = torch.randn(64, 3).double() * LIKE.new_tensor([0, 0.2, 0.2])

@@ -1,4 +1,4 @@
-"""Several objects with shape codes in a scene: sums over kinds and parents, and laws of parts."""
+"""Several objects with shape codes in a scene: sums over kinds and parents; parts."""
 
 import itertools
 from functools import partial
@@ -45,14 +45,14 @@ def test_brute_force_and_closed_form_agree(presence):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-def test_every_slot_has_the_law_of_its_object_alone():
+def test_every_slot_has_the_distribution_of_its_object_alone():
     model = made()
     _, pose, code = drawn(model, SLOTS)
     kind = torch.tensor([[0, 1], [1, 1]])
-    law = model.shapes(kind, pose, code)
+    distribution = model.shapes(kind, pose, code)
     for slot in range(SLOTS):
         alone = model.shapes(kind[:, [slot]], pose[:, [slot]], code[:, [slot]])
-        for found, expected in zip(law, alone, strict=True):
+        for found, expected in zip(distribution, alone, strict=True):
             torch.testing.assert_close(found[:, :, 0], expected[:, :, 0])
             torch.testing.assert_close(found[:, :, 1 + slot], expected[:, :, 1])
 
@@ -67,17 +67,17 @@ def test_slots_may_be_exchanged():
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_the_law_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(slots):
+def test_the_distribution_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(slots):
     model = made(slots=slots).with_scope("objects")
     parts, pose, code = drawn(model, SLOTS)
     at = torch.tensor([[1, 0], [0, 1]])[:, :slots], pose[:, :slots], code[:, :slots]
     there = parts.presence[..., None]
     value = torch.cat([there, parts.pose], dim=-1)
-    law, found = model.shapes(*at), model.shapes.part_law(*at)
-    each = dist.Bernoulli(logits=law.presence_logits).log_prob(there)
-    pose_law = dist.Normal(law.vote, law.scale_on).to_event(1)
-    each = each + there * pose_law.log_prob(parts.pose[..., None, :])
-    expected = (law.log_weights.log_softmax(-1) + each).logsumexp(-1)
+    distribution, found = model.shapes(*at), model.shapes.part_distribution(*at)
+    each = dist.Bernoulli(logits=distribution.presence_logits).log_prob(there)
+    pose_distribution = dist.Normal(distribution.vote, distribution.scale_on).to_event(1)
+    each = each + there * pose_distribution.log_prob(parts.pose[..., None, :])
+    expected = (distribution.log_weights.log_softmax(-1) + each).logsumexp(-1)
     torch.testing.assert_close(found.log_prob(value), expected)
     assert found.batch_shape == (BATCH, PARTS)
     wide = found.expand((4, BATCH, PARTS))
@@ -109,13 +109,13 @@ def test_parts_are_drawn_from_the_slot_that_they_choose():
         model.shapes.presence_codes.zero_()
     _, pose, code = drawn(model, SLOTS)
     at = torch.tensor([[0, 1], [1, 0]]), pose, code
-    law, draws = model.shapes(*at), model.shapes.part_law(*at).sample((4000,))
+    distribution, draws = model.shapes(*at), model.shapes.part_distribution(*at).sample((4000,))
     assert draws.shape == (4000, BATCH, PARTS, 7)
-    distance = (draws[..., None, 1:] - law.vote).norm(dim=-1)
+    distance = (draws[..., None, 1:] - distribution.vote).norm(dim=-1)
     nearest = distance.argmin(-1)
     assert distance.amin(-1).max() < 0.1
-    share = torch.stack([(nearest == column).double().mean(0) for column in range(3)], dim=-1)
-    torch.testing.assert_close(share, law.log_weights.softmax(-1), atol=0.04, rtol=0)
+    fraction = torch.stack([(nearest == column).double().mean(0) for column in range(3)], dim=-1)
+    torch.testing.assert_close(fraction, distribution.log_weights.softmax(-1), atol=0.04, rtol=0)
 
 
 def test_sites_have_a_value_for_every_slot():
@@ -128,9 +128,9 @@ def test_sites_have_a_value_for_every_slot():
     assert all("slots" in site.plates for site in model.sites if site.name.startswith("object"))
     forced = torch.full((4, SLOTS, CODES), 3.0).double()
     done = poutine.trace(poutine.do(model, {"object_code": forced})).get_trace(batch_size=4).nodes
-    law = model.shapes(done["object_kind"]["value"], done["object_pose"]["value"], forced)
+    distribution = model.shapes(done["object_kind"]["value"], done["object_pose"]["value"], forced)
     votes = done["part_pose"]["fn"].component_distribution.mean
-    torch.testing.assert_close(votes, law.vote)
+    torch.testing.assert_close(votes, distribution.vote)
     rest = poutine.trace(model.with_scope("parts")).get_trace(batch_size=4).nodes
     assert "object_kind" not in rest
     assert model.with_scope("objects")(batch_size=4).shape == (4, 1, PARTS, 7)

@@ -35,7 +35,7 @@ def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
 
 
 def points(parts: Capsules, pose, code):
-    """A guide of points at given values, whose law of the kind is the best one."""
+    """A guide of points at given values, whose distribution of the kind is the best one."""
 
     def guide(images, labels=None, model=None):
         with pyro.plate("images", BATCH, dim=-2):
@@ -43,8 +43,8 @@ def points(parts: Capsules, pose, code):
                 pyro.sample("part_presence", Delta(parts.presence))
                 pyro.sample("part_pose", Delta(parts.pose, event_dim=1))
             logits = guide.model.log_joint_of_kinds(parts, pose, code)
-            law = pyro.distributions.Categorical(logits=logits[:, None])
-            kind = pyro.sample("object_kind", law, infer={"enumerate": "parallel"})
+            distribution = pyro.distributions.Categorical(logits=logits[:, None])
+            kind = pyro.sample("object_kind", distribution, infer={"enumerate": "parallel"})
             rows = torch.arange(BATCH)[:, None]
             pyro.sample("object_pose", Delta(pose[rows, kind], event_dim=1))
             pyro.sample("object_code", Delta(code[rows, kind], event_dim=1))
@@ -72,7 +72,7 @@ def test_brute_force_closed_form_and_enumeration_agree(presence, selection):
     guide.model = model
     loss = TraceEnum_ELBO(max_plate_nesting=2).differentiable_loss(model, guide, images())
     with torch.no_grad():
-        image = model.image_law(parts).log_prob(images()[:, None])
+        image = model.image_distribution(parts).log_prob(images()[:, None])
     torch.testing.assert_close(-loss, (exact + image[:, 0]).sum(), rtol=1e-10, atol=1e-10)
     expected = gradients(exact.sum(), model)
     for value in (closed.sum(), -loss):
@@ -96,7 +96,7 @@ def test_the_model_that_enumerates_kinds_has_the_same_sum():
 
     loss = TraceEnum_ELBO(max_plate_nesting=2).loss(model.with_enumerated_kinds(), guide, images())
     closed = model.log_joint_of_kinds(parts, pose, code).logsumexp(-1)
-    image = model.image_law(parts).log_prob(images()[:, None])[:, 0]
+    image = model.image_distribution(parts).log_prob(images()[:, None])[:, 0]
     assert -loss == pytest.approx((closed + image).sum().item(), rel=1e-10)
 
 
@@ -143,7 +143,7 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
         one = Capsules(presence.expand(len(grid), -1), place.expand(len(grid), -1, -1))
         code = grid[:, None, None].expand(-1, 2, 1)
         joint = on_parts.log_joint_of_kinds(one, pose, code)
-        joint = joint - on_parts.pose.law(pose).log_prob(pose)
+        joint = joint - on_parts.pose.distribution(pose).log_prob(pose)
         exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
         kinds.append(joint.logsumexp(0).softmax(-1))
     guide = configure(ShapeCodesGuide, on_parts, above=RidgeKinds, channels=2).double()
@@ -170,14 +170,15 @@ def test_interventions_change_the_parts_and_nothing_above_them(site):
         torch.manual_seed(5)
         traces.append(poutine.trace(program).get_trace(batch_size=BATCH).nodes)
     free, forced = traces
-    law = forced["part_pose"]["fn"]
+    distribution = forced["part_pose"]["fn"]
     assert not torch.equal(
-        law.component_distribution.mean, free["part_pose"]["fn"].component_distribution.mean
+        distribution.component_distribution.mean,
+        free["part_pose"]["fn"].component_distribution.mean,
     )
     held = {name: free[name]["value"] for name in values if name != site} | {site: values[site]}
     expected = model.shapes(*(held[name] for name in values))
     if site == "object_code":  # the draws above the intervened site are those of the free run
-        torch.testing.assert_close(law.component_distribution.mean, expected.vote)
+        torch.testing.assert_close(distribution.component_distribution.mean, expected.vote)
     conditioned = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=BATCH)
     assert torch.equal(conditioned.nodes["object_code"]["value"], values["object_code"])
     assert conditioned.nodes["_RETURN"]["value"].shape == (BATCH, 1, 6, 6)
@@ -188,19 +189,19 @@ def test_votes_and_presences_are_those_of_the_story():
     model = made()
     _, pose, code = drawn(model, KINDS)
     kinds = torch.tensor([2, 1])
-    law = model.shapes(kinds[:, None], pose[:, :1], code[:, :1])
+    distribution = model.shapes(kinds[:, None], pose[:, :1], code[:, :1])
     shapes = model.shapes
     for b, k in enumerate(kinds.tolist()):
         for i in range(PARTS):
             bent = shapes.place[k, i] + shapes.pose_codes[k, i] @ code[b, 0]
-            torch.testing.assert_close(law.vote[b, i, 1], poses.compose(pose[b, 0], bent))
+            torch.testing.assert_close(distribution.vote[b, i, 1], poses.compose(pose[b, 0], bent))
             told = shapes.presence_logits[k, i] + shapes.presence_codes[k, i] @ code[b, 0]
-            torch.testing.assert_close(law.presence_logits[b, i, 1], told)
-            torch.testing.assert_close(law.log_weights[b, i, 1], shapes.log_affinity[k, i])
-            torch.testing.assert_close(law.scale_on[b, i, 1], shapes.scale[k, i])
+            torch.testing.assert_close(distribution.presence_logits[b, i, 1], told)
+            torch.testing.assert_close(distribution.log_weights[b, i, 1], shapes.log_affinity[k, i])
+            torch.testing.assert_close(distribution.scale_on[b, i, 1], shapes.scale[k, i])
     identity = poses.identity_like(pose).expand(BATCH, PARTS, 6)
-    torch.testing.assert_close(law.vote[..., 0, :], identity)
-    assert (law.presence_logits[..., 0] == shapes.dummy_logit).all()
+    torch.testing.assert_close(distribution.vote[..., 0, :], identity)
+    assert (distribution.presence_logits[..., 0] == shapes.dummy_logit).all()
 
 
 def test_known_kinds_are_observed():
@@ -226,28 +227,30 @@ def test_known_kinds_are_observed():
 def test_at_rest_the_parts_are_those_of_the_first_kind():
     model = made().with_scope("parts")
     assert {site.name for site in model.sites} == {"part_presence", "part_pose"}
-    law = poutine.trace(model).get_trace(batch_size=BATCH).nodes["part_pose"]["fn"]
-    votes = law.component_distribution.mean[..., 1, :]
+    distribution = poutine.trace(model).get_trace(batch_size=BATCH).nodes["part_pose"]["fn"]
+    votes = distribution.component_distribution.mean[..., 1, :]
     torch.testing.assert_close(votes, model.shapes.place[0].expand(BATCH, PARTS, 6))
 
 
-def test_kinds_start_as_the_laws_that_they_are_given():
+def test_kinds_start_as_the_distributions_that_they_are_given():
     """Means move with codes as the loadings say, and parts without known poses stay."""
     model = made().with_scope("objects")
     before = model.shapes.place.clone()
     presence = torch.tensor([[0.9, 0.2], [0.5, 0.8], [0.3, 0.3]]).double()
     mean = torch.randn(KINDS, PARTS, 6).double()
     loadings = torch.randn(KINDS, PARTS, 6, CODES).double()
-    deviation = 0.05 + torch.rand(KINDS, PARTS, 6).double()
-    model.shapes.start_from(presence, mean, loadings, deviation, torch.tensor([True, False]))
+    std = 0.05 + torch.rand(KINDS, PARTS, 6).double()
+    model.shapes.start_from(presence, mean, loadings, std, torch.tensor([True, False]))
     kind, code = torch.tensor([[2]]), torch.randn(1, 1, CODES).double()
-    law = model.shapes.part_law(kind, poses.identity_like(code).view(1, 1, 6), code)
+    distribution = model.shapes.part_distribution(
+        kind, poses.identity_like(code).view(1, 1, 6), code
+    )
     expected = mean[2] + loadings[2] @ code[0, 0]
-    torch.testing.assert_close(law.vote[0, 0, 0], expected[0])
-    torch.testing.assert_close(law.scale[0, 0, 0], deviation[2, 0])
-    torch.testing.assert_close(law.logits[0, :, 0].sigmoid(), presence[2])
+    torch.testing.assert_close(distribution.vote[0, 0, 0], expected[0])
+    torch.testing.assert_close(distribution.scale[0, 0, 0], std[2, 0])
+    torch.testing.assert_close(distribution.logits[0, :, 0].sigmoid(), presence[2])
     torch.testing.assert_close(model.shapes.place[:, 1], before[:, 1])
-    assert (law.log_odds > 6).all()
+    assert (distribution.log_odds > 6).all()
 
 
 def test_a_model_of_part_sets_has_their_space():

@@ -51,8 +51,8 @@ def test_noise_on_the_scene_leaves_a_gaussian(name, floor):
     template, points = TEMPLATES[name], points_on(TEMPLATES[name], 0.05)
     rows = rows_of(template)
     covariance = TAU**2 * rows @ rows.T + floor**2 * torch.eye(len(rows)).double()
-    law = MultivariateNormal(torch.zeros(len(rows)).double(), covariance)
-    expected = law.log_prob(torch.view_as_real(points).flatten())
+    distribution = MultivariateNormal(torch.zeros(len(rows)).double(), covariance)
+    expected = distribution.log_prob(torch.view_as_real(points).flatten())
     fit = fit_of(points, template.corners)
     torch.testing.assert_close(log_evidence(fit, Noise(floor), TAU), expected, rtol=1e-9, atol=0)
     nearly = log_evidence(fit, Noise(floor, 1e-9), TAU)  # by quadrature
@@ -65,9 +65,9 @@ def dense_integral(points: torch.Tensor, template: Template, noise: Noise) -> to
         torch.linspace(1e-3, 3, 1501).double(),
         torch.arange(360).double() * math.pi / 180,
     )
-    turn = torch.polar(scale[:, None].expand(-1, 360), angle.expand(1501, 360))
+    rotation = torch.polar(scale[:, None].expand(-1, 360), angle.expand(1501, 360))
     variance, number = noise.variance(scale)[:, None], len(template)
-    rest = points - turn[..., None] * template.corners
+    rest = points - rotation[..., None] * template.corners
     center = rest.mean(-1)
     spread = (rest - center[..., None]).abs().square().sum(-1)
     log = -spread / (2 * variance) - (number - 1) * (2 * math.pi * variance).log()
@@ -91,7 +91,7 @@ def test_noise_on_the_template_agrees_with_a_dense_integral(name, noise):
 
 def test_orders_stand_for_all_permutations():
     """A square is mapped to itself by four rotations, this triangle by one."""
-    assert {name: t.turns for name, t in TEMPLATES.items()} == {
+    assert {name: t.symmetry_order for name, t in TEMPLATES.items()} == {
         **{"square": 4, "triangle": 1, "pentagon": 1, "corner": 1}
     }
     for name in ("square", "triangle"):
@@ -100,7 +100,7 @@ def test_orders_stand_for_all_permutations():
         noise = Noise(0.2, 0.1)
         own = Noise(noise.floor, noise.proportional / template.radius)
         found = tuple_evidence(places, template, noise, TAU).logsumexp(-1)
-        found = found + math.log(template.turns)
+        found = found + math.log(template.symmetry_order)
         for k, chosen in enumerate(itertools.combinations(range(5), len(template))):
             every = torch.stack(
                 [

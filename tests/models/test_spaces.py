@@ -29,8 +29,8 @@ class Blank(Model):
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             pyro.sample("code", dist.Normal(0.0, 1.0))
-            law = dist.Normal(torch.zeros(1, 2, 3), 1.0).to_event(3)
-            return pyro.sample("image", law, obs=images)
+            distribution = dist.Normal(torch.zeros(1, 2, 3), 1.0).to_event(3)
+            return pyro.sample("image", distribution, obs=images)
 
 
 def blank(space=None) -> Blank:
@@ -89,8 +89,10 @@ class Renamed(Blank):
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             code = pyro.sample("code", dist.Normal(0.0, 1.0))
-            law = dist.Normal(code[..., None, None, None].expand(-1, 1, 2, 3), 1.0).to_event(3)
-            return pyro.sample("pixels", law, obs=images)
+            distribution = dist.Normal(
+                code[..., None, None, None].expand(-1, 1, 2, 3), 1.0
+            ).to_event(3)
+            return pyro.sample("pixels", distribution, obs=images)
 
 
 class Pixels(ImageSpace):

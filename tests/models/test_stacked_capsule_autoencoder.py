@@ -12,7 +12,7 @@ from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
     mixing_logits,
     noisy_or,
-    part_pose_law,
+    part_pose_distribution,
 )
 from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.parts.part_sets import PartSets
@@ -49,7 +49,7 @@ def model(request):
 def test_each_pixel_is_a_mixture_of_parts_and_background(model):
     parts = draw(model, "part")
     images = torch.rand(BATCH, *model.image_shape, dtype=torch.float64)
-    found = model.image_law(parts).log_prob(images[:, None])
+    found = model.image_distribution(parts).log_prob(images[:, None])
     there = as_presence(parts.presence, model.relaxed)
     channels, height, width = model.image_shape
     behind = model.background_logits.sigmoid()
@@ -108,8 +108,8 @@ def test_a_rigid_constellation_does_not_depend_on_the_feature():
 def test_the_pose_of_a_part_is_summed_over_its_parents(model):
     objects, parts = draw(model, "object"), draw(model, "part")
     votes = model.votes(objects)
-    law = part_pose_law(votes, parts.presence, model.relaxed, *model.dummy)
-    found = law.log_prob(parts.pose)
+    distribution = part_pose_distribution(votes, parts.presence, model.relaxed, *model.dummy)
+    found = distribution.log_prob(parts.pose)
     there = as_presence(parts.presence, model.relaxed)
     origin = torch.zeros(6, dtype=torch.float64)
     for b in range(BATCH):
@@ -162,9 +162,11 @@ def test_the_joint_density_is_the_sum_of_all_its_factors():
         + Normal(identity, model.sigma_top).log_prob(objects.pose).sum()
         + Normal(0.0, 1.0).log_prob(objects.feature).sum()
         + torch.where(parts.presence > 0, seen, 1 - seen).log().sum()
-        + part_pose_law(votes, parts.presence, False, *model.dummy).log_prob(parts.pose).sum()
+        + part_pose_distribution(votes, parts.presence, False, *model.dummy)
+        .log_prob(parts.pose)
+        .sum()
         + Normal(0.0, 1.0).log_prob(parts.feature).sum()
-        + model.image_law(parts).log_prob(images[:, None]).sum()
+        + model.image_distribution(parts).log_prob(images[:, None]).sum()
     )
     torch.testing.assert_close(trace.log_prob_sum(), expected, rtol=1e-10, atol=1e-9)
 
@@ -193,7 +195,7 @@ def test_the_prior_renders_colors_between_template_and_black():
             getattr(model, name).fill_(-20.0)
     parts = draw(model, "part")
     one = parts._replace(presence=torch.tensor([[0.0, 1.0, 0.0]] * BATCH).double())
-    color, weight = model.image_law(one).layers()
+    color, weight = model.image_distribution(one).layers()
     assert not weight[[0, 2]].any()
     covered = weight[1, 0] > 1e-3  # (B, H, W)
     image = model.render(one).movedim(1, 0)  # (C, B, H, W)
@@ -205,23 +207,23 @@ def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
     if not model.relaxed:  # an object that is off never owns a part
         objects = objects._replace(presence=torch.tensor([[0.0, 1.0]] * BATCH).double())
     votes, found = model.votes(objects), model.predicted(objects, parts)
-    shares = model.responsibilities(objects, parts)
-    torch.testing.assert_close(shares.sum(-1), torch.ones(BATCH, 3).double())
+    fractions = model.responsibilities(objects, parts)
+    torch.testing.assert_close(fractions.sum(-1), torch.ones(BATCH, 3).double())
     for b in range(BATCH):
         for m in range(3):
             scores = []
             for k in range(2):
-                law = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
-                density = law.log_prob(parts.pose[b, m]).sum()
+                distribution = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
+                density = distribution.log_prob(parts.pose[b, m]).sum()
                 scores.append((votes.log_presence[b, m, k] + density).item())
             winner = max(range(2), key=scores.__getitem__)
             torch.testing.assert_close(found.pose[b, m], votes.pose[b, m, winner])
-            both = [shares[b, m, 1 + k].log().item() for k in range(2)]
+            both = [fractions[b, m, 1 + k].log().item() for k in range(2)]
             assert both[winner] == max(both)
 
 
 def test_a_scope_has_the_factors_of_its_level():
-    """Objects and parts, without the image, or parts and image under broad laws of the parts."""
+    """Objects and parts without the image, or parts and image under broad part priors."""
     model = make()
     images = torch.rand(BATCH, *model.image_shape, dtype=torch.float64)
     drawn = poutine.trace(model).get_trace(images)

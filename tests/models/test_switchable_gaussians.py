@@ -9,8 +9,8 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 from capsule_zoo.guides import EMRouting, RoutedParents
 from capsule_zoo.models import SwitchableGaussians
-from capsule_zoo.models.routing.parent_law import (
-    ParentLaw,
+from capsule_zoo.models.routing.parent_distribution import (
+    ParentDistribution,
     free_energy,
     parent_logits,
     unclaimed_log_density,
@@ -42,7 +42,9 @@ def test_compute_marginals_are_the_e_step(layer, votes):
     marginals = TraceEnum_ELBO(max_plate_nesting=2).compute_marginals(layer, guide, votes)
     found = marginals["child_parent"].probs.squeeze()  # (B, I, J)
     dense = Votes.dense(votes)
-    expected = guide.routing.responsibilities(dense, guide.routing(dense, layer.law()), layer.law())
+    expected = guide.routing.responsibilities(
+        dense, guide.routing(dense, layer.distribution()), layer.distribution()
+    )
     torch.testing.assert_close(found, expected[:, 0].mT, rtol=0, atol=1e-6)
     assert (found - 1 / J).abs().max() > 0.1
 
@@ -54,10 +56,12 @@ def test_the_elbo_is_minus_the_free_energy_after_an_e_step(layer, votes):
     loss = TraceEnum_ELBO(max_plate_nesting=2).loss(
         layer, config_enumerate(guide, "parallel"), votes, presence
     )
-    dense, law = Votes.dense(votes, presence), layer.law()
-    belief = guide.routing(dense, law)
-    belief = belief._replace(responsibility=guide.routing.responsibilities(dense, belief, law))
-    assert loss == pytest.approx(free_energy(dense, belief, law).sum().item(), abs=1e-9)
+    dense, distribution = Votes.dense(votes, presence), layer.distribution()
+    belief = guide.routing(dense, distribution)
+    belief = belief._replace(
+        responsibility=guide.routing.responsibilities(dense, belief, distribution)
+    )
+    assert loss == pytest.approx(free_energy(dense, belief, distribution).sum().item(), abs=1e-9)
 
 
 def test_vote_log_density_is_the_mean_over_noisy_votes(layer, votes):
@@ -65,8 +69,8 @@ def test_vote_log_density_is_the_mean_over_noisy_votes(layer, votes):
     mean, variance = torch.randn(B, 1, J, D).double(), torch.rand(B, 1, J, D).double() + 0.1
     points, weights = map(torch.tensor, np.polynomial.hermite_e.hermegauss(5))
     noisy = votes[..., None] + math.sqrt(layer.noise) * points
-    law = torch.distributions.Normal(mean[..., None], variance[..., None].sqrt())
-    expected = (law.log_prob(noisy) * weights / weights.sum()).sum((-1, -2))  # (B, I, J)
+    distribution = torch.distributions.Normal(mean[..., None], variance[..., None].sqrt())
+    expected = (distribution.log_prob(noisy) * weights / weights.sum()).sum((-1, -2))  # (B, I, J)
     found = vote_log_density(Votes.dense(votes), mean, variance, layer.noise)
     torch.testing.assert_close(found[:, 0].mT, expected)
 
@@ -75,6 +79,6 @@ def test_presence_is_the_papers_logistic_of_cost():
     """Procedure 1 has a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n])."""
     beta_a, beta_u = torch.tensor([0.7]).double(), torch.tensor([0.4]).double()
     count, variance = torch.tensor([[2.5]]).double(), torch.rand(1, 16).double()
-    law = ParentLaw(beta_a, unclaimed_log_density(beta_u, 16), 0.01)
+    distribution = ParentDistribution(beta_a, unclaimed_log_density(beta_u, 16), 0.01)
     cost = (beta_u + 0.5 * variance.log()).sum() * 2.5
-    torch.testing.assert_close(parent_logits(count, variance, law), 0.01 * (beta_a - cost))
+    torch.testing.assert_close(parent_logits(count, variance, distribution), 0.01 * (beta_a - cost))

@@ -6,7 +6,7 @@ import torch
 from capsule_zoo.models.parts.pixel_mixture import TintedMixture
 
 
-def law_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float64, zeros=False):
+def distribution_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float64, zeros=False):
     torch.manual_seed(0)
     number = torch.Size(batch).numel()
     leaves = {
@@ -30,9 +30,9 @@ def law_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float64, zeros
 @pytest.mark.parametrize("batch", [(4,), (2, 4)])
 @pytest.mark.parametrize("scale", [1.0, 0.3, 0.01])
 def test_density_and_gradients_are_those_of_the_stacked_layers(channels, batch, scale):
-    law, leaves = law_and_leaves(channels, batch, scale)
+    distribution, leaves = distribution_and_leaves(channels, batch, scale)
     images = torch.rand(*batch, 1, channels, 6, 7, dtype=torch.float64)
-    ours, theirs = law.log_prob(images), law.stacked.log_prob(images)
+    ours, theirs = distribution.log_prob(images), distribution.stacked.log_prob(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     outer = torch.randn_like(ours)
     pairs = zip(
@@ -47,57 +47,61 @@ def test_density_and_gradients_are_those_of_the_stacked_layers(channels, batch, 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("together", [True, False])
 def test_pixels_and_channels_that_are_not_seen_are_left_out(channels, together):
-    law, leaves = law_and_leaves(channels)
+    distribution, leaves = distribution_and_leaves(channels)
     images = torch.rand(4, 1, channels, 6, 7, dtype=torch.float64)
     seen = torch.rand(4, 1, 1 if together else channels, 6, 7) > 0.4
-    ours, theirs = (each.log_prob_where(images, seen) for each in (law, law.stacked))
+    ours, theirs = (
+        each.log_prob_where(images, seen) for each in (distribution, distribution.stacked)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     slopes = (torch.autograd.grad(found.sum(), leaves) for found in (ours, theirs))
     for mine, other in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
     everything = torch.ones_like(images, dtype=torch.bool)
-    assert torch.equal(law.log_prob_where(images, everything), law.log_prob(images))
+    assert torch.equal(
+        distribution.log_prob_where(images, everything), distribution.log_prob(images)
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_layers_without_weight_add_nothing(scale):
-    law, leaves = law_and_leaves(scale=scale, zeros=True)
+    distribution, leaves = distribution_and_leaves(scale=scale, zeros=True)
     images = torch.rand(4, 1, 3, 6, 7, dtype=torch.float64)
-    torch.testing.assert_close(law.log_prob(images), law.stacked.log_prob(images))
+    torch.testing.assert_close(distribution.log_prob(images), distribution.stacked.log_prob(images))
     drawn, tint, there, behind, claim = leaves
     kept = [0, 2, 3, 4]
     without = TintedMixture(drawn[kept], tint[:, kept], there[:, kept], behind, claim, scale)
-    torch.testing.assert_close(law.log_prob(images), without.log_prob(images))
+    torch.testing.assert_close(distribution.log_prob(images), without.log_prob(images))
 
 
 def test_a_part_that_is_off_is_told_how_much_better_it_would_explain_the_image():
-    law, leaves = law_and_leaves(1, scale=3.0, zeros=True)
+    distribution, leaves = distribution_and_leaves(1, scale=3.0, zeros=True)
     images = torch.rand(4, 1, 1, 6, 7, dtype=torch.float64)
-    (slope,) = torch.autograd.grad(law.log_prob(images).sum(), law.there)
+    (slope,) = torch.autograd.grad(distribution.log_prob(images).sum(), distribution.there)
     drawn, tint, there, behind, claim = (leaf.detach() for leaf in leaves)
     on = there.clone()
     on[:, 1] = 1e-7
-    raised = TintedMixture(drawn, tint, on, behind, claim, law.scale).log_prob(images)
-    expected = (raised - law.log_prob(images).detach()).squeeze(1) / 1e-7
+    raised = TintedMixture(drawn, tint, on, behind, claim, distribution.scale).log_prob(images)
+    expected = (raised - distribution.log_prob(images).detach()).squeeze(1) / 1e-7
     torch.testing.assert_close(slope[:, 1], expected, rtol=0.05, atol=0.05)
 
 
 def test_gradients_are_numerical_derivatives():
-    law, leaves = law_and_leaves(1)
+    distribution, leaves = distribution_and_leaves(1)
     few = [leaves[0][:2, :, :, :2, :2], leaves[1][:, :2], leaves[2][:, :2], *leaves[3:]]
     few = [leaf.detach().clone().requires_grad_() for leaf in few]
     images = torch.rand(4, 1, 1, 2, 2, dtype=torch.float64)
 
     def density(*numbers):
-        return TintedMixture(*numbers, scale=law.scale).log_prob(images)
+        return TintedMixture(*numbers, scale=distribution.scale).log_prob(images)
 
     assert torch.autograd.gradcheck(density, few)
 
 
 def test_a_color_far_from_all_layers_has_a_finite_density_in_single_precision():
-    law, leaves = law_and_leaves(1, scale=0.01, dtype=torch.float32, zeros=True)
+    distribution, leaves = distribution_and_leaves(1, scale=0.01, dtype=torch.float32, zeros=True)
     images = torch.full((4, 1, 1, 6, 7), 5.0)
-    density = law.log_prob(images)
+    density = distribution.log_prob(images)
     density.sum().backward()
     exact = TintedMixture(*(leaf.detach().double() for leaf in leaves), scale=0.01)
     torch.testing.assert_close(density.double(), exact.log_prob(images.double()), rtol=1e-5, atol=0)
@@ -105,19 +109,21 @@ def test_a_color_far_from_all_layers_has_a_finite_density_in_single_precision():
 
 
 def test_more_batch_dims_and_draws_are_those_of_the_stacked_layers():
-    law, _ = law_and_leaves()
+    distribution, _ = distribution_and_leaves()
     images = torch.rand(2, 4, 1, 3, 6, 7, dtype=torch.float64)
-    assert law.expand(torch.Size((4, 1))) is law  # so that a plate keeps the fast density
-    wide = law.expand(torch.Size((2, 4, 1)))
-    torch.testing.assert_close(law.log_prob(images), wide.log_prob(images))
-    torch.testing.assert_close(law.log_prob(images)[0], law.log_prob(images[0]))
+    assert (
+        distribution.expand(torch.Size((4, 1))) is distribution
+    )  # so that a plate keeps the fast density
+    wide = distribution.expand(torch.Size((2, 4, 1)))
+    torch.testing.assert_close(distribution.log_prob(images), wide.log_prob(images))
+    torch.testing.assert_close(distribution.log_prob(images)[0], distribution.log_prob(images[0]))
     torch.manual_seed(1)
-    drawn = law.sample((6000,)).mean(0)
-    torch.testing.assert_close(drawn, law.mean.detach(), rtol=0, atol=0.03)
+    drawn = distribution.sample((6000,)).mean(0)
+    torch.testing.assert_close(drawn, distribution.mean.detach(), rtol=0, atol=0.03)
 
 
 def test_pixels_that_need_a_gradient_get_one():
-    law, _ = law_and_leaves()
+    distribution, _ = distribution_and_leaves()
     images = torch.rand(4, 1, 3, 6, 7, dtype=torch.float64, requires_grad=True)
-    law.log_prob(images).sum().backward()
+    distribution.log_prob(images).sum().backward()
     assert images.grad.abs().min() > 0

@@ -48,11 +48,11 @@ def linear_gaussian(seed=0):
     model, guide = model.double(), guide.double()
     weight = torch.randn(4, 2, dtype=torch.float64)
 
-    def law(code):
+    def distribution(code):
         mean = (code @ weight.T).unflatten(-1, (1, 2, 2))
         return dist.Normal(mean, model.sigma_image).to_event(3)
 
-    model.image_law = law
+    model.image_distribution = distribution
     variance = model.sigma_image**2
     covariance = torch.linalg.inv(torch.eye(2, dtype=torch.float64) + weight.T @ weight / variance)
 
@@ -60,7 +60,7 @@ def linear_gaussian(seed=0):
         mean = images.flatten(1) @ weight @ covariance / variance
         return dist.MultivariateNormal(mean, covariance)
 
-    guide.code_law = posterior
+    guide.code_distribution = posterior
     marginal = weight @ weight.T + variance * torch.eye(4, dtype=torch.float64)
     evidence = dist.MultivariateNormal(torch.zeros(4, dtype=torch.float64), marginal)
     return model, guide, lambda images: evidence.log_prob(images.flatten(1))
@@ -76,13 +76,13 @@ def test_with_the_exact_posterior_every_weight_is_the_evidence():
 
 def test_elbo_is_below_iwae_and_both_are_below_the_evidence():
     model, guide, evidence = linear_gaussian()
-    exact = guide.code_law
+    exact = guide.code_distribution
 
     def wider_and_shifted(images):
-        law = exact(images)
-        return dist.Normal(law.mean + 0.05, 1.5 * law.variance.sqrt()).to_event(1)
+        distribution = exact(images)
+        return dist.Normal(distribution.mean + 0.05, 1.5 * distribution.variance.sqrt()).to_event(1)
 
-    guide.code_law = wider_and_shifted
+    guide.code_distribution = wider_and_shifted
     images = torch.rand(50, 1, 2, 2, dtype=torch.float64)
     summary = summarize(evaluate(model, guide, images, num_particles=200))
     truth = evidence(images).mean().item()
@@ -94,18 +94,20 @@ def test_elbo_is_below_iwae_and_both_are_below_the_evidence():
 def test_closed_form_divergence_is_the_estimate_in_expectation():
     model, guide = pair()
     images = torch.rand(4, 1, 5, 6)
-    law = guide.code_law(images)
-    mean, deviation = law.mean, law.stddev
-    divergence = (mean.square() + deviation.square() - 1).sum(1) / 2 - deviation.log().sum(1)
-    draws = law.sample((20_000,))
+    distribution = guide.code_distribution(images)
+    mean, scale = distribution.mean, distribution.stddev
+    divergence = (mean.square() + scale.square() - 1).sum(1) / 2 - scale.log().sum(1)
+    draws = distribution.sample((20_000,))
     with torch.no_grad():
-        scores = torch.stack([model.image_law(code).log_prob(images) for code in draws[:500]])
+        scores = torch.stack(
+            [model.image_distribution(code).log_prob(images) for code in draws[:500]]
+        )
         exact = scores.mean(0) - divergence
         per_image = per_image_elbo(evaluate(model, guide, images, num_particles=4000))
         estimate = torch.from_numpy(per_image)
     error = 5 * (scores.std(0) / 500**0.5 + 4 / 4000**0.5)
     assert ((estimate - exact).abs() < error).all()
-    ratio = law.log_prob(draws) - dist.Normal(0.0, 1.0).log_prob(draws).sum(-1)
+    ratio = distribution.log_prob(draws) - dist.Normal(0.0, 1.0).log_prob(draws).sum(-1)
     spread = ratio.std(0) / 20_000**0.5
     assert ((ratio.mean(0) - divergence).abs() < 5 * spread).all()
 
@@ -114,13 +116,13 @@ def test_bernoulli_pixels_are_a_cross_entropy_and_binary_ones_a_density():
     model, _ = pair((1, 1, 2), likelihood="bernoulli")
     code = torch.randn(1, 2)
     states = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).view(4, 1, 1, 2)
-    law = model.image_law(code.expand(4, 2))
-    assert law.log_prob(states).exp().sum().item() == pytest.approx(1, abs=1e-6)
+    distribution = model.image_distribution(code.expand(4, 2))
+    assert distribution.log_prob(states).exp().sum().item() == pytest.approx(1, abs=1e-6)
     gray = torch.tensor([[0.3, 0.6]]).view(1, 1, 1, 2)
     expected = -nn.functional.binary_cross_entropy(
-        model.image_law(code).mean, gray, reduction="sum"
+        model.image_distribution(code).mean, gray, reduction="sum"
     )
-    torch.testing.assert_close(model.image_law(code).log_prob(gray)[0], expected)
+    torch.testing.assert_close(model.image_distribution(code).log_prob(gray)[0], expected)
     drawn = poutine.trace(model).get_trace(batch_size=20).nodes["image"]["value"]
     assert set(drawn.unique().tolist()) <= {0.0, 1.0}
 
@@ -134,8 +136,8 @@ def test_it_learns_to_tell_bright_images_from_dark_ones():
     run = fit(
         model, guide, images, objective=objective, steps=250, lr=0.01, checks=Checks(progress=False)
     )
-    law = guide.code_law(images)
-    rebuilt = model.image_law(law.mean).mean
+    distribution = guide.code_distribution(images)
+    rebuilt = model.image_distribution(distribution.mean).mean
     assert (rebuilt - images).abs().max() < 0.1
     best = dist.Normal(0.0, model.sigma_image).log_prob(torch.tensor(0.0)) * 30
     assert -run.history["loss"].iloc[-1] > best - 8  # a few nats say which of the two it is

@@ -48,8 +48,8 @@ def dynamic_routing(children, transform, classes, iterations):
     votes = votes.unflatten(1, (classes, -1))  # (children, classes, 16)
     logits = torch.zeros(votes.shape[:2], dtype=votes.dtype)
     for _ in range(iterations):
-        share = logits.softmax(1)
-        parents = [squash((share[:, j, None] * votes[:, j]).sum(0)) for j in range(classes)]
+        fraction = logits.softmax(1)
+        parents = [squash((fraction[:, j, None] * votes[:, j]).sum(0)) for j in range(classes)]
         for j, v in enumerate(parents):
             logits[:, j] += votes[:, j] @ v
     return torch.stack(parents)

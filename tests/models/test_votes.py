@@ -162,4 +162,4 @@ def test_a_fair_share_is_what_parents_get_when_all_is_shared_equally():
     for windows in (Windows.sliding(5, 6, 3, 2), Windows.sliding(4, 4, 3, 1), Windows.whole(7)):
         positions, window = windows.cells.shape
         votes = Votes(torch.rand(1, positions, 3, 2, 4 * window), torch.ones(1, 1), windows)
-        assert votes.fair_share == pytest.approx(votes.uniform().sum(3).mean().item())
+        assert votes.votes_per_parent == pytest.approx(votes.uniform().sum(3).mean().item())

@@ -46,11 +46,16 @@ class Check(NamedTuple):
 
 
 def check(
-    name: str, *, of: Iterable[type], approximate: bool = False, share: float = 1.0, **options: Any
+    name: str,
+    *,
+    of: Iterable[type],
+    approximate: bool = False,
+    fraction: float = 1.0,
+    **options: Any,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Return a decorator that adds a function with these options to `CHECKS`; it may be stacked."""
     full, few = NUMBER[name.partition("_")[0]]
-    full = round(share * full)
+    full = round(fraction * full)
 
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         assert name not in CHECKS, name

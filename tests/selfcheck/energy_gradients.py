@@ -76,7 +76,7 @@ def from_the_data(number: int, k: int) -> Outcome:
     return _from_data(model, images, k, exact, number)
 
 
-@check("gradient_cd_long_chains", of=[ContrastiveDivergence], k=30, scale=0.5, share=0.5)
+@check("gradient_cd_long_chains", of=[ContrastiveDivergence], k=30, scale=0.5, fraction=0.5)
 @check("gradient_cd_1_as_likelihood", of=[ContrastiveDivergence], k=1, scale=1.2, approximate=True)
 def as_likelihood(number: int, k: int, scale: float) -> Outcome:
     """Check CD-k against the likelihood: wrong for short chains, right for chains that mix."""

@@ -91,7 +91,7 @@ def helmholtz(
     capsules=(1, 3),
     scale=1.0,
     copies=4 * COPIES,
-    share=0.25,
+    fraction=0.25,
     approximate=True,
 )
 def elbo_discrete(number: int, objective: ELBO, copies: int = COPIES, **sizes: Any) -> Outcome:
@@ -129,9 +129,9 @@ def reweighted(number: int) -> Outcome:
     images, sleep = every[1:4], 0.3
     _, log_p, log_q = listed(model, guide, images)
     weight, chance = (log_p - log_q).detach().exp(), log_q.exp().detach()
-    # E[share of a state in the pair's weight | it is in the pair], for either member
-    share = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
-    expected = 2 * chance * share
+    # E[fraction of a state in the pair's weight | it is in the pair], for either member
+    fraction = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
+    expected = 2 * chance * fraction
     wake, recognize = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
     asleep = _asleep(model, guide, every)
     exact = _apart(model, guide, wake, (1 - sleep) * recognize + sleep * asleep)
@@ -157,7 +157,7 @@ def importance_weighted(number: int) -> Outcome:
 def thermodynamic(number: int) -> Outcome:
     """Check the thermodynamic objective with two particles, over all pairs of states.
 
-    Of a pair, the share of a state is the logistic function of a difference of logits.
+    Of a pair, the fraction of a state is the logistic function of a difference of logits.
     """
     model, guide, every = helmholtz()
     images = every[1:4]
@@ -167,8 +167,8 @@ def thermodynamic(number: int) -> Outcome:
     bound = torch.zeros(()).double()
     for begin, end in pairwise(objective.points):
         logits = begin * log_p + (1 - begin) * log_q - log_q.detach()  # (states, B)
-        share = (logits[:, None] - logits).sigmoid()  # (states, states, B)
-        mean = share * log_weight[:, None] + (1 - share) * log_weight
+        fraction = (logits[:, None] - logits).sigmoid()  # (states, states, B)
+        mean = fraction * log_weight[:, None] + (1 - fraction) * log_weight
         bound = bound + (end - begin) * torch.einsum("sb,tb,stb->b", chance, chance, mean).mean()
     found = estimates(objective, model, guide, images)
     return slopes_agree(found, -bound, (model, guide), number)
@@ -217,12 +217,12 @@ def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, PartWholeG
     return model, guide, torch.rand(2, 1, 5, 5).double()
 
 
-@check("gradient_elbo_parents_summed", of=[Trace_ELBO], selection="marginal", share=0.5)
+@check("gradient_elbo_parents_summed", of=[Trace_ELBO], selection="marginal", fraction=0.5)
 @check(
     "gradient_enum_across_plates",
     of=[TraceEnum_ELBO],
     selection="enumerate",
-    share=0.25,
+    fraction=0.25,
     approximate=True,
 )
 def elbo_of_parts(number: int, selection: str) -> Outcome:
@@ -238,7 +238,7 @@ def elbo_of_parts(number: int, selection: str) -> Outcome:
     return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
 
 
-@check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], share=0.1)
+@check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], fraction=0.1)
 def enumerated(number: int) -> Outcome:
     """Check that parents enumerated by Pyro and summed out by hand give the same gradient.
 
@@ -278,7 +278,7 @@ class Brightness(Model):
         self.relaxed = relaxed
         self.mean = nn.Parameter(torch.tensor(0.4).double())
 
-    def law(self, mean: Tensor, log_scale: Tensor) -> dist.TorchDistribution:
+    def distribution(self, mean: Tensor, log_scale: Tensor) -> dist.TorchDistribution:
         """Return the code's distribution; the scale of a relaxed presence sets its temperature."""
         if self.relaxed:
             return LogitRelaxedBernoulli(0.7 * log_scale.exp(), logits=mean)
@@ -291,10 +291,10 @@ class Brightness(Model):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with plate("images", len(images), dim=-1):
-            code = sample("code", self.law(self.mean, torch.zeros(()).double()))
+            code = sample("code", self.distribution(self.mean, torch.zeros(()).double()))
             mean = code.sigmoid() if self.relaxed else code
-            law = dist.Normal(mean[:, None, None, None].expand(-1, 1, 1, 3), self.noise)
-            return sample("image", law.to_event(3), obs=images)
+            distribution = dist.Normal(mean[:, None, None, None].expand(-1, 1, 1, 3), self.noise)
+            return sample("image", distribution.to_event(3), obs=images)
 
 
 class BrightnessGuide(Guide):
@@ -308,13 +308,15 @@ class BrightnessGuide(Guide):
             nn.Parameter(torch.tensor(value).double()) for value in (0.5, 0.1, -0.3)
         )
 
-    def law(self, images: Tensor) -> dist.TorchDistribution:
+    def distribution(self, images: Tensor) -> dist.TorchDistribution:
         """Return the distribution of the code, of batch shape (B,)."""
-        return self.model.law(self.slope * images.mean((1, 2, 3)) + self.offset, self.log_scale)
+        return self.model.distribution(
+            self.slope * images.mean((1, 2, 3)) + self.offset, self.log_scale
+        )
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with plate("images", len(images), dim=-1):
-            return sample("code", self.law(images))
+            return sample("code", self.distribution(images))
 
 
 @check("gradient_elbo_normal", of=[Trace_ELBO], objective=Trace_ELBO(), relaxed=False)
@@ -336,8 +338,8 @@ def elbo_continuous(number: int, objective: ELBO, relaxed: bool) -> Outcome:
     guide, images = BrightnessGuide(model), torch.rand(3, 1, 1, 3).double()
     width = 0.01
     code = torch.arange(-80, 80, width, dtype=torch.float64)[:, None]  # (grid, 1)
-    log_q = guide.law(images).log_prob(code)
-    log_prior = model.law(model.mean, torch.zeros(()).double()).log_prob(code)
+    log_q = guide.distribution(images).log_prob(code)
+    log_prior = model.distribution(model.mean, torch.zeros(()).double()).log_prob(code)
     log_p = log_prior + model.log_likelihood(code, images)
     exact = width * negative_elbo(log_p, log_q)
     return slopes_agree(estimates(objective, model, guide, images), exact, (model, guide), number)

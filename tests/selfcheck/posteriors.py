@@ -64,12 +64,12 @@ def mean_field(number: int) -> Outcome:
 class SpreadClassifier(ConvolutionalClassifier):
     """A classifier with the label distribution of the spread loss, as in matrix capsules."""
 
-    def label_law(self, scores: Tensor) -> dist.Categorical:
+    def label_distribution(self, scores: Tensor) -> dist.Categorical:
         return dist.Categorical(logits=-spread_energy(scores.sigmoid(), margin=0.9))
 
 
-@check("sbc_exact_label", of=[ExactLabel], kind=ConvolutionalClassifier, share=0.2)
-@check("sbc_exact_label_spread_loss", of=[ExactLabel], kind=SpreadClassifier, share=0.2)
+@check("sbc_exact_label", of=[ExactLabel], kind=ConvolutionalClassifier, fraction=0.2)
+@check("sbc_exact_label_spread_loss", of=[ExactLabel], kind=SpreadClassifier, fraction=0.2)
 def exact_label(number: int, kind: type[ConvolutionalClassifier]) -> Outcome:
     """Check the label of an image, under the distribution of scores or of the spread loss."""
     model = kind((1, 4, 4), 3, channels=(2, 2), hidden=4).double()
@@ -79,8 +79,8 @@ def exact_label(number: int, kind: type[ConvolutionalClassifier]) -> Outcome:
     return calibrated(model, ExactLabel(model), *prior_draws(model, number), draws=15)
 
 
-@check("sbc_exact_matching", of=[ExactMatching], share=0.04, sigma=0.2)
-@check("sbc_exact_matching_scene_noise", of=[ExactMatching], share=0.04, sigma=0.0)
+@check("sbc_exact_matching", of=[ExactMatching], fraction=0.04, sigma=0.2)
+@check("sbc_exact_matching_scene_noise", of=[ExactMatching], fraction=0.04, sigma=0.0)
 def exact_matching(number: int, sigma: float) -> Outcome:
     """Check presences, matchings and poses of triangles, with noise on templates or on scenes."""
     triangle = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [0.0, 1.0]])
@@ -165,7 +165,7 @@ def small_part_whole(side: int) -> PartWholeCapsules:
     return randomized(configure(PartWholeCapsules, (1, side, side), **sizes), 0.5)
 
 
-@check("sbc_part_whole_trained", of=[PartWholeGuide], approximate=True, share=0.04)
+@check("sbc_part_whole_trained", of=[PartWholeGuide], approximate=True, fraction=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
     model = small_part_whole(8)

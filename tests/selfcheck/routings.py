@@ -14,11 +14,11 @@ from torch import Tensor
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.models import SwitchableGaussians
-from capsule_zoo.models.routing.parent_law import Belief, ParentLaw, Routing
+from capsule_zoo.models.routing.parent_distribution import Belief, ParentDistribution, Routing
 from capsule_zoo.models.routing.votes import Votes
 
 CHILDREN, PARENTS, SIZE = 4, 3, 1
-HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1
+HALF_WIDTH, REACH, SCALE, NOISE = 6.0, 1.5, 0.8, 0.1
 
 
 class World(NamedTuple):
@@ -49,18 +49,18 @@ def draw_world(number: int) -> World:
     """Draw from the prior; vote noise makes the choice of a present parent less likely."""
     there = torch.rand(number, PARENTS).double().lt(0.7).double()
     mean = REACH * (2 * torch.rand(number, PARENTS, SIZE).double() - 1)
-    weight = there * math.exp(-SIZE * NOISE / (2 * DEVIATION**2)) + (1 - there)
+    weight = there * math.exp(-SIZE * NOISE / (2 * SCALE**2)) + (1 - there)
     chosen = dist.Categorical(weight).sample((CHILDREN,)).T
     box = HALF_WIDTH * (2 * torch.rand(number, CHILDREN, PARENTS, SIZE).double() - 1)
-    drawn = mean[:, None] + DEVIATION * torch.randn_like(box)
+    drawn = mean[:, None] + SCALE * torch.randn_like(box)
     claims = torch.nn.functional.one_hot(chosen, PARENTS) * there[:, None]  # (N, I, J)
     return World(there, mean, chosen, torch.where(claims[..., None] > 0, drawn, box))
 
 
-def parent_law() -> ParentLaw:
-    """Return the law of the parents, in which beta_u is the log density of the box."""
+def parent_distribution() -> ParentDistribution:
+    """Return the distribution of the parents, in which beta_u is the log density of the box."""
     beta_u = torch.full((PARENTS,), -SIZE * math.log(2 * HALF_WIDTH)).double()
-    return ParentLaw(torch.zeros(PARENTS).double(), beta_u, noise=NOISE)
+    return ParentDistribution(torch.zeros(PARENTS).double(), beta_u, noise=NOISE)
 
 
 @check("sbc_em_e_step", of=[EMRouting], e_step="exact")
@@ -68,11 +68,11 @@ def parent_law() -> ParentLaw:
 def e_step(number: int, e_step: str) -> Outcome:
     """Check responsibilities at known parents; the paper's E step gives absent parents none."""
     world = draw_world(number)
-    variance = torch.full_like(world.mean, DEVIATION**2)[:, None]
+    variance = torch.full_like(world.mean, SCALE**2)[:, None]
     logits = 200 * (world.there - 0.5)[:, None]
     belief = Belief(torch.empty(0), world.mean[:, None], variance, logits)
     responsibilities = EMRouting(e_step=e_step).responsibilities(
-        Votes.dense(world.votes), belief, parent_law()
+        Votes.dense(world.votes), belief, parent_distribution()
     )
     return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
 
@@ -80,13 +80,13 @@ def e_step(number: int, e_step: str) -> Outcome:
 @check("sbc_switchable_gaussians", of=[SwitchableGaussians, TraceEnum_ELBO])
 def enumerated(number: int) -> Outcome:
     """Check the responsibilities that Pyro finds by enumerating the layer as a model."""
-    world, rule = draw_world(number), parent_law()
+    world, rule = draw_world(number), parent_distribution()
     sizes = CHILDREN, PARENTS, SIZE
     layer = SwitchableGaussians(*sizes, beta_u=rule.beta_u[0].item(), noise=NOISE).double()
     values = {
         "parent_presence": world.there,
         "parent_mean": world.mean,
-        "parent_variance": torch.full_like(world.mean, DEVIATION**2),
+        "parent_variance": torch.full_like(world.mean, SCALE**2),
         "child_presence": torch.ones_like(world.votes[..., 0, 0]),
     }
     guide = at(layer.sites, layer.plate_dims, values)
@@ -101,7 +101,7 @@ def enumerated(number: int) -> Outcome:
 def whole_routing(number: int, routing: Routing) -> Outcome:
     """Check responsibilities after three iterations from votes alone, as if a posterior."""
     world = draw_world(number)
-    responsibilities = routing(Votes.dense(world.votes), parent_law()).responsibility
+    responsibilities = routing(Votes.dense(world.votes), parent_distribution()).responsibility
     return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
 
 
@@ -114,7 +114,7 @@ def one_parent(number: int) -> Outcome:
     mean = dist.Normal(0 * half, (routing.kappa * precision).rsqrt()).sample()
     values = dist.Normal(mean, precision.rsqrt()).sample((CHILDREN,)).transpose(0, 1)  # (N, I, D)
     votes = Votes.dense(values[:, :, None])
-    q = routing.posterior(votes.gather(votes.uniform()), parent_law()._replace(noise=0.0))
+    q = routing.posterior(votes.gather(votes.uniform()), parent_distribution()._replace(noise=0.0))
 
     def quantities(mean: Tensor, precision: Tensor) -> Tensor:
         misfit = precision[..., None, :] * (values - mean[..., None, :]).square()

@@ -61,7 +61,7 @@ def block_gibbs(number: int, **options: Any) -> Outcome:
 
 @check("geweke_guide_then_image", of=[ExactSwitches, CapsuleRBM])
 def guide_then_image(number: int) -> Outcome:
-    """Check the same chain, drawn by the Pyro guide and the conditional law of images."""
+    """Check the same chain, drawn by the Pyro guide and the conditional distribution of images."""
     model = energy_machine()
     guide, (_, images) = ExactSwitches(model), exact_draws(model, number)
     means = torch.zeros(())
@@ -138,7 +138,7 @@ def selections(number: int) -> Outcome:
     return same_means(*found)
 
 
-@check("geweke_annealing", of=[CapsuleRBM], share=0.02)
+@check("geweke_annealing", of=[CapsuleRBM], fraction=0.02)
 def annealing(number: int) -> Outcome:
     """Check that the mean of exp(annealed log Z) is Z, even with few temperatures."""
     model = energy_machine()

@@ -63,7 +63,7 @@ def halved_draws(original, self, *arguments):
     return 0.5 * original(self, *arguments)
 
 
-def no_exchange_law(original, self, machine):
+def no_exchange_distribution(original, self, machine):
     self.images = self.images.roll(1, 0)
 
 
@@ -73,10 +73,10 @@ def from_the_data(original, self, model, images):
 
 def even_labels(original, self, images):
     with pyro.plate("images", len(images), dim=-1):
-        return pyro.sample("label", self.model.label_law(0 * self.model.scores(images)))
+        return pyro.sample("label", self.model.label_distribution(0 * self.model.scores(images)))
 
 
-def shares_held(original, log_p, log_q, points):
+def fractions_held(original, log_p, log_q, points):
     value = original(log_p.detach(), log_q.detach(), points)
     return value + (log_p - log_q).mean(0) - (log_p - log_q).mean(0).detach()
 
@@ -84,13 +84,13 @@ def shares_held(original, log_p, log_q, points):
 # What is broken, and the checks that have to see it
 BROKEN: dict[str, tuple[Patch, set[str]]] = {
     "the image is felt by half": (
-        replace(capsule_rbm, "capsule_law", weak_fields),
+        replace(capsule_rbm, "capsule_distribution", weak_fields),
         {n for n in EXACT if n.startswith(("sbc_exact_switches", "geweke_gibbs"))}
         | {"geweke_guide_then_image", "geweke_prior_of_capsule_rbm", "geweke_annealing"}
         | {"gradient_cd_1_itself", "gradient_cd_3_itself", "gradient_cd_long_chains"},
     ),
     "exchanges whatever the energies": (
-        replace(TemperedChains, "_exchange", no_exchange_law),
+        replace(TemperedChains, "_exchange", no_exchange_distribution),
         {"geweke_tempered_chains", "gradient_cd_tempered"},
     ),
     "chains that begin at the data": (
@@ -154,8 +154,12 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
         replace(
             PartWholeCapsules,
             "_pose_mixture",
-            lambda original, self, law, presence: original(
-                self, law._replace(scale_on=2 * law.scale_on, scale_off=2 * law.scale_off), presence
+            lambda original, self, distribution, presence: original(
+                self,
+                distribution._replace(
+                    scale_on=2 * distribution.scale_on, scale_off=2 * distribution.scale_off
+                ),
+                presence,
             ),
         ),
         {"geweke_part_whole_selections", "gradient_elbo_parents_enumerated"},
@@ -169,7 +173,7 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
         {n for n in EXACT if n.endswith(("wake_sleep", "recycled"))},
     ),
     "shares that do not move": (
-        replace(thermodynamic, "thermodynamic_sum", shares_held),
+        replace(thermodynamic, "thermodynamic_sum", fractions_held),
         {"gradient_thermodynamic"},
     ),
     "gradients a fifth too small": (

@@ -21,7 +21,7 @@ STEPS = 800  # of the guide, on samples of the model; see `constellations/learne
 PICTURES = {
     "parses": lambda entry, points: scene_parses(entry.model, entry.guide, points),
     "samples": lambda entry, points: scene_samples(entry.model),
-    "templates": lambda entry, points: template_rows({"": entry.model.law()}),
+    "templates": lambda entry, points: template_rows({"": entry.model.distribution()}),
 }
 
 

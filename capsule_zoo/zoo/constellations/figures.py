@@ -12,8 +12,8 @@ from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.constellations import Constellations
-from capsule_zoo.models.constellations.matching_laws import from_codes
-from capsule_zoo.models.constellations.scene_law import SceneLaw, object_fit
+from capsule_zoo.models.constellations.matching_distributions import from_codes
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, object_fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,18 +27,18 @@ Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
 
 def scene_rows(
-    law: SceneLaw,
+    distribution: SceneDistribution,
     points: Tensor,
     rows: Mapping[str, Parse],
     title: str,
-    others: Mapping[str, SceneLaw] = MappingProxyType({}),
+    others: Mapping[str, SceneDistribution] = MappingProxyType({}),
 ) -> "Figure":
     """Draw up to six scenes, once for each parse, with templates through their points.
 
     A template is laid through an object's points by least squares. Clutter is a gray cross.
 
     Args:
-        law: holds the templates.
+        distribution: holds the templates.
         points: (S, N, 2), NaN where a point is absent.
         rows: parses of the scenes by name.
         others: holds the templates of rows that have their own, by name.
@@ -49,7 +49,7 @@ def scene_rows(
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (each[scene : scene + 1] for each in parse)
-            own = others.get(name, law)
+            own = others.get(name, distribution)
             _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     figure.suptitle(title, fontsize=10)
@@ -57,18 +57,18 @@ def scene_rows(
 
 
 def _draw_scene(
-    axis: "Axes", law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
+    axis: "Axes", distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor
 ) -> None:
-    for k, template in enumerate(law.templates):
+    for k, template in enumerate(distribution.templates):
         color = COLORS[k % len(COLORS)]
         own = points[0][objects[0] == k]
         axis.plot(own[:, 0], own[:, 1], "o", color=color, markersize=4)
-        fit, _, whole = object_fit(law, points, objects, corners, k)
+        fit, _, whole = object_fit(distribution, points, objects, corners, k)
         if not whole.item():  # a free assignment need not give every corner one point
             continue
-        turn = fit.cross[0] / fit.number
+        rotation = fit.cross[0] / fit.number
         around = template.corners[template.corners.angle().argsort()]
-        outline = fit.center[0] + turn * torch.cat([around, around[:1]])
+        outline = fit.center[0] + rotation * torch.cat([around, around[:1]])
         axis.plot(outline.real, outline.imag, color=color, linewidth=0.9)
     stray = points[0][(objects[0] < 0) & ~points[0, :, 0].isnan()]
     axis.plot(stray[:, 0], stray[:, 1], "x", color=CLUTTER, markersize=4)
@@ -76,36 +76,40 @@ def _draw_scene(
     axis.spines[:].set_color("#dddddd")
 
 
-def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> "Figure":
-    """Draw the templates of laws, one row for each law, with a disk of the noise at every corner.
+def template_rows(
+    distributions: Mapping[str, SceneDistribution], title: str = "Templates"
+) -> "Figure":
+    """Draw templates, one row for each distribution of scenes, with a disk of the noise at each corner.
 
     Templates are centered and scaled, and turned so that the first corner points upwards.
 
     Args:
-        laws: by name.
+        distributions: by name.
     """
     from matplotlib.patches import Circle
 
-    columns = max(len(law.templates) for law in laws.values())
-    figure, axes = panels(columns, len(laws), (1.3, 1.35), (0.8, 0.4))
-    for line, (name, law) in zip(axes, laws.items(), strict=True):
+    columns = max(len(distribution.templates) for distribution in distributions.values())
+    figure, axes = panels(columns, len(distributions), (1.3, 1.35), (0.8, 0.4))
+    for line, (name, distribution) in zip(axes, distributions.items(), strict=True):
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
         for axis in line:
             axis.set(xticks=[], yticks=[], xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
             axis.spines[:].set_color("#dddddd")
-        for k, (axis, template) in enumerate(zip(line, law.templates, strict=False)):
+        for k, (axis, template) in enumerate(zip(line, distribution.templates, strict=False)):
             color = COLORS[k % len(COLORS)]
-            corners = in_turn(template.corners)
+            corners = in_order(template.corners)
             axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
             for corner in corners:
                 place = corner.real.item(), corner.imag.item()
-                axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
+                axis.add_patch(
+                    Circle(place, distribution.noise_of(k).proportional, color=color, alpha=0.3)
+                )
             axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
     figure.suptitle(title, fontsize=10)
     return figure
 
 
-def in_turn(corners: Tensor) -> Tensor:
+def in_order(corners: Tensor) -> Tensor:
     """Return complex corners in the order of their angles, turned so that the first points up."""
     ordered = corners[corners.angle().argsort()]
     return ordered * 1j * ordered[0].conj() / ordered[0].abs()
@@ -117,7 +121,7 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
     found = guide.parse(points[:SHOWN])
     rows = {"parse": (found.objects, found.corners)}
     return scene_rows(
-        model.law(),
+        model.distribution(),
         points,
         rows,
         "Scenes of points and their inferred objects, a color for each template",
@@ -129,10 +133,10 @@ def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
     """Draw six scenes from the prior, with the objects that they were drawn from."""
     with seeded(seed):
         nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes
-    law = model.law()
-    rows = {"sample": from_codes(law, nodes["point_corner"]["value"])}
+    distribution = model.distribution()
+    rows = {"sample": from_codes(distribution, nodes["point_corner"]["value"])}
     return scene_rows(
-        law,
+        distribution,
         nodes["points"]["value"],
         rows,
         "Scenes drawn from the prior, a color for each template",

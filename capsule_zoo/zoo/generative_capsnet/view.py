@@ -51,20 +51,20 @@ class RequestView(View):
         super().__init__(model, guide)
         self.parts = getattr(model, "parts", 0)
         self.requests: Any = requests_of(model, guide)
-        self.turns = isinstance(self.requests, Rotations)
+        self.rotates = isinstance(self.requests, Rotations)
         canvas = model.canvas if isinstance(model, RoutedByAddress) else None
         self.on_grid = canvas is not None and not canvas.learned  # addresses are positions
         length = range(canvas.address_length) if canvas else ()
         self.numbers = ("row", "column") if self.on_grid else [f"address[{i}]" for i in length]
         parts = "Drag a part capsule on the picture of the parts to another address. "
         self.help = (
-            f"Drag on the model's picture to {'rotate' if self.turns else 'shift'} the requested "
+            f"Drag on the model's picture to {'rotate' if self.rotates else 'shift'} the requested "
             f"image. {parts * self.on_grid}The sliders set the selected request, code or part. "
             "Drop a picture file on the image."
         )
 
     def infer_state(self) -> State:
-        if self.turns:
+        if self.rotates:
             return self._parsed(torch.arange(-180.0, 180.0, DEGREES)[:, None], 0)[0]
         line = torch.linspace(-self.requests.reach, self.requests.reach, PER_AXIS)
         return self._parsed(torch.cartesian_prod(line, line), 0)[0]
@@ -86,7 +86,7 @@ class RequestView(View):
         return ["request", "code", *(f"part {i + 1}" for i in range(self.parts))]
 
     def controls(self, handle: int) -> dict[str, Control]:
-        if handle == REQUEST and self.turns:
+        if handle == REQUEST and self.rotates:
             return {"angle": self.control(ASKED, 0, -180, 180, step=1, unit=" (degrees)")}
         if handle == REQUEST:
             reach, options = self.requests.reach, {"step": 0.5, "unit": " (pixels)"}
@@ -135,7 +135,7 @@ class RequestView(View):
         (x0, y0), (x1, y1), asked = start, end, self.state[ASKED]
         if handle > CODE and self.on_grid:
             self._shift(handle, asked.new_tensor([y1 - y0, x1 - x0]) / self._spread())
-        elif self.turns:
+        elif self.rotates:
             angle = math.degrees(math.atan2(-y1, x1) - math.atan2(-y0, x0))  # y points down
             self.state = {**self.state, ASKED: (asked + angle + 180) % 360 - 180}
         else:
@@ -165,8 +165,8 @@ class RequestView(View):
         return self._positions()[handle - 2] + cell * corners
 
     def log_likelihood(self) -> float:
-        law = dist.Normal(self.painted(), self.model.sigma_image)
-        return law.log_prob(self.image).sum().item()
+        distribution = dist.Normal(self.painted(), self.model.sigma_image)
+        return distribution.log_prob(self.image).sum().item()
 
     def _latents(self) -> State:
         return {site: value for site, value in self.state.items() if site != ASKED}

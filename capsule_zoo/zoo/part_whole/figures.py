@@ -28,10 +28,10 @@ def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     color, alpha = model.layers(parts)
     if model.painting.likelihood == "mixture":
-        share = model.image_law(parts).mixing[1:]
+        fraction = model.image_distribution(parts).mixing[1:]
     else:
-        share = templates.visibility(alpha)
-    return (share * color).mean(1)
+        fraction = templates.visibility(alpha)
+    return (fraction * color).mean(1)
 
 
 @torch.no_grad()

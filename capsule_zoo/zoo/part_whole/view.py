@@ -65,7 +65,7 @@ class PaintedPartsView(View):
         return {**self.state_of(drawn), "drawn": drawn, "guide": guide}
 
     def improve(self, steps: int) -> tuple[State, float]:
-        settings = {"steps": steps, "law": "delta"}
+        settings = {"steps": steps, "distribution": "delta"}
         guide = fit_guide("free_form", self.pair[0], self.parse["guide"], self.image, **settings)
         return self._drawn(guide), (guide.refinement.end - guide.refinement.start).item()
 
@@ -159,7 +159,9 @@ class PaintedPartsView(View):
 
     @torch.no_grad()
     def log_likelihood(self) -> float:
-        return self.model.image_law(self.parts()).log_prob(self.image[:, None]).sum().item()
+        return (
+            self.model.image_distribution(self.parts()).log_prob(self.image[:, None]).sum().item()
+        )
 
 
 def moved(state: State, capsule: int, pose: Tensor, levels: list[slice]) -> State:
@@ -249,12 +251,12 @@ class PartWholeView(PaintedPartsView):
         """
         above, below = self.levels[level], self.levels[level + 1]
         parents = Capsules(*(values[None, above] for values in self.placed()))
-        law = self.model.selections[level](parents, False)
-        choice = law.log_weights[0].argmax(-1)  # 0 is the dummy
+        distribution = self.model.selections[level](parents, False)
+        choice = distribution.log_weights[0].argmax(-1)  # 0 is the dummy
         child, state = torch.arange(len(choice)), dict(self.state)
         values = {
-            "presence": law.presence_logits[child, choice].sigmoid(),
-            "pose": law.vote[0][child, choice],
+            "presence": distribution.presence_logits[child, choice].sigmoid(),
+            "pose": distribution.vote[0][child, choice],
             "parent": torch.where(choice > 0, above.start + choice - 1, -1),
         }
         for name, value in values.items():

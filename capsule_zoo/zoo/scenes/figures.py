@@ -73,15 +73,15 @@ def counts_against_time(
 
     Args:
         curves: for each run, its seconds, updates and share.
-        published: a published share, drawn as a level line.
+        published: a published fraction, drawn as a level line.
         names: of the runs; by default the number of its seed.
     """
     figure, (axes,) = panels(2, size=(4, 3), sharey=True)
     names = names or [f"seed {number}" for number in range(len(curves))]
     for name, curve in zip(names, curves, strict=True):
-        seconds, updates, share = zip(*curve, strict=True)
+        seconds, updates, fraction = zip(*curve, strict=True)
         for axis, places in zip(axes, ([s / 60 for s in seconds], updates), strict=True):
-            axis.plot(places, share, lw=1, marker=".", label=name)
+            axis.plot(places, fraction, lw=1, marker=".", label=name)
     for axis, words in zip(axes, ("time of training (minutes)", "updates"), strict=True):
         axis.axhline(
             published, color="gray", ls="--", lw=1, label="Attend, Infer, Repeat (published)"
@@ -98,7 +98,7 @@ def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
     There is a panel for each kind of scene. A dotted line shows where both are equal.
 
     Args:
-        bins: by kind of scene and way to read, the share at each mean doubt.
+        bins: by kind of scene and way to read, the fraction at each mean doubt.
     """
     figure = number_curves(bins, "probability that the count is wrong")
     places = torch.logspace(-9, 0, 200)
@@ -109,13 +109,15 @@ def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
     return figure
 
 
-def counts_by_number(shares: "Mapping[str, Numbers]", seen: int) -> "Figure":
+def counts_by_number(fractions: "Mapping[str, Numbers]", seen: int) -> "Figure":
     """Draw the fraction of correct counts against the true number of objects, a line for each way.
 
     Args:
-        shares: by way to read, the share at each number.
+        fractions: by way to read, the fraction at each number.
         seen: the largest number that was trained on; a dotted line lies above it.
     """
-    figure = number_curves({"fraction of correct counts": shares}, "number of objects in the scene")
+    figure = number_curves(
+        {"fraction of correct counts": fractions}, "number of objects in the scene"
+    )
     figure.axes[0].axvline(seen + 0.5, color="gray", ls=":", lw=1)
     return figure

@@ -62,10 +62,10 @@ class ScenesView(View):
         """Return the best of a number of draws of the guide, with its best presences."""
         copies = tiled(self.image, number)
         result = self.guide.found(copies)
-        law = self.guide.presence_law(copies, result)
-        draw, row = divmod(int(law.log_weight.argmax()), law.log_weight.shape[1])
-        sites = {WEIGHT: law.log_weight[draw, row]}
-        sites[PRESENCE] = self.model.with_inner(law.rows[draw, row][None], 1)
+        distribution = self.guide.presence_distribution(copies, result)
+        draw, row = divmod(int(distribution.log_weight.argmax()), distribution.log_weight.shape[1])
+        sites = {WEIGHT: distribution.log_weight[draw, row]}
+        sites[PRESENCE] = self.model.with_inner(distribution.rows[draw, row][None], 1)
         proposals = {f"slot_{slot}": each for slot, each in enumerate(result.proposals)}
         for name, proposal in {"ground": result.ground, **proposals}.items():
             values = proposal.values.items()

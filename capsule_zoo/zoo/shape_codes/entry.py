@@ -120,17 +120,17 @@ def on_parts_of(source: Entry, **settings: Any) -> Entry:
 
 def delta(entry: Entry) -> ShapeCodesGuide:
     """A network proposes an object of every kind; pose and code are normal, parts are points."""
-    return entry.guide_of(ShapeCodesGuide).with_laws("delta", "normal")
+    return entry.guide_of(ShapeCodesGuide).with_distributions("delta", "normal")
 
 
 def normal(entry: Entry) -> ShapeCodesGuide:
     """A network proposes an object of every kind; pose, code and parts are normal."""
-    return entry.guide_of(ShapeCodesGuide).with_laws("normal", "normal")
+    return entry.guide_of(ShapeCodesGuide).with_distributions("normal", "normal")
 
 
 def points(entry: Entry) -> ShapeCodesGuide:
     """A network proposes an object of every kind; pose, code and parts are point estimates."""
-    return entry.guide_of(ShapeCodesGuide).with_laws("delta", "delta")
+    return entry.guide_of(ShapeCodesGuide).with_distributions("delta", "delta")
 
 
 def routing(entry: Entry) -> ShapeCodesGuide:

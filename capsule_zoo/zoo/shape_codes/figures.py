@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STEPS = 9  # columns
-_FARTHEST = 2.5  # deviations of a code's prior
+_FARTHEST = 2.5  # standard deviations of a code's prior
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def bent_kinds(model: ShapeCodes) -> "Figure":
     for kind in model.kind_logits.argsort(descending=True)[:6].tolist():
         code = model.kind_logits.new_zeros(_STEPS, model.codes)
         code[:, 0] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
-        pose = model.pose.law(model.kind_logits).mean.expand(_STEPS, 6)
+        pose = model.pose.distribution(model.kind_logits).mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
         rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
     return image_rows(rows, "Six kinds of objects, bent by code[0] from -2.5 (left) to 2.5 (right)")
@@ -61,11 +61,11 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
     drawn = infer(guide, images)
     kind, pose, code = (drawn[f"object_{name}"][:, 0] for name in ("kind", "pose", "code"))
     parts = expected_parts(model, kind, pose, code)
-    share = torch.linspace(0, 1, _STEPS, dtype=images.dtype, device=images.device)
+    fraction = torch.linspace(0, 1, _STEPS, dtype=images.dtype, device=images.device)
     rows = {}
     for i in range(0, len(images), 2):
-        presence = torch.lerp(parts.presence[i], parts.presence[i + 1], share[:, None])
-        place = torch.lerp(parts.pose[i], parts.pose[i + 1], share[:, None, None])
+        presence = torch.lerp(parts.presence[i], parts.presence[i + 1], fraction[:, None])
+        place = torch.lerp(parts.pose[i], parts.pose[i + 1], fraction[:, None, None])
         painted = model.render(Capsules(presence, place))
         ends = images[i : i + 2].split(1)
         name = f"kind {int(kind[i])} to {int(kind[i + 1])}"

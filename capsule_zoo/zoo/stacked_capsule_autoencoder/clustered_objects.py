@@ -29,7 +29,7 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteNetwork
 
 _CLUSTERED = 20_000  # images that the clusters are fitted to
-_FLOORS = (0.2, 0.1, 0.05)  # least deviations of poses in each round
+_FLOORS = (0.2, 0.1, 0.05)  # least standard deviations of poses in each round
 _FACTORS = 8  # directions along which an object bends, at most
 _SURE, _UNSURE = 0.9, 0.02  # presence of an object in images of its cluster, and in others
 _LEAST, _MOST = 0.02, 0.98  # bounds of the presences of votes, and of what is inverted
@@ -122,8 +122,8 @@ def _start_votes(relation: VoteNetwork, found: FactorAnalyzers, scale: float) ->
     factors = found.loadings.shape[-1]
     static = to_parameters(found.mean / scale)
     relation.static.copy_(static)
-    deviation = found.variance.mean(-1).sqrt()  # (K, P)
-    relation.scale_bias.copy_((deviation - 0.01).clamp(min=1e-3).expm1().log() - 0.5)
+    std = found.variance.mean(-1).sqrt()  # (K, P)
+    relation.scale_bias.copy_((std - 0.01).clamp(min=1e-3).expm1().log() - 0.5)
     relation.presence_bias.copy_(found.presence.clamp(_LEAST, _MOST).logit())
     relation.hidden_bias.zero_()
     relation.read_weight.mul_(0.1)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
     """Return the mean image (B, H, W, 3), the light of every part in its hue (B, parts, 3)."""
-    law = model.image_law(parts)
-    color, _ = law.layers()  # (parts, C, B, H, W)
-    seen = (law.mixing[1:] * color).mean(1)  # (parts, B, H, W)
+    distribution = model.image_distribution(parts)
+    color, _ = distribution.layers()  # (parts, C, B, H, W)
+    seen = (distribution.mixing[1:] * color).mean(1)  # (parts, B, H, W)
     return torch.einsum("pbhw,bpc->bhwc", seen, hues.to(seen)).clamp(0, 1)
 
 

@@ -27,24 +27,24 @@ from torch import Tensor
 
 from capsule_zoo.models import Capsules
 
-_LEAST_SHARE = 1e-3  # of images, for presences and kinds
+_LEAST_FRACTION = 1e-3  # of images, for presences and kinds
 _NEGLIGIBLE = 1e-4  # responsibility below which an image does not count
 _INNER = 3  # updates of loadings and variances for each update of the responsibilities
-_FIRST_SHARE = 0.5  # of a part's variance that is not due to the code, at first
+_FIRST_FRACTION = 0.5  # of a part's variance that is not due to the code, at first
 
 
 class FactorAnalyzers(NamedTuple):
     """A mixture of K factor analyzers of P parts.
 
     Attributes:
-        share: probability of each kind, (K,).
+        fraction: probability of each kind, (K,).
         presence: probability that a part is present, (K, P).
         mean: (K, P, 6).
         loadings: (K, P, 6, d).
         variance: (K, P, 6).
     """
 
-    share: Tensor
+    fraction: Tensor
     presence: Tensor
     mean: Tensor
     loadings: Tensor
@@ -60,7 +60,7 @@ class FactorAnalyzers(NamedTuple):
         seen = there.repeat_interleave(6, dim=-1)
         pose = parts.pose.flatten(1)
         found = []
-        for k in range(len(self.share)):
+        for k in range(len(self.fraction)):
             scale = self.variance[k].flatten().sqrt()
             slope = self.loadings[k].flatten(0, 1) / scale[:, None]  # (6 P, d)
             root = torch.linalg.cholesky(_with_prior(slope.T @ slope))
@@ -71,7 +71,7 @@ class FactorAnalyzers(NamedTuple):
             found.append(-below / 2 - root.diagonal().log().sum())
         below = torch.stack(found, dim=-1)
         presence = there @ self.presence.logit().T + (-self.presence).log1p().sum(-1)
-        return self.share.log() + presence + below
+        return self.fraction.log() + presence + below
 
     def posterior_precision(self) -> Tensor:
         """Compute the precision of the code given its kind and all parts, (K, d, d)."""
@@ -79,13 +79,13 @@ class FactorAnalyzers(NamedTuple):
         return _with_prior(slope.mT @ slope)
 
     def principal(self) -> "FactorAnalyzers":
-        """Return the same law with other codes, independent of each other given the parts.
+        """Return the same distribution with other codes, independent of each other given the parts.
 
         The first number of a code is what the parts determine best.
         """
         _, vectors = torch.linalg.eigh(self.posterior_precision())
-        turn = vectors.flip(-1)
-        return self._replace(loadings=torch.einsum("kpid,kde->kpie", self.loadings, turn))
+        rotation = vectors.flip(-1)
+        return self._replace(loadings=torch.einsum("kpid,kde->kpie", self.loadings, rotation))
 
 
 def fit_factor_analyzers(
@@ -102,7 +102,7 @@ def fit_factor_analyzers(
         parts: presences (N, P), 0 or 1, and poses (N, P, 6).
         clusters: the kind with which each part set starts, (N,).
         kinds, factors: K and d.
-        floors: least deviations of poses, one for each round, the last for the result.
+        floors: least standard deviations of poses, one for each round, the last for the result.
         updates: updates of the responsibilities in each round.
 
     Returns:
@@ -121,8 +121,8 @@ def fit_factor_analyzers(
         _update(found, k, belief[:, k], parts, whole, floors[0], start=True)
     for floor in floors:
         for _ in range(updates):
-            share = belief.mean(0).clamp(min=_LEAST_SHARE / kinds)
-            found.share.copy_(share / share.sum())
+            fraction = belief.mean(0).clamp(min=_LEAST_FRACTION / kinds)
+            found.fraction.copy_(fraction / fraction.sum())
             belief = found.log_joint(parts).softmax(-1)
             for k in range(kinds):
                 _update(found, k, belief[:, k], parts, whole, floor)
@@ -159,9 +159,9 @@ def _first(parts: Capsules) -> FactorAnalyzers:
     number = there.sum(0).clamp(min=1)
     mean = (there * parts.pose).sum(0) / number
     variance = (there * (parts.pose - mean).square()).sum(0) / number
-    share = parts.presence.mean(0).clamp(_LEAST_SHARE, 1 - _LEAST_SHARE)
+    fraction = parts.presence.mean(0).clamp(_LEAST_FRACTION, 1 - _LEAST_FRACTION)
     one = parts.pose.new_ones(1)
-    return FactorAnalyzers(one, share[None], mean[None], mean[None, ..., None], variance[None])
+    return FactorAnalyzers(one, fraction[None], mean[None], mean[None, ..., None], variance[None])
 
 
 def _update(
@@ -182,7 +182,7 @@ def _update(
     there = weight[:, None] * parts.presence[rows]  # (n, P)
     number = there.sum(0) + 1
     present = (there.sum(0) + whole.presence[0]) / (weight.sum() + 1)
-    found.presence[k] = present.clamp(_LEAST_SHARE, 1 - _LEAST_SHARE)
+    found.presence[k] = present.clamp(_LEAST_FRACTION, 1 - _LEAST_FRACTION)
     pose = parts.pose[rows]
     mean = (torch.einsum("np,npi->pi", there, pose) + whole.mean[0]) / number[:, None]
     found.mean[k] = mean
@@ -193,7 +193,7 @@ def _update(
     loadings = found.loadings[k].flatten(0, 1)  # a view, (6 P, d)
     variance = found.variance[k].flatten()
     if start:
-        variance.copy_((_FIRST_SHARE * covariance.diagonal()).clamp(min=floor**2))
+        variance.copy_((_FIRST_FRACTION * covariance.diagonal()).clamp(min=floor**2))
         loadings.copy_(_principal_loadings(covariance, variance, loadings.shape[-1]))
     for _ in range(_INNER):
         _explain(covariance, loadings, variance, floor)

@@ -18,9 +18,13 @@ from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 _CLUSTERED = 20_000  # images that the clusters are fitted to; the others join the nearest cluster
-_FLOORS = (3.2, 1.6, 1.0)  # least deviations of poses in each round, in units of the model's
-_FLOORS_OF_TURNS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # the same, between turns
-_UPDATES, _UPDATES_OF_TURNS = 8, 4  # of the mixture in each round
+_FLOORS = (
+    3.2,
+    1.6,
+    1.0,
+)  # least standard deviations of poses in each round, in units of the model's
+_FLOORS_OF_ROTATIONS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # the same, between turns
+_UPDATES, _UPDATES_OF_ROTATIONS = 8, 4  # of the mixture in each round
 
 
 @torch.no_grad()
@@ -51,22 +55,23 @@ def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def start_turned_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tensor:
-    """Set the kinds of a model to a mixture that chooses the turn of every image, in place.
+def start_rotated_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tensor:
+    """Set the kinds of a model to a mixture that chooses the rotation of every image, in place.
 
-    No image says which of its turns is upright. The mixture starts from every image's first turn.
-    Then it is fitted, and every image is given the turn at which the mixture explains its parts
-    best, again and again, while the least deviation falls. Turns at which many images are alike
-    win, so that images of one shape end upright in the same way, whatever way that is. Give more
+    No image says which of its rotations is upright. The mixture starts from every image's first
+    rotation. Then it is fitted, and every image is given the rotation at which the mixture explains
+    its parts best, again and again, while the least standard deviation falls. Turns at which many
+    images are alike win, so that images of one shape end upright in the same way, whatever way that
+    is. Give more
     kinds than there are shapes: two shapes in one kind may never part.
 
     Args:
         model: the model, in any scope.
-        views: part sets of every image, seen at each of T turns, (T, N, 1, P, 7).
+        views: part sets of every image, seen at each of T rotations, (T, N, 1, P, 7).
         seed: seed of the clusters.
 
     Returns:
-        The turn of every image, (N,), from 0 to T - 1.
+        The rotation of every image, (N,), from 0 to T - 1.
 
     Raises:
         ValueError: there are fewer images than kinds.
@@ -79,11 +84,11 @@ def start_turned_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tenso
     images = torch.arange(views.shape[1], device=views.device)
     chosen = torch.zeros_like(images)
     clusters = _clusters(views[0], model.kinds, seed)
-    for floor in _FLOORS_OF_TURNS:
+    for floor in _FLOORS_OF_ROTATIONS:
         parts = from_part_sets(views[chosen, images])
         floors = [model.shapes.sigma_min * floor]
         found = fit_factor_analyzers(
-            parts, clusters, model.kinds, model.codes, floors, _UPDATES_OF_TURNS
+            parts, clusters, model.kinds, model.codes, floors, _UPDATES_OF_ROTATIONS
         )
         joint = torch.stack([found.log_joint(from_part_sets(view)) for view in views])  # (T, N, K)
         chosen = joint.logsumexp(-1).argmax(0)
@@ -112,4 +117,4 @@ def _set_kinds(model: ShapeCodes, found: FactorAnalyzers, presence: Tensor) -> N
     model.shapes.start_from(
         found.presence, found.mean, found.loadings, found.variance.sqrt(), known
     )
-    model.kind_logits.copy_(found.share.log())
+    model.kind_logits.copy_(found.fraction.log())

@@ -1,6 +1,6 @@
 """Templates of constellations learned from scenes without labels, by exact EM.
 
-The E step is exact. It sums over all shares of the points among objects, over all orders of the
+The E step is exact. It sums over all fractions of the points among objects, over all orders of the
 corners, and over poses, whose scale is left to a quadrature; see
 `models.constellations.similarities`. With w the responsibility of a set of points z in one order,
 and u the part of the pose that turns and scales, the M step is
@@ -36,7 +36,7 @@ from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides.constellations.exact import Group, groups, summed
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
-from capsule_zoo.models.constellations.scene_law import SceneLaw
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution
 from capsule_zoo.models.constellations.similarities import (
     MANY_STEPS,
     Noise,
@@ -58,14 +58,14 @@ _NOISE_STEPS = 10  # for the noise, in each M step
 
 
 class Moments(NamedTuple):
-    """What the M step needs of the sets of points of one object.
+    """Sufficient statistics of one object's sets of points, for the M step.
 
     Attributes:
         weight: of every set and node of the quadrature, (sets, nodes); it sums to the expected
             number of times that the object is present.
         scale: |u|, (sets, nodes).
         swing: the mean cosine of the angle of u about its mode, (sets, nodes).
-        aligned: the centered points in the order of the corners, turned back by the mode of the
+        aligned: the centered points in the order of the corners, rotated back by the mode of the
             angle, complex, (sets, corners).
         rest: the part of D that does not depend on the template, (sets, nodes).
     """
@@ -136,10 +136,10 @@ def learn_templates(
             "model with sigma above 0"
         )
     places = _chosen(points.double(), model.sizes, largest)
-    law, generator = model.law(), seeded_generator(seed)
-    few, best, height = places[:trial_scenes], law, -math.inf
+    distribution, generator = model.distribution(), seeded_generator(seed)
+    few, best, height = places[:trial_scenes], distribution, -math.inf
     for start in range(starts):
-        trial = random_law(law, places, generator)
+        trial = random_distribution(distribution, places, generator)
         trial, history = _run(trial, few, trial_steps if starts > 1 else 0)
         if say is not None:
             say(f"start {start + 1} of {starts}: {history[-1]:.3f} nats")
@@ -164,55 +164,64 @@ def _chosen(points: Tensor, sizes: Sequence[int], largest: int | None) -> Tensor
 
 
 def _run(
-    law: SceneLaw, points: Tensor, steps: int, say: Callable[[str], None] | None = None
-) -> tuple[SceneLaw, list[float]]:
+    distribution: SceneDistribution,
+    points: Tensor,
+    steps: int,
+    say: Callable[[str], None] | None = None,
+) -> tuple[SceneDistribution, list[float]]:
     history = []
     for step in range(steps):
-        evidence, moments = expectation(law, points)
+        evidence, moments = expectation(distribution, points)
         history.append(evidence)
-        law = maximization(law, moments)
+        distribution = maximization(distribution, moments)
         if say is not None:
             say(f"step {step + 1} of {steps}: {evidence:.3f} nats")
-    history.append(mean_evidence(law, points))
-    return law, history
+    history.append(mean_evidence(distribution, points))
+    return distribution, history
 
 
-def random_law(law: SceneLaw, points: Tensor, generator: torch.Generator) -> SceneLaw:
-    """Return a law whose templates are random sets of points of random small scenes."""
+def random_distribution(
+    distribution: SceneDistribution, points: Tensor, generator: torch.Generator
+) -> SceneDistribution:
+    """Return a distribution whose templates are random sets of points of random small scenes."""
     present = ~points[..., 0].isnan()
     number = present.sum(1)
     templates = []
-    for size in law.sizes:
+    for size in distribution.sizes:
         enough = number[number >= size].min()
         rows = (number == enough).nonzero()[:, 0]
         row = rows[torch.randint(len(rows), (), generator=generator)]
         scene = points[row][present[row]]
         chosen = scene[torch.randperm(len(scene), generator=generator)[:size]]
         templates.append(Template(centered(chosen)[0], SIZE))
-    noise = Noise(law.noise.floor, FIRST_NOISE)
-    return SceneLaw(tuple(templates), noise, law.tau, law.presence, law.clutter)
+    noise = Noise(distribution.noise.floor, FIRST_NOISE)
+    return SceneDistribution(
+        tuple(templates), noise, distribution.tau, distribution.presence, distribution.clutter
+    )
 
 
 @torch.no_grad()
-def mean_evidence(law: SceneLaw, points: Tensor) -> float:
+def mean_evidence(distribution: SceneDistribution, points: Tensor) -> float:
     """Compute the mean of log p(points) in nats."""
-    return sum(group.log_total().sum().item() for group in groups(law, points)) / len(points)
+    return sum(group.log_total().sum().item() for group in groups(distribution, points)) / len(
+        points
+    )
 
 
-def expectation(law: SceneLaw, points: Tensor) -> tuple[float, list[Moments]]:
+def expectation(distribution: SceneDistribution, points: Tensor) -> tuple[float, list[Moments]]:
     """Return the mean log evidence, and the moments of every object.
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
     """
     total = 0.0
-    parts: list[list[Moments]] = [[] for _ in law.templates]
-    for group in groups(law, points):
-        evidence, shares = responsibilities(group)
+    parts: list[list[Moments]] = [[] for _ in distribution.templates]
+    for group in groups(distribution, points):
+        evidence, fractions = responsibilities(group)
         total += float(evidence.sum())
         places = as_complex(points[group.rows[:, None], group.slots])
-        for k, share in enumerate(shares):
-            parts[k].append(_moments(law, k, places, share))
+        for k, fraction in enumerate(fractions):
+            parts[k].append(_moments(distribution, k, places, fraction))
     return total / len(points), [Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts]
 
 
@@ -227,28 +236,30 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
         For each object, (b, subsets, orders).
     """
     tuples = [each.detach().clone().requires_grad_() for each in group.tuples]
-    evidence = replace(group, tables=summed(group.law, tuples)).log_total()
-    shares = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
-    return evidence.detach(), list(shares)
+    evidence = replace(group, tables=summed(group.distribution, tuples)).log_total()
+    fractions = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
+    return evidence.detach(), list(fractions)
 
 
-def _moments(law: SceneLaw, index: int, places: Tensor, share: Tensor) -> Moments:
+def _moments(
+    distribution: SceneDistribution, index: int, places: Tensor, fraction: Tensor
+) -> Moments:
     """Return the moments of one object from points (b, n) and responsibilities."""
-    template, noise = law.templates[index], law.noise_of(index)
-    row, subset, order = (share > _NEGLIGIBLE).nonzero(as_tuple=True)
+    template, noise = distribution.templates[index], distribution.noise_of(index)
+    row, subset, order = (fraction > _NEGLIGIBLE).nonzero(as_tuple=True)
     members = subsets(places.shape[1], len(template))[subset]  # (sets, corners)
     chosen = places[row[:, None], members]
     corners = torch.zeros_like(chosen).scatter(1, template.orders[order], chosen)
     fit = fit_of(corners, template.corners.to(corners))
-    nodes, log_step = scale_nodes(fit, noise, law.tau, steps=MANY_STEPS)
-    weight = (log_scale_density(fit, nodes, noise, law.tau) + log_step).softmax(-1)
-    weight = weight * share[row, subset, order][:, None]
+    nodes, log_step = scale_nodes(fit, noise, distribution.tau, steps=MANY_STEPS)
+    weight = (log_scale_density(fit, nodes, noise, distribution.tau) + log_step).softmax(-1)
+    weight = weight * fraction[row, subset, order][:, None]
     scale, number = nodes.exp(), len(template)
     variance = noise.variance(scale)
     swing = scale * fit.cross.abs()[:, None] / variance  # of a von Mises angle, and its mean cosine
     swing = torch.special.i1e(swing) / torch.special.i0e(swing)
     own = variance / number
-    kept = law.tau**2 / (law.tau**2 + own)
+    kept = distribution.tau**2 / (distribution.tau**2 + own)
     missed = (1 - kept) * fit.center.abs()[:, None]
     rest = fit.spread[:, None] + number * (scale.square() + missed.square() + 2 * own * kept)
     back = torch.exp(-1j * fit.cross.angle())[:, None]
@@ -260,31 +271,36 @@ def _symmetrized(aligned: Tensor, template: Template) -> Tensor:
     """Average points (sets, corners) over the rotations of a template, all equally likely."""
     total = torch.zeros_like(aligned)
     for order in template.rotations:
-        turn = (template.corners[order] * template.corners.conj()).sum() / len(template)
-        total[:, order] += turn.to(aligned) * aligned / template.turns
+        rotation = (template.corners[order] * template.corners.conj()).sum() / len(template)
+        total[:, order] += rotation.to(aligned) * aligned / template.symmetry_order
     return total
 
 
-def maximization(law: SceneLaw, moments: Sequence[Moments]) -> SceneLaw:
-    """Return the law with new templates, given their moments, and then with new noise."""
+def maximization(distribution: SceneDistribution, moments: Sequence[Moments]) -> SceneDistribution:
+    """Return the distribution with new templates, given their moments, and then with new noise."""
     templates = tuple(
-        Template(own.shape(law.noise_of(k)), template.radius) if len(own.weight) else template
-        for k, (template, own) in enumerate(zip(law.templates, moments, strict=True))
+        Template(own.shape(distribution.noise_of(k)), template.radius)
+        if len(own.weight)
+        else template
+        for k, (template, own) in enumerate(zip(distribution.templates, moments, strict=True))
     )
-    law = replace(law, templates=templates)
-    noise = law.noise
+    distribution = replace(distribution, templates=templates)
+    noise = distribution.noise
     misfits = [own.misfit(t.corners) for own, t in zip(moments, templates, strict=True)]
     for _ in range(_NOISE_STEPS):
-        noise = _next_noise(law, noise, moments, misfits)
-    return replace(law, noise=noise)
+        noise = _next_noise(distribution, noise, moments, misfits)
+    return replace(distribution, noise=noise)
 
 
 def _next_noise(
-    law: SceneLaw, noise: Noise, moments: Sequence[Moments], misfits: Sequence[Tensor]
+    distribution: SceneDistribution,
+    noise: Noise,
+    moments: Sequence[Moments],
+    misfits: Sequence[Tensor],
 ) -> Noise:
     """Return noise on the templates that fits the misfits better."""
     above, below = 0.0, 0.0
-    for template, own, misfit in zip(law.templates, moments, misfits, strict=True):
+    for template, own, misfit in zip(distribution.templates, moments, misfits, strict=True):
         size = (own.scale / template.radius).square()
         variance = noise.floor**2 + noise.proportional**2 * size
         above += float((own.weight * size * misfit / variance.square()).sum())
@@ -294,25 +310,25 @@ def _next_noise(
 
 
 def in_step(templates: Sequence[Template]) -> list[Template]:
-    """Turn templates that are nearly equal to the same angle, with their corners in one order."""
-    turned: list[Template] = []
+    """Rotate templates that are nearly equal to the same angle, with their corners in one order."""
+    rotated: list[Template] = []
     for template in templates:
-        for other in turned:
+        for other in rotated:
             if len(other) == len(template):
                 orders = torch.tensor(list(itertools.permutations(range(len(template)))))
                 cross = template.corners[orders].conj() @ other.corners / len(template)
                 best = cross.abs().argmax()
                 if cross[best].abs() > ALIKE:
-                    turn = cross[best] / cross[best].abs()
-                    template = Template(turn * template.corners[orders[best]], template.radius)
+                    rotation = cross[best] / cross[best].abs()
+                    template = Template(rotation * template.corners[orders[best]], template.radius)
                     break
-        turned.append(template)
-    return turned
+        rotated.append(template)
+    return rotated
 
 
-def _store(model: Constellations, law: SceneLaw) -> None:
-    shapes = [torch.view_as_real(t.corners * t.radius) for t in in_step(law.templates)]
+def _store(model: Constellations, distribution: SceneDistribution) -> None:
+    shapes = [torch.view_as_real(t.corners * t.radius) for t in in_step(distribution.templates)]
     with torch.no_grad():
         model.corners.copy_(torch.cat(shapes))
         if model.log_sigma is not None:
-            model.log_sigma.fill_(math.log(law.noise.proportional))
+            model.log_sigma.fill_(math.log(distribution.noise.proportional))

@@ -17,7 +17,7 @@ from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli
 from capsule_zoo.models.units.exponential_family import FastBernoulli
 
 HALF = torch.tensor(0.5, dtype=torch.float64)
-LAWS = {
+DISTRIBUTIONS = {
     "real": dist.Normal(torch.zeros(3).double(), 1.0).to_event(1),
     "positive": dist.LogNormal(torch.zeros(()).double(), 1.0),
     "bounded": dist.Uniform(-torch.ones(2).double(), 2.0).to_event(1),
@@ -35,18 +35,20 @@ class AllKinds(Model):
     """One site of every kind that the zoo or its users may have; all shift the image."""
 
     space = ImageSpace((1, 2, 2), (-torch.inf, torch.inf))
-    laws = LAWS
+    distributions = DISTRIBUTIONS
 
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(
-            Site(name, ("images",), law.event_dim, discrete=name in DISCRETE)
-            for name, law in self.laws.items()
+            Site(name, ("images",), distribution.event_dim, discrete=name in DISCRETE)
+            for name, distribution in self.distributions.items()
         )
 
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1) as rows:
-            values = [pyro.sample(name, law) for name, law in self.laws.items()]
+            values = [
+                pyro.sample(name, distribution) for name, distribution in self.distributions.items()
+            ]
             total = sum(v.double().reshape(len(rows), -1).sum(1) for v in values)
             mean = total[:, None, None, None].expand(-1, 1, 2, 2)
             return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
@@ -71,31 +73,31 @@ def images():
     return torch.randn(3, 1, 2, 2, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("law", ["delta", "normal"])
-def test_every_kind_of_site_is_served(images, law):
+@pytest.mark.parametrize("distribution", ["delta", "normal"])
+def test_every_kind_of_site_is_served(images, distribution):
     model = AllKinds()
-    guide = refine(model, None, images, steps=6, law=law)
+    guide = refine(model, None, images, steps=6, distribution=distribution)
     assert (guide.refinement.end >= guide.refinement.start).all()
     assert guide.refinement.end.isfinite().all()
     check_pair(model, guide, images)
     nodes = poutine.trace(guide).get_trace(images).nodes
-    for name, prior in LAWS.items():
+    for name, prior in DISTRIBUTIONS.items():
         assert prior.support.check(nodes[name]["value"]).all(), name
     idata = evaluate(model, guide, images, num_particles=3, discrete=False)
     assert bool(torch.as_tensor(idata.sample_stats.log_weight.values).isfinite().all())
-    assert idata.attrs["is_bound"] == (law == "normal")
+    assert idata.attrs["is_bound"] == (distribution == "normal")
 
 
-@pytest.mark.parametrize("law", ["delta", "normal"])
-def test_it_starts_at_the_values_of_another_guide(images, law):
+@pytest.mark.parametrize("distribution", ["delta", "normal"])
+def test_it_starts_at_the_values_of_another_guide(images, distribution):
     """Points become centers; of a discrete value, the start finds it the likeliest."""
-    values = {name: prior.sample() for name, prior in LAWS.items()}
+    values = {name: prior.sample() for name, prior in DISTRIBUTIONS.items()}
     model = AllKinds()
-    free = FreeForm(model, images, Points(model, values), law)
+    free = FreeForm(model, images, Points(model, values), distribution)
     nodes = poutine.trace(free).get_trace(images).nodes
     for name in ("real", "positive", "bounded", "simplex"):
         drawn = nodes[name]["value"]
-        near = 0 if law == "delta" else 0.5
+        near = 0 if distribution == "delta" else 0.5
         torch.testing.assert_close(drawn, values[name].expand_as(drawn), atol=near + 1e-9, rtol=0)
     assert torch.equal((free.logits["switch"] > 0).double()[0], values["switch"])
     assert torch.equal(free.logits["kind"][0].argmax(), values["kind"].argmax())
@@ -104,10 +106,10 @@ def test_it_starts_at_the_values_of_another_guide(images, law):
         assert torch.equal(free.logits[name][0], values[name])
 
 
-def test_it_starts_at_the_laws_of_another_free_form_guide(images):
-    """Normal laws in unconstrained coordinates, and logits, are taken over as they are."""
+def test_it_starts_at_the_distributions_of_another_free_form_guide(images):
+    """Normal distributions in unconstrained coordinates, and logits, are taken over as they are."""
     model = AllKinds()
-    first = shifted(FreeForm(model, images, law="normal"), 0.1)
+    first = shifted(FreeForm(model, images, distribution="normal"), 0.1)
     again = dict(FreeForm(model, images, first, "normal").named_parameters())
     for name, parameter in first.named_parameters():
         value, expected = again[name], parameter

@@ -1,4 +1,4 @@
-"""Laws of which point of a scene is which corner, and of the points given that.
+"""Distributions of which point of a scene is which corner, and of the points given that.
 
 A matching is a row of numbers, one for each slot of a scene: -1 where there is no point, 0 for
 clutter, and 1, 2, ... for the corners of all objects, in their order.
@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
-from capsule_zoo.models.constellations.scene_law import LOG_AREA, SceneLaw
+from capsule_zoo.models.constellations.scene_distribution import LOG_AREA, SceneDistribution
 from capsule_zoo.models.constellations.similarities import nearly_equal
 
 MOST_SYMMETRIES = 1000
@@ -39,25 +39,29 @@ class _Codes(constraints.Constraint):
         return ((value >= -1) & (value == value.round())).all(-1)
 
 
-def codes_of(law: SceneLaw, present: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+def codes_of(
+    distribution: SceneDistribution, present: Tensor, objects: Tensor, corners: Tensor
+) -> Tensor:
     """Return matchings (*batch, N) as one number for each slot."""
-    first = law.first.to(objects.device)
+    first = distribution.first.to(objects.device)
     code = 1 + first[objects.clamp(min=0)] + corners
     code = torch.where(objects >= 0, code, torch.zeros_like(code))
     return torch.where(present, code, torch.full_like(code, -1))
 
 
-def from_codes(law: SceneLaw, code: Tensor) -> tuple[Tensor, Tensor]:
+def from_codes(distribution: SceneDistribution, code: Tensor) -> tuple[Tensor, Tensor]:
     """Return the object and the corner of each slot, (*batch, N) each, -1 where there is none."""
-    objects, corners = corner_table(law, code.device)
+    objects, corners = corner_table(distribution, code.device)
     code = code.long().clamp(min=0)
     return objects[code], corners[code]
 
 
-def corner_table(law: SceneLaw, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def corner_table(
+    distribution: SceneDistribution, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the object and the corner of each code 0, 1, ..., (1 + corners,); -1 for clutter."""
-    objects = [k for k, size in enumerate(law.sizes) for _ in range(size)]
-    corners = [c for size in law.sizes for c in range(size)]
+    objects = [k for k, size in enumerate(distribution.sizes) for _ in range(size)]
+    corners = [c for size in distribution.sizes for c in range(size)]
     return (
         torch.tensor([-1, *objects], device=device),
         torch.tensor([-1, *corners], device=device),
@@ -68,28 +72,31 @@ class RandomMatching(dist.TorchDistribution):
     """The prior of a matching: each present object has all its corners, in a random order.
 
     Args:
-        law: of the scene.
+        distribution: of the scene.
         presence: of the objects, (*batch, objects), 0 or 1.
     """
 
     arg_constraints: dict[str, Any] = {}
     support = _Codes()
 
-    def __init__(self, law: SceneLaw, presence: Tensor, slots: int) -> None:
-        self.law = law
+    def __init__(self, distribution: SceneDistribution, presence: Tensor, slots: int) -> None:
+        self.distribution = distribution
         self.presence = presence
         self.slots = slots
         super().__init__(presence.shape[:-1], torch.Size([slots]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "RandomMatching":
         presence = self.presence.expand(*batch_shape, self.presence.shape[-1])
-        return RandomMatching(self.law, presence, self.slots)
+        return RandomMatching(self.distribution, presence, self.slots)
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw matchings; points fill the first slots, and what does not fit is left out."""
         presence = self.presence.expand(*sample_shape, *self.presence.shape)
-        owner, clutter = corner_table(self.law, presence.device)[0][1:], self.law.clutter
+        owner, clutter = (
+            corner_table(self.distribution, presence.device)[0][1:],
+            self.distribution.clutter,
+        )
         count = torch.randint(clutter + 1, (*presence.shape[:-1], 1), device=presence.device)
         stray = torch.arange(clutter, device=presence.device) < count
         there = torch.cat([presence[..., owner] > 0.5, stray], -1)
@@ -101,24 +108,28 @@ class RandomMatching(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log probability of matchings, given which slots hold a point."""
-        owner = corner_table(self.law, value.device)[0][1:]
+        owner = corner_table(self.distribution, value.device)[0][1:]
         corners = torch.arange(1, len(owner) + 1, device=value.device)
         held = (value[..., None] == corners).sum(-2)
         right = (held == (self.presence[..., owner] > 0.5)).all(-1)
         number, left = (each.sum(-1).to(self.presence) for each in (value >= 0, value == 0))
-        right = right & (left <= self.law.clutter)
-        log = (left + 1.0).lgamma() - (number + 1.0).lgamma() - math.log(self.law.clutter + 1)
+        right = right & (left <= self.distribution.clutter)
+        log = (
+            (left + 1.0).lgamma()
+            - (number + 1.0).lgamma()
+            - math.log(self.distribution.clutter + 1)
+        )
         return log.masked_fill(~right, -torch.inf)
 
 
 class MatchedPoints(dist.TorchDistribution):
-    """The law of points given their corners' places: normal about them, uniform for clutter.
+    """The distribution of points given their corners: normal about them, uniform for clutter.
 
     The density of clutter is that of the square [-1, 1]^2 wherever the clutter lies.
 
     Args:
         places: of all corners, (*batch, corners, 2).
-        scale: deviation of the points at each corner, (*batch, corners).
+        scale: standard deviation of the points at each corner, (*batch, corners).
         code: the matching, (*batch, slots).
     """
 
@@ -138,7 +149,7 @@ class MatchedPoints(dist.TorchDistribution):
 
     @property
     def _at(self) -> tuple[Tensor, Tensor]:
-        """The mean of every slot, (*batch, slots, 2), and its deviation, (*batch, slots)."""
+        """The mean (*batch, slots, 2) and standard deviation (*batch, slots) of every slot."""
         index = (self.code.long() - 1).clamp(min=0)
         mean = self.places.gather(-2, index[..., None].expand(*index.shape, 2))
         return mean, self.scale.gather(-1, index)
@@ -171,7 +182,7 @@ class MatchedPoints(dist.TorchDistribution):
 
 
 class FunctionMatchings(dist.TorchDistribution):
-    """The law of matchings that two functions give: one draws, one computes log probabilities.
+    """A distribution of matchings from two functions: one draws, one computes log p.
 
     Args:
         points: the scenes, (batch, slots, 2).
@@ -203,7 +214,7 @@ class FunctionMatchings(dist.TorchDistribution):
         return self._log_probability(value)
 
 
-def symmetries(law: SceneLaw) -> Tensor:
+def symmetries(distribution: SceneDistribution) -> Tensor:
     """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
 
     They rotate templates nearly into themselves, and exchange objects with nearly equal templates.
@@ -212,15 +223,17 @@ def symmetries(law: SceneLaw) -> Tensor:
     """
     exchanges = [
         order
-        for order in itertools.permutations(range(len(law.templates)))
-        if all(map(nearly_equal, law.templates, (law.templates[k] for k in order)))
+        for order in itertools.permutations(range(len(distribution.templates)))
+        if all(
+            map(nearly_equal, distribution.templates, (distribution.templates[k] for k in order))
+        )
     ]
-    rotations = [template.near_rotations.tolist() for template in law.templates]
+    rotations = [template.near_rotations.tolist() for template in distribution.templates]
     number = len(exchanges) * math.prod(map(len, rotations))
     if number > MOST_SYMMETRIES:
         exchanges, rotations = exchanges[:1], [found[:1] for found in rotations]
-    first, maps = law.first.tolist(), []
-    for exchange, turns in itertools.product(exchanges, itertools.product(*rotations)):
-        codes = [1 + first[exchange[k]] + c for k, turn in enumerate(turns) for c in turn]
+    first, maps = distribution.first.tolist(), []
+    for exchange, cycles in itertools.product(exchanges, itertools.product(*rotations)):
+        codes = [1 + first[exchange[k]] + c for k, cycle in enumerate(cycles) for c in cycle]
         maps.append([0, *codes, -1])
     return torch.tensor(maps)

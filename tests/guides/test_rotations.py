@@ -1,4 +1,4 @@
-"""Laws of guides that try several turns: equivariance, the best turn wins, nothing is disturbed."""
+"""Guides that try several rotations: equivariance, the best one wins, nothing is disturbed."""
 
 import math
 from copy import deepcopy
@@ -12,7 +12,7 @@ from machines import values_of
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
-from capsule_zoo.guides.parts.turns import best_turn, centered, turned
+from capsule_zoo.guides.parts.rotations import best_rotation, centered, rotate_images
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules
@@ -27,7 +27,7 @@ QUARTER = math.pi / 2
 
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
 def model(request):
-    """Return a model that is invariant under quarter turns; its upright dummy has no weight."""
+    """Return a model invariant under 90-degree rotations; its upright dummy has no weight."""
     model = PartWholeCapsules(
         (1, 12, 12),
         layers=request.param,
@@ -38,21 +38,21 @@ def model(request):
     return model.double()
 
 
-def turn_poses(values, angle):
-    """Return the same parse for the image turned counter-clockwise by `angle`."""
+def rotate_poses(values, angle):
+    """Return the same parse for the image rotated counter-clockwise by `angle`."""
     by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))
     return {k: poses.compose(by, v) if k.endswith("pose") else v for k, v in values.items()}
 
 
-@pytest.mark.parametrize("turns", [4, 8])
-def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns):
-    guide = configure(PartWholeGuide, model, turns=turns, **SMALL).double().eval()
-    expected = turn_poses(values_of(guide, images), QUARTER)
+@pytest.mark.parametrize("rotations", [4, 8])
+def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, rotations):
+    guide = configure(PartWholeGuide, model, rotations=rotations, **SMALL).double().eval()
+    expected = rotate_poses(values_of(guide, images), QUARTER)
     found = values_of(guide, images.rot90(1, (2, 3)))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
     upright = deepcopy(guide)
-    upright.read_parts.turns = 1
+    upright.read_parts.rotations = 1
     without = values_of(upright, images.rot90(1, (2, 3)))["part_pose"]
     assert not torch.allclose(without, expected["part_pose"], atol=1e-3)
 
@@ -65,12 +65,12 @@ def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
     scores = []
     for k in range(4):
         torch.manual_seed(seed)
-        at_turn = partial(guide, angle=torch.full((6,), k * QUARTER, dtype=torch.float64))
-        scores.append(log_weights(model, at_turn, images)[0])
+        at_rotation = partial(guide, angle=torch.full((6,), k * QUARTER, dtype=torch.float64))
+        scores.append(log_weights(model, at_rotation, images)[0])
     best = torch.stack(scores).argmax(0)
     assert len(best.unique()) > 1
     torch.manual_seed(0)
-    torch.testing.assert_close(best_turn(guide, images, 4), best.double() * QUARTER)
+    torch.testing.assert_close(best_rotation(guide, images, 4), best.double() * QUARTER)
 
 
 def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
@@ -89,7 +89,7 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
         chosen = []
         for held in (images, images.rot90(1, (2, 3))):
             torch.manual_seed(1)
-            chosen.append(best_turn(guide, held, 4, scored_by))
+            chosen.append(best_rotation(guide, held, 4, scored_by))
         fewer[rotations] = (chosen[0] - chosen[1]).remainder(4 * QUARTER)
     torch.testing.assert_close(fewer[4], torch.full_like(fewer[4], QUARTER))
     assert not torch.allclose(fewer[1], fewer[4])
@@ -103,19 +103,21 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
 
 
 @pytest.mark.parametrize("pose", ["delta", "normal"])
-@pytest.mark.parametrize("turns", [1, 3])
-def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
-    """No ink is lost here; the model is not equivariant, so both use the same turn."""
+@pytest.mark.parametrize("rotations", [1, 3])
+def test_a_centered_guide_is_equivariant_under_shifts(pose, rotations):
+    """No ink is lost here; the model is not equivariant, so both use the same rotation."""
     torch.manual_seed(0)
     model = PartWholeCapsules(
         (1, 16, 16), layers=(2, 3, 4), painting=Painting(template_size=5)
     ).double()
     guide = (
-        configure(PartWholeGuide, model, pose, turns=turns, centered=True, **SMALL).double().eval()
+        configure(PartWholeGuide, model, pose, rotations=rotations, centered=True, **SMALL)
+        .double()
+        .eval()
     )
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
-    angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
+    angle = torch.linspace(0, 2, 5, dtype=torch.float64) if rotations > 1 else None
     before = values_of(guide, images, angle=angle)
     after = values_of(guide, images.roll((4, -3), (2, 3)), angle=angle)
     for name, value in before.items():
@@ -135,14 +137,14 @@ def test_ink_in_the_middle_stays_and_an_empty_image_too(images):
 def test_quarter_turns_of_images_are_exact(images):
     angle = torch.tensor([0, 1, 2, 3, 1, 2], dtype=torch.float64) * QUARTER
     expected = [x.rot90(int(k), (1, 2)) for x, k in zip(images, angle / QUARTER, strict=True)]
-    torch.testing.assert_close(turned(images, angle), torch.stack(expected))
+    torch.testing.assert_close(rotate_images(images, angle), torch.stack(expected))
 
 
 def test_choosing_leaves_the_running_statistics_alone(model, images):
     torch.manual_seed(0)
-    guide = configure(PartWholeGuide, model, turns=3, **SMALL).double().train()
+    guide = configure(PartWholeGuide, model, rotations=3, **SMALL).double().train()
     before = [buffer.clone() for buffer in guide.buffers()]
-    best_turn(guide, images, 3)
+    best_rotation(guide, images, 3)
     assert guide.training and before
     assert all(torch.equal(a, b) for a, b in zip(before, guide.buffers(), strict=True))
 
@@ -150,7 +152,7 @@ def test_choosing_leaves_the_running_statistics_alone(model, images):
 @pytest.mark.parametrize("above", [SetTransformers, EMObjects], ids=["network", "em"])
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
 def test_guides_that_turn_fit_and_train(model, images, above, pose):
-    reader = partial(PartReader, channels=8, turns=3)
+    reader = partial(PartReader, channels=8, rotations=3)
     guide = PartWholeGuide(model, pose, reader=reader, above=above).double()
     check_pair(model, guide, images)
     check_pair(model.discretized(), guide.discretized(), images)
@@ -158,7 +160,7 @@ def test_guides_that_turn_fit_and_train(model, images, above, pose):
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     svi.step(images)
     assert any(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
-    assert guide.with_poses("normal").read_parts.turns == 3
+    assert guide.with_poses("normal").read_parts.rotations == 3
 
 
 def test_coordinates_tell_places_apart_that_convolutions_cannot():

@@ -1,4 +1,4 @@
-"""The law of a layer's parents, beliefs about them, and the free energy that a routing lowers.
+"""The distribution of a layer's parents, beliefs about them, and a routing's free energy.
 
 The layer is the mixture of switchable Gaussians of `capsule_zoo.models.switchable_gaussians`, where
 the free energy stands. `Routing` is the base of the procedures that infer its parents; the
@@ -24,7 +24,7 @@ VOTE_NOISE = 0.02
 M = TypeVar("M", bound=nn.Module)
 
 
-class ParentLaw(NamedTuple):
+class ParentDistribution(NamedTuple):
     """The prior of a layer's parents, before any vote is seen.
 
     Attributes:
@@ -79,7 +79,7 @@ def vote_log_density(votes: Votes, mean: Tensor, variance: Tensor, noise: float)
     return -0.5 * (votes.distance(mean, 1 / variance) + constant)
 
 
-def parent_logits(count: Tensor, variance: Tensor, law: ParentLaw) -> Tensor:
+def parent_logits(count: Tensor, variance: Tensor, distribution: ParentDistribution) -> Tensor:
     """Compute lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] at the best Gaussians.
 
     Args:
@@ -87,27 +87,33 @@ def parent_logits(count: Tensor, variance: Tensor, law: ParentLaw) -> Tensor:
         variance: the variance of the votes, their noise included, (..., parents, D).
     """
     claimed = -0.5 * (2 * math.pi * math.e * variance).log().sum(-1)
-    return law.inverse_temperature * (law.beta_a + count[..., 0] * (claimed - law.beta_u))
+    return distribution.inverse_temperature * (
+        distribution.beta_a + count[..., 0] * (claimed - distribution.beta_u)
+    )
 
 
-def free_energy(votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
-    """Compute the free energy F of a belief at the law's temperature, in nats, (N,)."""
+def free_energy(votes: Votes, belief: Belief, distribution: ParentDistribution) -> Tensor:
+    """Compute the free energy F of a belief at the distribution's temperature, in nats, (N,)."""
     present = belief.presence
     there = present[..., None]
-    density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
-    density = there * density + (1 - there) * law.beta_u[:, None]
+    density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
+    density = there * density + (1 - there) * distribution.beta_u[:, None]
     claimed = belief.responsibility * (density + votes.uniform().log())
     claimed = votes.presence * (claimed - torch.xlogy(belief.responsibility, belief.responsibility))
     entropy = F.softplus(belief.logits) - present * belief.logits
-    own = present * law.beta_a - F.softplus(law.beta_a) + entropy / law.inverse_temperature
+    own = (
+        present * distribution.beta_a
+        - F.softplus(distribution.beta_a)
+        + entropy / distribution.inverse_temperature
+    )
     return -claimed.sum((1, 2, 3)) - own.sum((1, 2))
 
 
-def best_belief(votes: Votes, responsibility: Tensor, law: ParentLaw) -> Belief:
+def best_belief(votes: Votes, responsibility: Tensor, distribution: ParentDistribution) -> Belief:
     """Compute the Gaussians and presences that minimize the free energy, given responsibilities."""
     gathered = votes.gather(responsibility)
-    variance = gathered.variance + law.noise
-    logits = parent_logits(gathered.number, variance, law)
+    variance = gathered.variance + distribution.noise
+    logits = parent_logits(gathered.number, variance, distribution)
     return Belief(responsibility, gathered.mean, variance, logits)
 
 
@@ -127,22 +133,22 @@ class Routing(Settings):
     def __post_init__(self) -> None:
         check_whole(1, iterations=self.iterations)
 
-    def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
+    def __call__(self, votes: Votes, distribution: ParentDistribution) -> Belief:
         """Return the belief after the last iteration."""
-        return self._iterations(votes, law)[-1]
+        return self._iterations(votes, distribution)[-1]
 
-    def _iterations(self, votes: Votes, law: ParentLaw) -> list[Belief]:
-        found = list(self.beliefs(votes, law))
+    def _iterations(self, votes: Votes, distribution: ParentDistribution) -> list[Belief]:
+        found = list(self.beliefs(votes, distribution))
         if not found or not all(isinstance(belief, Belief) for belief in found):
             raise ValueError(f"beliefs of {type(self).__name__} must yield a Belief, at least once")
         return found
 
-    def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
+    def parents(self, votes: Votes, distribution: ParentDistribution) -> tuple[Tensor, Tensor]:
         """Return the mean and the logits of the last belief, which are all that a layer needs."""
-        belief = self(votes, law)
+        belief = self(votes, distribution)
         return belief.mean, belief.logits
 
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+    def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
         """Yield the belief after each iteration; the first starts at equal responsibilities."""
         raise NotImplementedError(f"{type(self).__name__} must write beliefs")
 
@@ -166,21 +172,26 @@ class Routing(Settings):
         """Return what the connections cost, in nats per image, or None where they are free."""
         return None
 
-    def free_energies(self, votes: Votes, law: ParentLaw) -> Tensor:
+    def free_energies(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
         """Compute the free energy after each iteration, in nats, (iterations, N).
 
         Means, variances and presences are those that minimize it at the routing's responsibilities.
 
         Raises:
-            ValueError: a responsibility that is no share of a child.
+            ValueError: a responsibility that is no fraction of a child.
         """
-        shares = [belief.responsibility for belief in self._iterations(votes, law)]
-        if not all(((share >= 0) & (share <= 1.001)).all() for share in shares):
+        fractions = [belief.responsibility for belief in self._iterations(votes, distribution)]
+        if not all(((fraction >= 0) & (fraction <= 1.001)).all() for fraction in fractions):
             raise ValueError(
-                f"responsibilities of {type(self).__name__} must lie in [0, 1], the shares of a "
+                f"responsibilities of {type(self).__name__} must lie in [0, 1], the fractions of a "
                 "child; votes.compete(scores) makes them of any scores"
             )
-        return torch.stack([free_energy(votes, best_belief(votes, r, law), law) for r in shares])
+        return torch.stack(
+            [
+                free_energy(votes, best_belief(votes, r, distribution), distribution)
+                for r in fractions
+            ]
+        )
 
 
 class Routed(PyroModule):

@@ -1,4 +1,4 @@
-"""The law of a scene of points: which objects are present, where, and which point is which corner.
+"""The distribution of a scene of points: presences and poses of objects, and the matching.
 
     t_k     ~ Bernoulli(presence)                      # for each object k
     y_k     ~ Normal(0, tau^2 I_4)                     # its similarity, see `similarities`
@@ -37,13 +37,13 @@ LOG_AREA = math.log(4.0)  # of the square [-1, 1]^2, where clutter lies
 
 
 @dataclass(frozen=True, eq=False)
-class SceneLaw:
-    """The law of the scenes of a few objects; see the top of this file.
+class SceneDistribution:
+    """The distribution of the scenes of a few objects; see the top of this file.
 
     Attributes:
         templates: of the objects.
         noise: of the corners, in the units of the templates before they were scaled.
-        tau: deviation of every number of a pose.
+        tau: standard deviation of every number of a pose.
         presence: probability of each object.
         clutter: the largest number of clutter points.
     """
@@ -114,7 +114,7 @@ def by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def object_fit(
-    law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor, index: int
+    distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor, index: int
 ) -> tuple[Fit, Tensor, Tensor]:
     """Return the fit of one object to the points that a matching gives to it.
 
@@ -126,7 +126,7 @@ def object_fit(
     Returns:
         The fit; True where the object has any point, and where it has each corner once, (*batch).
     """
-    template = law.templates[index]
+    template = distribution.templates[index]
     own = objects == index
     number = torch.arange(len(template), device=objects.device)
     held = own[..., None, :] & (corners[..., None, :] == number[:, None])  # (*batch, n, N)
@@ -138,7 +138,9 @@ def object_fit(
     return fit_of(places, template.corners.to(places)), own.any(-1), whole
 
 
-def log_joint(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+def log_joint(
+    distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor
+) -> Tensor:
     """Compute log p(points, matching) in nats, (*batch,), with poses integrated out.
 
     Args:
@@ -152,19 +154,21 @@ def log_joint(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -
     present = ~points[..., 0].isnan()
     number = present.sum(-1)
     left = (present & (objects < 0)).sum(-1)
-    on, off = law.log_present(points)
+    on, off = distribution.log_present(points)
     total = (left + 1.0).to(points).lgamma() - (number + 1.0).to(points).lgamma()
-    total = total - left * LOG_AREA - math.log(law.clutter + 1)
-    total = total.masked_fill(left > law.clutter, -torch.inf)
-    for k in range(len(law.templates)):
-        fit, there, whole = object_fit(law, points, objects, corners, k)
-        evidence = on[k] + log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
+    total = total - left * LOG_AREA - math.log(distribution.clutter + 1)
+    total = total.masked_fill(left > distribution.clutter, -torch.inf)
+    for k in range(len(distribution.templates)):
+        fit, there, whole = object_fit(distribution, points, objects, corners, k)
+        evidence = on[k] + log_evidence(
+            fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS
+        )
         evidence = evidence.masked_fill(~whole, -torch.inf)
         total = total + torch.where(there, evidence, off[k])
     return total
 
 
-def log_equivalent(law: SceneLaw, objects: Tensor) -> Tensor:
+def log_equivalent(distribution: SceneDistribution, objects: Tensor) -> Tensor:
     """Compute the log number of matchings that symmetries make as likely as one, (B,).
 
     Rotations map some templates to themselves, and objects with equal templates may be exchanged.
@@ -172,10 +176,12 @@ def log_equivalent(law: SceneLaw, objects: Tensor) -> Tensor:
     Args:
         objects: of each point, (B, N), -1 for clutter and absent points.
     """
-    there = torch.stack([(objects == k).any(1) for k in range(len(law.templates))], 1)
-    turns = torch.tensor([float(t.turns) for t in law.templates], device=objects.device).log()
-    total = there.double() @ turns.double()
-    kinds = torch.tensor(law.kinds, device=objects.device)
+    there = torch.stack([(objects == k).any(1) for k in range(len(distribution.templates))], 1)
+    symmetry_order = torch.tensor(
+        [float(t.symmetry_order) for t in distribution.templates], device=objects.device
+    ).log()
+    total = there.double() @ symmetry_order.double()
+    kinds = torch.tensor(distribution.kinds, device=objects.device)
     for kind in kinds.unique():
         alike = kinds == kind
         every, present = alike.sum(), there[:, alike].sum(1)

@@ -1,14 +1,14 @@
-"""Views of an image: with centered ink, and at the turn that the model explains best.
+"""Views of an image: with centered ink, and at the rotation that the model explains best.
 
-An encoder that must parse every turn of a digit parses each of them less well. Here the encoder
-sees the image at several turns. The model, whose objects may have any angle, then scores which
+An encoder that must parse every rotation of a digit parses each of them less well. Here the encoder
+sees the image at several rotations. The model, whose objects may have any angle, then scores which
 parse explains the original image best:
 
-    z_k    ~ rotation(angle_k) q(. | image turned by angle_k)      # one draw for each turn
+    z_k    ~ rotation(angle_k) q(. | image rotated by angle_k)      # one draw for each rotation
     angle* = argmax_k log p(image, z_k) - log q(z_k)
 
 A guide that then draws again at angle* is an ordinary approximate posterior, and its ELBO is a
-bound. If the model is invariant under the turns, the guide is equivariant under them, even
+bound. If the model is invariant under the rotations, the guide is equivariant under them, even
 untrained.
 """
 
@@ -27,10 +27,10 @@ from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 
 
-def turned(images: Tensor, angle: Tensor) -> Tensor:
-    """Turn square images (B, C, H, H) counter-clockwise as seen by `angle` (B,), in radians.
+def rotate_images(images: Tensor, angle: Tensor) -> Tensor:
+    """Rotate square images (B, C, H, H) counter-clockwise as seen by `angle` (B,), in radians.
 
-    A thing with the pose A in the turned image has the pose `rotation(angle) A` in the original
+    A thing with the pose A in the rotated image has the pose `rotation(angle) A` in the original
     image.
     """
     return _seen_from(images, poses.rotation(angle))
@@ -46,8 +46,8 @@ def centered(images: Tensor) -> tuple[Tensor, Tensor]:
     back = poses.identity_like(images).repeat(len(images), 1)
     centers = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
     ink = images.sum(1).flatten(1)  # (B, pixels)
-    share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
-    back[:, 2::3] = (share @ centers.view(-1, 2) / pixel).round() * pixel
+    fraction = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
+    back[:, 2::3] = (fraction @ centers.view(-1, 2) / pixel).round() * pixel
     return _seen_from(images, back), back
 
 
@@ -58,25 +58,25 @@ def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def best_turn(
-    guide: Guide, images: Tensor, turns: int, model: PartWholeCapsules | None = None
+def best_rotation(
+    guide: Guide, images: Tensor, rotations: int, model: PartWholeCapsules | None = None
 ) -> Tensor:
-    """Find the turn of each image, among `turns` even steps of the circle, explained best.
+    """Find the rotation of each image, among `rotations` even steps of the circle, explained best.
 
-    All turns are scored with the same noise.
+    All rotations are scored with the same noise.
 
     Args:
         guide: a guide to part-whole capsules that takes the `angle` of each image.
         images: (B, C, H, H).
         model: the model that scores; the guide's own by default. A model that was trained with
-            upright objects scores turned objects fairly as
+            upright objects scores rotated objects fairly as
             `model.sharing_parameters(pose=replace(model.pose, rotations=turns))`.
 
     Returns:
         (B,), in radians; to be passed to the guide or to `turned`.
     """
     model = (guide.model if model is None else model).with_selection("marginal")
-    angles = images.new_tensor(range(turns)) * (2 * math.pi / turns)
+    angles = images.new_tensor(range(rotations)) * (2 * math.pi / rotations)
     seed = int(torch.randint(2**31, ()))
     scores = []
     hidden = poutine.block(), StoredValues()  # the block hides parameters from their own handler
