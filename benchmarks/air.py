@@ -79,14 +79,14 @@ class TutorialAir(nn.Module):
         """Draw presences and objects, and return how many there are, (B,)."""
         pyro.module("air", self)
         flat, on = images.flatten(1), images.new_ones(len(images))
-        state = own = None
+        state = baseline_state = None
         last, number = self.before.expand(len(images), -1), torch.zeros_like(on)
         with pyro.plate("images", len(images)):
             for step in range(STEPS):
                 read = torch.cat([flat, last, on[:, None]], -1)
-                state, own = self.rnn(read, state), self.baseline_rnn(read.detach(), own)
+                state, baseline_state = self.rnn(read, state), self.baseline_rnn(read.detach(), baseline_state)
                 stay, mean, scale = self.predict(state[0]).split([1, 3, 3], -1)
-                expected = {"baseline_value": self.baseline(own[0])[:, 0] * on}
+                expected = {"baseline_value": self.baseline(baseline_state[0])[:, 0] * on}
                 chance = dist.Bernoulli(stay[:, 0].sigmoid() * on)
                 on = pyro.sample(f"on_{step}", chance, infer={"baseline": expected})
                 with poutine.mask(mask=on > 0):
@@ -94,8 +94,8 @@ class TutorialAir(nn.Module):
                     distribution = dist.Normal(center + mean, spread * F.softplus(scale))
                     where = pyro.sample(f"where_{step}", distribution.to_event(1))
                     size = 1 / where[:, 0]
-                    seen = warped(images[:, 0], size, -size[:, None] * where[:, 1:], WINDOW)
-                    mean, scale = self.encoder(seen.flatten(1)).chunk(2, -1)
+                    window = warped(images[:, 0], size, -size[:, None] * where[:, 1:], WINDOW)
+                    mean, scale = self.encoder(window.flatten(1)).chunk(2, -1)
                     distribution = dist.Normal(mean, F.softplus(scale))
                     code = pyro.sample(f"code_{step}", distribution.to_event(1))
                 last, number = torch.cat([where, code], -1), number + on

@@ -58,11 +58,11 @@ def textbook(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
         if iteration + 1 < ITERATIONS:
             logits = logits + (votes * squash(total)[:, None]).sum(3)
     capsules = squash(total)  # (B, J, 16)
-    there = F.one_hot(labels, 10).to(capsules)
+    targets = F.one_hot(labels, 10).to(capsules)
     length = capsules.norm(dim=2)
     missed, imagined = F.relu(0.9 - length) ** 2, F.relu(length - 0.1) ** 2
-    margin = (there * missed + 0.5 * (1 - there) * imagined).sum(1)
-    drawn = model.decoder((there[..., None] * capsules).flatten(1)).sigmoid()
+    margin = (targets * missed + 0.5 * (1 - targets) * imagined).sum(1)
+    drawn = model.decoder((targets[..., None] * capsules).flatten(1)).sigmoid()
     pixels_distribution = Normal(drawn.view_as(pixels), model.sigma_image)
     nats = pixels_distribution.log_prob(pixels).sum((1, 2, 3))
     prior = -0.5 * (total.square() + math.log(2 * math.pi)).sum((1, 2))

@@ -86,17 +86,17 @@ def steps() -> dict[str, dict[str, Contestant]]:
 
 def make() -> Contestants:
     of_cores = steps()
-    single = {f"{how}_{name}": run for name, own in of_cores.items() for how, run in own.items()}
+    single = {f"{mode}_{name}": run for name, runs in of_cores.items() for mode, run in runs.items()}
 
-    def all_of(how: str) -> Contestant:
-        return lambda: [own[how]() for own in of_cores.values()]
+    def all_of(mode: str) -> Contestant:
+        return lambda: [runs[mode]() for runs in of_cores.values()]
 
     return {"eager": all_of("eager"), "compiled": all_of("compiled"), **single}
 
 
 def check() -> None:
-    for own in steps().values():
-        for ours, theirs in zip(own["eager"](), own["compiled"](), strict=True):
+    for runs in steps().values():
+        for ours, theirs in zip(runs["eager"](), runs["compiled"](), strict=True):
             torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3 * ours.abs().max().item())
 
 

@@ -33,7 +33,7 @@ def scenes(number: int, sigma: float) -> Scenes:
 
 def fits(points: np.ndarray, template: np.ndarray) -> Sets:
     """Return the sets of points that any pair of points finds, with their misfit."""
-    found: Sets = {}
+    misfits: Sets = {}
     for a, b in itertools.permutations(range(len(points)), 2):
         for corner in range(1, len(template)):
             rotation = (points[b] - points[a]) / (template[corner] - template[0])
@@ -42,9 +42,9 @@ def fits(points: np.ndarray, template: np.ndarray) -> Sets:
             rows, columns = linear_sum_assignment(cost)
             misfit = cost[rows, columns].sum() / abs(rotation) ** 2
             members = frozenset(columns.tolist())
-            if misfit < found.get(members, np.inf):
-                found[members] = misfit
-    return found
+            if misfit < misfits.get(members, np.inf):
+                misfits[members] = misfit
+    return misfits
 
 
 def loop(drawn: Scenes) -> torch.Tensor:
@@ -55,16 +55,16 @@ def loop(drawn: Scenes) -> torch.Tensor:
         points = places[present].numpy() @ np.array([1, 1j])
         same = {len(t): t for t in templates}  # equal templates find equal sets
         sets = {size: fits(points, t) for size, t in same.items() if size <= len(points)}
-        best, chosen = np.inf, ()
-        for there in itertools.product((False, True), repeat=len(templates)):
-            wanted = [k for k, on in enumerate(there) if on]
+        best, best_cover = np.inf, ()
+        for presences in itertools.product((False, True), repeat=len(templates)):
+            wanted = [k for k, on in enumerate(presences) if on]
             if sum(len(templates[k]) for k in wanted) != len(points):
                 continue
             score, cover = cheapest([sets[len(templates[k])] for k in wanted])
             if score < best:
-                best, chosen = score, tuple(zip(wanted, cover, strict=True))
+                best, best_cover = score, tuple(zip(wanted, cover, strict=True))
         slots = present.nonzero()[:, 0]
-        for k, members in chosen:
+        for k, members in best_cover:
             objects[scene, slots[list(members)]] = k
     return objects
 

@@ -22,12 +22,12 @@ SUMMARY = __doc__.partition("\n")[0]
 
 def entries() -> dict[str, Entry]:
     """Return each classifier, and the equal network beside it, in their small presets."""
-    found = {}
+    networks = {}
     for family in FAMILIES:
         name = family.replace("-", "_")
-        found[name] = create(family)
-        found[f"{name}_equal"] = create("cnn", preset=family)
-    return found
+        networks[name] = create(family)
+        networks[f"{name}_equal"] = create("cnn", preset=family)
+    return networks
 
 
 def timed(entry: Entry, number: int) -> Contestant:
@@ -45,16 +45,16 @@ def measure(rounds: int) -> dict[str, Numbers]:
         for name, entry in made.items()
     }
     seconds = interleave(calls, rounds)
-    found: dict[str, Numbers] = {}
+    table: dict[str, Numbers] = {}
     for kind, number in CALLS.items():
-        own = {name: seconds[f"{kind} {name}"] for name in made}
-        found[kind] = {name: median(1000 * taken / number) for name, taken in own.items()}
-        found[f"times_equal_{kind}"] = {
-            name: median(taken / own[f"{name}_equal"])
-            for name, taken in own.items()
+        network_seconds = {name: seconds[f"{kind} {name}"] for name in made}
+        table[kind] = {name: median(1000 * taken / number) for name, taken in network_seconds.items()}
+        table[f"times_equal_{kind}"] = {
+            name: median(taken / network_seconds[f"{name}_equal"])
+            for name, taken in network_seconds.items()
             if not name.endswith("_equal")
         }
-    return found
+    return table
 
 
 def measured(rounds: int) -> dict[str, Table]:

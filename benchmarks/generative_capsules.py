@@ -73,11 +73,11 @@ def replace_loops(models: list[Any]) -> None:
         return [hyper["Lambda_0"] + hyper["lambda_0"] * np.tensordot(w, f, 1) for w, f in parts]
 
     def mean(params: Any, hyper: Any, data: Any, covariance: Any) -> list[np.ndarray]:
-        base, found = hyper["Lambda_0"] @ hyper["mu_0"], []
+        base, means = hyper["Lambda_0"] @ hyper["mu_0"], []
         for k, weight in enumerate(np.split(params["r_mnk"][-1], EDGES[1:-1], axis=1)):
             pull = weight.reshape(1, -1) @ np.asarray(data["F_xm"][k]).reshape(-1, 4)
-            found.append(covariance[k] @ (base + hyper["lambda_0"] * pull[0]))
-        return found
+            means.append(covariance[k] @ (base + hyper["lambda_0"] * pull[0]))
+        return means
 
     def distance(params: Any, data: Any) -> np.ndarray:
         places = [data["F"][k] @ params["mu_k"][-1][k] for k in range(3)]
@@ -101,15 +101,15 @@ def ransac(parts: dict[str, Any], data: Any) -> np.ndarray:
     """Return the label of every point, where each object that is found is one."""
     labels = np.zeros(data["M"], int)
     with contextlib.redirect_stdout(io.StringIO()):
-        _, found, _ = parts["ransac_model"].run(data)
-    for number, members in enumerate(found):
+        _, detections, _ = parts["ransac_model"].run(data)
+    for number, members in enumerate(detections):
         labels[list(members)] = min(number + 1, 3)
     return labels
 
 
 def variational(parts: dict[str, Any], model: Any, data: Any, starts: list[Any]) -> np.ndarray:
     """Return the responsibilities (points, corners) of the restart with the best bound."""
-    best, chosen = -np.inf, None
+    best, best_params = -np.inf, None
     for start in starts:
         hyper = model.hyperparams_initialization(data, lambda_0=LAMBDA)
         params, bounds = model.params_initialization(start, data, hyper), [-np.inf]
@@ -119,11 +119,11 @@ def variational(parts: dict[str, Any], model: Any, data: Any, starts: list[Any])
             if model.stop(bounds, bounds[-2], hyper, params, data, LAMBDA):
                 break
         if bounds[-1] > best:
-            best, chosen = bounds[-1], params
+            best, best_params = bounds[-1], params
         if parts["utils"].is_correct(params, data):
             break
-    assert chosen is not None
-    return chosen["r_mnk"][-1]
+    assert best_params is not None
+    return best_params["r_mnk"][-1]
 
 
 def read(
@@ -132,29 +132,29 @@ def read(
     """Return the label of every corner, and whether it is read as present, by method."""
     true = stored["gt_presence"][:number]
     size = number, EDGES[-1]  # an absent corner has the first label, as in the program
-    found = {name: (np.ones(size), np.zeros(size)) for name in names}
+    answers = {name: (np.ones(size), np.zeros(size)) for name in names}
     shapes = ["square", "triangle", "square"]
     for scene in range(number):
         data = parts["data_creator"].load_image(stored, shapes, scene)
         if not sum(data["visible_objects"]):
             continue
-        there = np.repeat(np.array(data["visible_objects"], bool), np.diff(EDGES))
+        visible = np.repeat(np.array(data["visible_objects"], bool), np.diff(EDGES))
         if "ransac" in names:
-            found["ransac"][0][scene, there] = ransac(parts, data)
-            found["ransac"][1][scene] = true[scene]
+            answers["ransac"][0][scene, visible] = ransac(parts, data)
+            answers["ransac"][1][scene] = true[scene]
         first = parts["basic_model"]
         starts = [first.r_mnk_initialization(data) for _ in range(RESTARTS)]
         for name in set(names) & MODELS.keys():
             fractions = variational(parts, parts[MODELS[name]], data, starts)
             match = fractions.argmax(1)
-            found[name][0][scene, there] = 1 + np.searchsorted(EDGES[1:], match, side="right")
-            found[name][1][scene] = fractions.sum(0) > 1e-3
-    return found
+            answers[name][0][scene, visible] = 1 + np.searchsorted(EDGES[1:], match, side="right")
+            answers[name][1][scene] = fractions.sum(0) > 1e-3
+    return answers
 
 
-def measures(parts: dict[str, Any], found: Any, stored: Any) -> dict[str, Number]:
+def measures(parts: dict[str, Any], predictions: Any, stored: Any) -> dict[str, Number]:
     """Return the fractions of right corners of one method, in both measures."""
-    labels, read_as_present = found
+    labels, read_as_present = predictions
     number = len(labels)
     true = stored["gt_presence"][:number]
     answer = (1 + stored["pattern_id"][:number]) * true
@@ -176,37 +176,37 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--few", type=int, default=48, help="of each noise, for permutations")
     parser.add_argument("--as-it-is", action="store_true", help="leave the program's loops")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduced"))
-    given = parser.parse_args(arguments)
-    began, parts = time.perf_counter(), program(given.folder)
-    if not given.as_it_is:
+    options = parser.parse_args(arguments)
+    began, parts = time.perf_counter(), program(options.folder)
+    if not options.as_it_is:
         replace_loops([parts[file] for file in MODELS.values()])
     tables = {}
     for name, noise in NOISES.items():
         np.random.seed(0)  # the program draws from numpy's own generator
-        with (given.folder / f"valid_report_vals_{name}.pkl").open("rb") as file:
+        with (options.folder / f"valid_report_vals_{name}.pkl").open("rb") as file:
             stored = Arrays(file).load()
         here = np.repeat(stored["pred_presence"], np.diff(EDGES), axis=1)
-        found = {
-            "autoencoder": (stored["capsule_id"][: given.scenes] + 1, here[: given.scenes]),
-            **read(parts, stored, given.scenes, ("ransac", "mixture")),
-            **read(parts, stored, given.few, ("permutations",)),
+        answers = {
+            "autoencoder": (stored["capsule_id"][: options.scenes] + 1, here[: options.scenes]),
+            **read(parts, stored, options.scenes, ("ransac", "mixture")),
+            **read(parts, stored, options.few, ("permutations",)),
         }
-        rows = {method: measures(parts, answer, stored) for method, answer in found.items()}
+        rows = {method: measures(parts, answer, stored) for method, answer in answers.items()}
         columns = {q: {m: numbers[q] for m, numbers in rows.items()} for q in ("papers", "strict")}
         suffix = f"{noise:g}".replace(".", "")
         tables[f"noise {noise:g}"] = Table(columns, "{quantity}_{variant}_" + suffix)
         print(f"noise {noise:g}: {rows}", flush=True)
-    metrics, shown = flatten(tables)
-    words = ["python", "benchmarks/generative_capsules.py", *(arguments or sys.argv[1:])]
+    metrics, table_layout = flatten(tables)
+    command_line = ["python", "benchmarks/generative_capsules.py", *(arguments or sys.argv[1:])]
     path = write_record(
         "constellations/their-program",
         metrics,
-        command=shlex.join(words),
+        command=shlex.join(command_line),
         seed=0,
         data="their stored scenes",
         seconds=time.perf_counter() - began,
-        folder=given.out,
-        tables=shown,
+        folder=options.out,
+        tables=table_layout,
         summary="Measure the program of Nazabal et al. (2021) on the scenes that it stores.",
     )
     print(f"written to {path}")

@@ -62,10 +62,10 @@ def images_of_noise(number: int, dtype: torch.dtype = torch.float32) -> tuple[Te
 
 
 def update(
-    modules: Iterable[nn.Module], loss: Callable[[], Tensor], lr: float = 1e-3, **how: bool
+    modules: Iterable[nn.Module], loss: Callable[[], Tensor], lr: float = 1e-3, **options: bool
 ) -> Contestant:
     """Return a call that makes an update of modules: a loss, its gradient, and a step of Adam."""
-    adam = torch.optim.Adam([p for module in modules for p in module.parameters()], lr, **how)
+    adam = torch.optim.Adam([p for module in modules for p in module.parameters()], lr, **options)
 
     def step() -> None:
         adam.zero_grad()
@@ -90,12 +90,12 @@ def check_same_gradients(
     losses: Iterable[Callable[[], Tensor]], modules: Iterable[nn.Module], rtol: float, atol: float
 ) -> None:
     """Raise AssertionError unless losses and their gradients agree, under the same draws."""
-    found, parameters = [], [p for module in modules for p in module.parameters()]
+    gradients, parameters = [], [p for module in modules for p in module.parameters()]
     for loss in losses:
         torch.manual_seed(1)
         value = loss()
-        found.append((value, *torch.autograd.grad(value, parameters)))
-    first, *others = found
+        gradients.append((value, *torch.autograd.grad(value, parameters)))
+    first, *others = gradients
     for other in others:
         for one, another in zip(first, other, strict=True):
             torch.testing.assert_close(one, another, rtol=rtol, atol=atol)
@@ -117,9 +117,9 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
 def stopwatch(call: Contestant) -> float:
     """Return the seconds that a call takes, or the seconds that it returns."""
     began = time.perf_counter()
-    own = call()
+    duration = call()
     taken = time.perf_counter() - began
-    return own if isinstance(own, float) else taken
+    return duration if isinstance(duration, float) else taken
 
 
 def peak_memory(make: Callable[[], Contestants], name: str) -> float:

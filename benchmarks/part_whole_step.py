@@ -72,7 +72,7 @@ class ByHand:
     def log_joint(self, objects: Capsules, parts: Capsules, mean: Tensor, images: Tensor) -> Tensor:
         """Return log p(image, parts, objects) summed over the batch, with parents summed out."""
         model, selection = self.model, self.model.selections[0]
-        there = parts.presence.sigmoid()[..., None]
+        part_presence = parts.presence.sigmoid()[..., None]
         affinity = log_presence(objects.presence, True)[:, None] + selection.log_affinity
         weights = F.pad(affinity, (1, 0), value=math.log(selection.epsilon)).log_softmax(-1)
         logits = F.pad(selection.presence_logits, (1, 0), value=selection.dummy_logit)
@@ -83,7 +83,7 @@ class ByHand:
         on = selection.sigma_min + F.softplus(selection.raw_scale)
         off = torch.full_like(on, selection.sigma_off)
         on, off = (F.pad(s, (1, 0), value=selection.sigma_dummy) for s in (on, off))
-        scale = (there * on + (1 - there) * off)[..., None]
+        scale = (part_presence * on + (1 - part_presence) * off)[..., None]
         joint = joint + normal(parts.pose[:, :, None], votes, scale).sum(-1)
         return (
             joint.logsumexp(-1).sum()

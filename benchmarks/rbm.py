@@ -120,13 +120,13 @@ def check() -> None:
     model, images = RBM(VISIBLE, HIDDEN).double(), data().double()
     negatives = model.gibbs(images)
     loss = model.free_energy(images).mean() - model.free_energy(negatives).mean()
-    (found,) = torch.autograd.grad(loss, [model.weight])
+    (gradient,) = torch.autograd.grad(loss, [model.weight])
     with torch.no_grad():
         outer = [
             x.flatten(1).T @ (x.flatten(1) @ model.weight.flatten(1)).sigmoid()
             for x in (images, negatives)
         ]
-    torch.testing.assert_close(found.flatten(1), (outer[1] - outer[0]) / BATCH)
+    torch.testing.assert_close(gradient.flatten(1), (outer[1] - outer[0]) / BATCH)
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ class PlainDraw:
         divergence = images.new_zeros(())
         for _ in range(model.steps):
             columns, rows, intensity = self.filters(guide.aim, hidden)
-            seen = [rows @ x @ columns.mT * intensity for x in (image, image - canvas.sigmoid())]
-            inputs = torch.cat([torch.stack(seen, 1).flatten(1), hidden], 1)
+            glimpses = [rows @ x @ columns.mT * intensity for x in (image, image - canvas.sigmoid())]
+            inputs = torch.cat([torch.stack(glimpses, 1).flatten(1), hidden], 1)
             encoder, encoder_cell = self.recur(guide.cell, inputs, encoder, encoder_cell)
             mean, log_scale = guide.code(encoder).chunk(2, 1)
             noise = torch.normal(torch.zeros_like(mean), torch.ones_like(mean))
             variance = (2 * log_scale).exp()
-            each = mean.square() + variance - 1 - 2 * log_scale
-            divergence = divergence + 0.5 * each.sum()
+            kl_terms = mean.square() + variance - 1 - 2 * log_scale
+            divergence = divergence + 0.5 * kl_terms.sum()
             code = mean + noise * log_scale.exp()
             hidden, cell = self.recur(model.cell, code, hidden, cell)
             columns, rows, intensity = self.filters(model.aim, hidden)

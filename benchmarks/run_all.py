@@ -30,8 +30,8 @@ def names() -> list[str]:
 def run(name: str, repeats: int | None, threads: int | None, out: Path) -> bool:
     """Return True if a benchmark succeeded; None is its own number."""
     print(f"== {name}", flush=True)
-    own = {"--repeats": repeats, "--threads": None if name in ON_ONE_THREAD else threads}
-    options = [word for key, n in own.items() if n is not None for word in (key, str(n))]
+    settings = {"--repeats": repeats, "--threads": None if name in ON_ONE_THREAD else threads}
+    options = [word for key, n in settings.items() if n is not None for word in (key, str(n))]
     command = [sys.executable, str(HERE / f"{name}.py"), *options, "--out", str(out)]
     return subprocess.run(command).returncode == 0
 
@@ -45,13 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, default=FOLDER, help="where records lie; elsewhere: no tables"
     )
-    given = parser.parse_args(arguments)
-    for name in given.names:
+    options = parser.parse_args(arguments)
+    for name in options.names:
         if name not in names():
             parser.error(unknown("benchmark", name, names()))
-    chosen = [] if given.tables else given.names or names()
-    failed = [n for n in chosen if not run(n, given.repeats, given.threads, given.out)]
-    if given.out == FOLDER:
+    selected = [] if options.tables else options.names or names()
+    failed = [n for n in selected if not run(n, options.repeats, options.threads, options.out)]
+    if options.out == FOLDER:
         readme.main()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -43,11 +43,11 @@ def measure(rounds: int) -> dict[str, Numbers]:
         for verb in verbs
         for kind, number in CALLS.items()
     }
-    found: dict[str, dict[str, Number]] = {kind: {} for kind in CALLS}
+    speeds: dict[str, dict[str, Number]] = {kind: {} for kind in CALLS}
     for name, seconds in interleave(made, rounds).items():
         kind, served = name.split()
-        found[kind][served] = median(CALLS[kind] / seconds)
-    return {**found}
+        speeds[kind][served] = median(CALLS[kind] / seconds)
+    return {**speeds}
 
 
 def measured(rounds: int) -> dict[str, Table]:

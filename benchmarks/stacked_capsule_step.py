@@ -72,8 +72,8 @@ def torch_scae() -> Contestant:
 
     def step() -> None:
         with patch.object(torch, "split", copies):  # it multiplies a part of a split in place
-            found = network(image=images)
-        loss, _ = network.loss(found, reconstruction_target=images, label=labels)
+            outputs = network(image=images)
+        loss, _ = network.loss(outputs, reconstruction_target=images, label=labels)
         loss.backward()
 
     return step
@@ -113,8 +113,8 @@ def make() -> Contestants:
 def check() -> None:
     """Check that the losses agree in float64, where only the last digits may differ."""
     entry, stacked, images = prepare(torch.float64)
-    few = losses(entry, stacked, images[:8])
-    check_same_gradients(few.values(), (entry.model, entry.guide), rtol=1e-7, atol=1e-7)
+    loss_pair = losses(entry, stacked, images[:8])
+    check_same_gradients(loss_pair.values(), (entry.model, entry.guide), rtol=1e-7, atol=1e-7)
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ class Weights:
         return read_recipe(self.name)
 
     def __str__(self) -> str:
-        found: Any = self.headline
+        metric: Any = self.headline
         preset = f" ({self.preset})" if self.preset else ""
         return (
             f"{self.entry}{preset}, {self.guide} guide, trained on {self.data}: "
-            f"{in_words(found['metric'])} {with_error(found)} on {found['on']}; "
+            f"{in_words(metric['metric'])} {with_error(metric)} on {metric['on']}; "
             f"{self.bytes / 1e6:.1f} MB"
         )
 
@@ -125,8 +125,8 @@ class Description:
     def as_dict(self) -> dict[str, Any]:
         """Return the description in JSON-compatible types."""
         settings = {
-            name: {"value": each.default, "type": each.type, "what": each.description}
-            for name, each in self.settings.items()
+            name: {"value": argument.default, "type": argument.type, "what": argument.description}
+            for name, argument in self.settings.items()
         }
         return plain({**vars(self), "settings": settings})
 
@@ -139,15 +139,15 @@ class Description:
     def settings_list(self) -> str:
         """The settings as a list in Markdown, with types, values and what they mean."""
         lines = (
-            f"- `{name}: {each.type} = {each.default!r}`: {each.description}"
-            for name, each in self.settings.items()
+            f"- `{name}: {argument.type} = {argument.default!r}`: {argument.description}"
+            for name, argument in self.settings.items()
         )
         return "\n".join(["Settings, as `create(...)` or `--set` takes them:\n", *lines])
 
     @property
     def settings_names(self) -> str:
         """The settings by name with their values, without what they mean."""
-        values = (f"{name}={each.default!r}" for name, each in self.settings.items())
+        values = (f"{name}={argument.default!r}" for name, argument in self.settings.items())
         return f"Settings, with their values: {', '.join(values)}"
 
     def overview(self, published: str = "") -> str:
@@ -184,8 +184,8 @@ class Description:
         }
         parts = [f"{self.name}{source}: {self.summary}", *filter(None, [self.text])]
         for title, lines in lists.items():
-            if shown := "\n".join(lines):
-                parts.append(f"{title}:\n\n{shown}")
+            if body := "\n".join(lines):
+                parts.append(f"{title}:\n\n{body}")
         parts.append(f"References: {self.references}")
         if self.card:
             parts.append(f"### how {self.source} was made\n\n{history(self.card)}")
@@ -194,15 +194,15 @@ class Description:
 
 def list_weights(pattern: str = "*") -> dict[str, Weights]:
     """Return the zoo's trained weights that match a shell pattern, by name and sorted."""
-    found: dict[str, Weights] = {}
+    weights: dict[str, Weights] = {}
     for name in registry.trained_names():
         file = registry.WEIGHTS / f"{name}.safetensors"
         if fnmatch(name, pattern) and file.is_file():
             card = {"data": "unknown data", **read_recipe(name)}
-            known = {field: card[field] for field in ("entry", "data", "guide", "headline")}
-            known["preset"] = card.get("settings", {}).get("preset")
-            found[name] = Weights(name, bytes=file.stat().st_size, **known)
-    return found
+            fields = {field: card[field] for field in ("entry", "data", "guide", "headline")}
+            fields["preset"] = card.get("settings", {}).get("preset")
+            weights[name] = Weights(name, bytes=file.stat().st_size, **fields)
+    return weights
 
 
 def describe(entry: str | Path | Entry) -> Description:
@@ -222,8 +222,8 @@ def describe(entry: str | Path | Entry) -> Description:
         with seeded(0):
             return _describe(create(source), source)
     if not registry.recipe_path(source):
-        known = sorted({*list_models(), *list_weights()})
-        raise ValueError(registry.unknown_source("entry or trained entry", source, known))
+        names = sorted({*list_models(), *list_weights()})
+        raise ValueError(registry.unknown_source("entry or trained entry", source, names))
     made = read_recipe(source)
     card = made if "headline" in made else {}
     with seeded(0):
@@ -231,8 +231,8 @@ def describe(entry: str | Path | Entry) -> Description:
             raise ValueError(
                 f"{source} holds a pair that save() wrote, which is no entry of the zoo"
             )
-        found = _describe(registry.rebuild(made), source)
-        return replace(found, card=card, data=made.get("data", found.data))
+        description = _describe(registry.rebuild(made), source)
+        return replace(description, card=card, data=made.get("data", description.data))
 
 
 def _describe(entry: Entry, source: str) -> Description:
@@ -272,8 +272,8 @@ def guide_words(entry: Entry) -> Iterator[GuideWords]:
     for name, maker in entry.guides.items():
         with seeded(0):
             kind = type(entry.make_guide(name))
-        words = first_line(without_partials(maker).__doc__) or first_line(kind.__doc__)
-        yield GuideWords(name, kind.__name__, words, name == entry.default_guide)
+        text = first_line(without_partials(maker).__doc__) or first_line(kind.__doc__)
+        yield GuideWords(name, kind.__name__, text, name == entry.default_guide)
 
 
 def _setting(value: object) -> object:
@@ -281,8 +281,8 @@ def _setting(value: object) -> object:
     if isinstance(value, Group):
         return repr(value)
     if isinstance(value, partial):
-        given = ", ".join(f"{name}={each!r}" for name, each in value.keywords.items())
-        return f"{value.func.__name__}({given})"
+        arguments = ", ".join(f"{name}={argument!r}" for name, argument in value.keywords.items())
+        return f"{value.func.__name__}({arguments})"
     return value.__name__ if inspect.isclass(value) or inspect.isfunction(value) else value
 
 
@@ -300,13 +300,13 @@ def history(card: dict[str, Any]) -> str:
         "checks": card["checks"],
         "records": [record["command"] for record in card["records"].values()],
     }
-    lines = ((title * (n == 0), line) for title, own in rows.items() for n, line in enumerate(own))
+    lines = ((title * (n == 0), line) for title, entries in rows.items() for n, line in enumerate(entries))
     return "\n".join(f"    {title:10}{line}" for title, line in lines)
 
 
 def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
-    words = ["discrete" if site.discrete else "continuous"]
+    terms = ["discrete" if site.discrete else "continuous"]
     if site.name in relaxed:
-        words = ["discrete, relaxed in training"]
-    words += [f"event rank {site.event_dim}"] * (site.event_dim > 0)
-    return ", ".join([*words, *["summed out by the model"] * site.enumerated])
+        terms = ["discrete, relaxed in training"]
+    terms += [f"event rank {site.event_dim}"] * (site.event_dim > 0)
+    return ", ".join([*terms, *["summed out by the model"] * site.enumerated])

@@ -33,7 +33,7 @@ _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
 Number = tuple[float, float | None, int]  # value, standard error (None: exact), count
 Numbers = dict[str, Number]
 Tables = dict[str, dict[str, dict[str, str]]]  # title, quantity and variant: name of a metric
-_WORDS = {
+_SPELLINGS = {
     "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
     "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
     "fgsm": "FGSM", "em": "EM", "vb": "VB", "mnist": "MNIST", "affnist": "affNIST",
@@ -91,25 +91,25 @@ def flatten(metrics: Metrics) -> tuple[dict[str, Metric], Tables]:
     Raises:
         ValueError: two numbers have the same flat name.
     """
-    found: dict[str, Metric] = {}
+    result: dict[str, Metric] = {}
     tables: Tables = {}
 
     def add(name: str, number: Number) -> str:
-        if name in found:
+        if name in result:
             raise ValueError(f"two metrics are named {name!r}; rename a quantity or a variant")
         value, error, count = number
-        found[name] = Metric(value=value, se=error, n=count)
+        result[name] = Metric(value=value, se=error, n=count)
         return name
 
-    for key, given in metrics.items():
-        if isinstance(given, tuple):
-            add(key, given)
+    for key, item in metrics.items():
+        if isinstance(item, tuple):
+            add(key, item)
             continue
-        table, title = (given, key) if isinstance(given, Table) else (Table({key: given}), "")
+        table, title = (item, key) if isinstance(item, Table) else (Table({key: item}), "")
         grid = tables.setdefault(title, {})
         for quantity, variant, number in table:
             grid.setdefault(quantity, {})[variant] = add(table.name(quantity, variant), number)
-    return found, tables
+    return result, tables
 
 
 def write_record(
@@ -231,13 +231,13 @@ def check_experiment_name(name: str) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the zoo, of Python and of packages that may affect the numbers."""
-    found = {"capsule-zoo": __version__, "python": platform.python_version()}
+    result = {"capsule-zoo": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def machine() -> str:
@@ -246,13 +246,13 @@ def machine() -> str:
 
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    words = f"{cores} core{'s' if cores > 1 else ''}"
+    text = f"{cores} core{'s' if cores > 1 else ''}"
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available everywhere
-        return words
+        return text
     accelerators = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    return ", ".join([f"{words}, {memory / 2**30:.0f} GiB memory", *accelerators])
+    return ", ".join([f"{text}, {memory / 2**30:.0f} GiB memory", *accelerators])
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
@@ -276,14 +276,14 @@ def with_few_colors(png: bytes) -> bytes:
     import numpy as np
     from PIL import Image, ImageChops
 
-    given = Image.open(io.BytesIO(png))
-    whole = given.convert("RGB")
-    few = whole.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    apart = np.asarray(ImageChops.difference(whole, few.convert("RGB")))
-    if apart.max() > 12 or np.asarray(given.convert("RGBA"))[..., 3].min() < 255:
+    original = Image.open(io.BytesIO(png))
+    whole = original.convert("RGB")
+    palette_image = whole.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    apart = np.asarray(ImageChops.difference(whole, palette_image.convert("RGB")))
+    if apart.max() > 12 or np.asarray(original.convert("RGBA"))[..., 3].min() < 255:
         return png
     buffer = io.BytesIO()
-    few.save(buffer, "PNG", optimize=True, dpi=given.info.get("dpi"))
+    palette_image.save(buffer, "PNG", optimize=True, dpi=original.info.get("dpi"))
     return buffer.getvalue()
 
 
@@ -340,5 +340,5 @@ def _is_finite(number: object) -> bool:
 def in_words(name: str) -> str:
     """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
     name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
-    words = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
-    return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _WORDS.get(m[0], m[0]), w) for w in words)
+    parts = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
+    return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _SPELLINGS.get(m[0], m[0]), w) for w in parts)

@@ -90,22 +90,22 @@ class Registered:
         """The settings of the model by name, and those of the guides and the objective."""
         others = {name: arguments_of(maker, 1) for name, maker in list(self.guides.items())[1:]}
         guides = {
-            name: Argument(name, {}, Mapping[str, Any], "settings of this guide", known)
-            for name, known in others.items()
-            if known
+            name: Argument(name, {}, Mapping[str, Any], "settings of this guide", model_arguments)
+            for name, model_arguments in others.items()
+            if model_arguments
         }
         objective = arguments_of(
             self.objective, inspect.isfunction(without_partials(self.objective))
         )
-        described = {name: each for name, each in objective.items() if each.description}
-        known = arguments_of(self.model)
+        described = {name: argument for name, argument in objective.items() if argument.description}
+        model_arguments = arguments_of(self.model)
         if self.presets:
             names = " or ".join(f'"{name}"' for name in self.presets)
-            words = f"{names}; None for the settings below"
-            known = {"preset": Argument("preset", None, str | None, words)} | known
-        return known | {
-            name: Argument(name, {}, Mapping[str, Any], words, inner)
-            for name, words, inner in (
+            text = f"{names}; None for the settings below"
+            model_arguments = {"preset": Argument("preset", None, str | None, text)} | model_arguments
+        return model_arguments | {
+            name: Argument(name, {}, Mapping[str, Any], text, inner)
+            for name, text, inner in (
                 ("guide", "settings of the guide", arguments_of(self.guide, 1)),
                 ("guides", "settings of other guides", guides),
                 ("objective", "settings of the objective", described),
@@ -246,8 +246,8 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"a guide's name is lower case with hyphens, not {name!r}")
-    known = registered(entry).guides
-    if name in known and not runs_again(known[name]):
+    makers = registered(entry).guides
+    if name in makers and not runs_again(makers[name]):
         raise ValueError(f"{entry} has a guide named {name!r} already; choose another name")
 
     def decorate(maker: GuideMaker) -> GuideMaker:
@@ -486,7 +486,7 @@ def _recipe_path(source: str | Path) -> Path:
     raise ValueError(unknown_source("trained entry", source, trained_names()))
 
 
-def unknown_source(kind: str, source: str | Path, known: Collection[str]) -> str:
+def unknown_source(kind: str, source: str | Path, names: Collection[str]) -> str:
     """Return a message for what is neither a known name nor the folder of a run.
 
     A path is taken for a folder, and the nearest runs beside it or inside it are named.
@@ -495,7 +495,7 @@ def unknown_source(kind: str, source: str | Path, known: Collection[str]) -> str
     if str(source) in _PRESETS:
         return _preset_in_words(str(source))
     if len(folder.parts) < 2 and not folder.is_dir():
-        return f"{unknown(kind, str(source), known)}; or give the folder of a run"
+        return f"{unknown(kind, str(source), names)}; or give the folder of a run"
     missing = "no such run folder"
     if folder.is_dir():
         missing = "no run in the folder, which holds no config.json"
@@ -545,13 +545,13 @@ def made_by(entry: Entry) -> dict:
     return {**made, "modules": modules} if modules else made
 
 
-def _check_imported(modules: Collection[str], kind: str, name: str, known: list[str]) -> None:
+def _check_imported(modules: Collection[str], kind: str, name: str, names: list[str]) -> None:
     """Raise ValueError, with a remedy, unless a name in a configuration is known."""
-    if name in known:
+    if name in names:
         return
     modules = modules or ("MODULE",)
     options = " ".join(f"--import {module}" for module in modules)
     raise ValueError(
-        f"{unknown(kind, name, known)}. If another package adds this {kind}, import its "
+        f"{unknown(kind, name, names)}. If another package adds this {kind}, import its "
         f"module first: import {', '.join(modules)}; or capsule-zoo {options}"
     )

@@ -96,14 +96,14 @@ def _arguments(kind: Callable, leading: int, fixed: Mapping[str, Any]) -> Iterat
                 continue
             names.add(name)
             if default is not parameter.empty or name in fixed:
-                words = _follow(described.get(name, ""), name, owner.__module__)
-                yield Argument(name, default, hints.get(name, Any), words, _inner(default))
+                description = _follow(described.get(name, ""), name, owner.__module__)
+                yield Argument(name, default, hints.get(name, Any), description, _inner(default))
         rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         if rest is None:
             return
         if reference := _REFERENCE.match(described.get(rest, "")):  # arguments of `Scenes`
             other = vars(sys.modules[owner.__module__])[reference[1]]
-            yield from (each for each in _arguments(other, 0, {}) if each.name not in names)
+            yield from (argument for argument in _arguments(other, 0, {}) if argument.name not in names)
             return
 
 
@@ -128,7 +128,7 @@ def _inner(default: object) -> dict[str, Argument]:
     if not _is_settings(default):
         return {}
     fields = arguments_of(type(default))
-    return {name: _with_default(each, getattr(default, name)) for name, each in fields.items()}
+    return {name: _with_default(argument, getattr(default, name)) for name, argument in fields.items()}
 
 
 def _is_settings(value: object) -> bool:
@@ -210,7 +210,7 @@ def _owner_of(key: str, schema: Mapping[str, Argument], owner: str) -> str:
 
 
 def _holds(argument: Argument, name: str) -> bool:
-    return name in argument.inner or any(_holds(each, name) for each in argument.inner.values())
+    return name in argument.inner or any(_holds(child, name) for child in argument.inner.values())
 
 
 def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
@@ -222,7 +222,7 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
         value = {CLASS: value}
     if isinstance(value, Mapping) and CLASS in value:
         kind = class_of(value[CLASS])
-        value = {k: each for k, each in value.items() if k != CLASS}
+        value = {k: item for k, item in value.items() if k != CLASS}
         if is_submodule(kind):
             value = partial(kind, **values_of(value, arguments_of(kind), kind.__name__))
         else:
@@ -279,12 +279,12 @@ def fits(value: object, hint: Any) -> bool:
         return True
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in inner)
+        return any(fits(value, annotation) for annotation in inner)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             return False
-        each = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        return len(value) == len(each) and all(map(fits, value, each))
+        annotation = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(annotation) and all(map(fits, value, annotation))
     if hint in (int, float):
         number = Integral if hint is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
@@ -318,10 +318,10 @@ def in_words(hint: Any) -> str:
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _plural(words: str) -> str:
-    if words.startswith(("a ", "an ")):
-        return words.partition(" ")[2] + "s"
-    return f"times {words}"
+def _plural(noun: str) -> str:
+    if noun.startswith(("a ", "an ")):
+        return noun.partition(" ")[2] + "s"
+    return f"times {noun}"
 
 
 def _example(inner: tuple[Any, ...]) -> str:
@@ -349,19 +349,19 @@ def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
 
 def _descriptions(kind: type | Callable) -> dict[str, str]:
     """Return the descriptions of arguments; a dataclass has the fields of its bases."""
-    words: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for described in reversed(getattr(kind, "__mro__", (kind,))):
-        words |= words_of(described.__doc__, "Attributes") if is_dataclass(described) else {}
-        words |= words_of(described.__doc__)
-    return words
+        descriptions |= words_of(described.__doc__, "Attributes") if is_dataclass(described) else {}
+        descriptions |= words_of(described.__doc__)
+    return descriptions
 
 
-def _follow(words: str, name: str, module: str) -> str:
+def _follow(description: str, name: str, module: str) -> str:
     """Return the words of the class or function that a description refers to, or else itself."""
-    reference = _REFERENCE.match(words)
+    reference = _REFERENCE.match(description)
     kind = vars(sys.modules[module]).get(reference[1].replace("-", "_")) if reference else None
     if kind is None or name not in (described := _descriptions(kind)):
-        return words
+        return description
     return _follow(described[name], name, kind.__module__)
 
 

@@ -126,12 +126,12 @@ class ShuffledBatches(BatchSource):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order = self.order(epoch)
         for batch in range(start, len(self)):
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            images, labels = self._take(chosen, epoch, batch)
+            indices = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            images, labels = self._take(indices, epoch, batch)
             yield self._transformed(images, epoch, batch), labels
 
     @abstractmethod
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
+    def _take(self, indices: Tensor, epoch: int, batch: int) -> Batch:
         """Return the images and labels with these numbers."""
 
 
@@ -162,8 +162,8 @@ class Batches(ShuffledBatches):
         super().__init__(len(split), batch_size, seed, transform, shuffle)
         self.split = split
 
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
-        chosen = chosen.to(self.split.images.device)
+    def _take(self, indices: Tensor, epoch: int, batch: int) -> Batch:
+        indices = indices.to(self.split.images.device)
         labels = self.split.labels
-        known = None if labels is None else labels.index_select(0, chosen)
-        return self.split.images.index_select(0, chosen), known
+        targets = None if labels is None else labels.index_select(0, indices)
+        return self.split.images.index_select(0, indices), targets

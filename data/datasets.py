@@ -76,8 +76,8 @@ def load_dataset(
     """
     name = f"folder:{name}" if isinstance(name, Path) else str(name)
     source = _reader(name)(data_folder(root), _checked_size(size))
-    known, tested, *others = source.objects or (None, None)
-    train, test = Split(*source.train, objects=known), Split(*source.test, objects=tested)
+    train_objects, tested, *others = source.objects or (None, None)
+    train, test = Split(*source.train, objects=train_objects), Split(*source.test, objects=tested)
     count = source.validation if validation is None else validation
     if source.held_out is None:
         train, held_out = _divided(train, count, seed)
@@ -96,11 +96,11 @@ def load_dataset(
     )
 
 
-def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset:
+def load_tests(name: str, root: str | Path | None = None, **settings: Any) -> Dataset:
     """Load a data set for its test images; where scenes are drawn, only 20 are for training."""
     kind, options, _ = name.partition(":")
-    few = f"{name}{',' if options else ':'}train=20" if kind in SCENES else name
-    data = load_dataset(few, root, **how)
+    small_name = f"{name}{',' if options else ':'}train=20" if kind in SCENES else name
+    data = load_dataset(small_name, root, **settings)
     return replace(data, name=name, test=replace(data.test, name=f"{name}/test"))
 
 
@@ -116,8 +116,8 @@ def load_pictures(name: str, size: Size | None = None) -> tuple[Split, list[str]
 def _joined(split: Split, other: Split) -> Split:
     """Return the images of two splits, and their labels if both have them."""
     labels = [split.labels, other.labels]
-    known = None if any(each is None for each in labels) else torch.cat(labels)
-    return Split(torch.cat([split.images, other.images]), known)
+    joint_labels = None if any(part is None for part in labels) else torch.cat(labels)
+    return Split(torch.cat([split.images, other.images]), joint_labels)
 
 
 def _first_scenes(split: Split, count: int | None) -> Split:
@@ -276,8 +276,8 @@ def _unknown(name: str, path: str) -> str:
         meant = "; pictures are read from a folder, .npy or .npz, and not from a file of this kind."
     elif "/" in name and not near:
         meant = "; there is no such folder of pictures either."
-    known = f"{', '.join(dataset_names())}, and those of imported modules (--import MODULE)"
-    return f"unknown data set {name!r}{meant} Known are: {known}"
+    valid_names = f"{', '.join(dataset_names())}, and those of imported modules (--import MODULE)"
+    return f"unknown data set {name!r}{meant} Known are: {valid_names}"
 
 
 def _warn_of_folder(name: str) -> None:
@@ -306,8 +306,8 @@ def _checked_size(size: int | Size | str | None) -> Size | None:
     if size is None:
         return None
     pair: Any = size if isinstance(size, tuple | list) else (size, size)
-    if isinstance(size, str) and (words := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", size)):
-        pair = int(words[1]), int(words[2] or words[1])
+    if isinstance(size, str) and (match := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", size)):
+        pair = int(match[1]), int(match[2] or match[1])
     match [number for number in map(integer_of, pair) if number and number >= 1]:
         case [height, width] if len(pair) == 2:
             return height, width

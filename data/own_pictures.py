@@ -75,8 +75,8 @@ def folder(path: Path, size: Size | None = None) -> Source:
     labels = torch.tensor([classes.index(name) for _, name in named]).repeat_interleave(numbers)
     counts = [int(n.sum()) for n in numbers.split([sum(map(len, p.values())) for p in parts])]
     train, test, held_out = (
-        _mixed((some, None if None in files else known))
-        for some, known in zip(images.split(counts), labels.split(counts), strict=True)
+        _mixed((some, None if None in files else part_labels))
+        for some, part_labels in zip(images.split(counts), labels.split(counts), strict=True)
     )
     names = tuple(name for name in classes if name is not None)
     if sides[1] is None:
@@ -91,8 +91,8 @@ def sides_of(path: Path) -> tuple[Path, Path | None, Path | None]:
     if not (path / "train").is_dir():
         return path, None, None
     test, *held_out = (path / name for name in ("test", *VALIDATION))
-    seen = next((side for side in held_out if side.is_dir()), None)
-    return path / "train", test if test.is_dir() else None, seen
+    validation = next((side for side in held_out if side.is_dir()), None)
+    return path / "train", test if test.is_dir() else None, validation
 
 
 def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str]]:
@@ -126,7 +126,7 @@ def array_file(path: Path, size: Size | None = None) -> Source:
     return divided_at_random(path, _mixed((images, labels)), names)
 
 
-def divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> Source:
+def divided_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> Source:
     """Return a source that tests on a fifth of the images, always the same, and at least on one.
 
     Args:
@@ -135,14 +135,14 @@ def divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> So
     Raises:
         ValueError: there is only one image.
     """
-    count = len(known[0])
+    count = len(examples[0])
     if count < 2:
-        name = "image" if known[0].dim() == 4 else "scene"
+        name = "image" if examples[0].dim() == 4 else "scene"
         raise ValueError(
             f"{path} holds 1 {name}, but 2 or more are needed: one to train on and one to test "
             f"on; add {name}s"
         )
-    train, test = split_at_random(known, max(1, count // 5))
+    train, test = split_at_random(examples, max(1, count // 5))
     return Source(train, test, names, validation=len(train[0]) // 10)
 
 
@@ -199,7 +199,7 @@ def _files_by_class(path: Path) -> Files:
             else f"{path} holds neither images nor folders of images; put images in it, or in one "
             "folder for each class"
         )
-    if empty := [named[name] for name, found in files.items() if not found]:
+    if empty := [named[name] for name, paths in files.items() if not paths]:
         lost = next((f for f in unread if f.parent in empty), None)
         remedy = _remedy(lost) if lost else f"put some there, or take it out of {path}"
         raise MissingData(f"no images in {', '.join(map(str, empty))}; {remedy}")
@@ -345,7 +345,7 @@ def _warn_of_contrast(files: list[Path], pixels: list[np.ndarray]) -> None:
         faint = np.flatnonzero(contrast < LEAST_CONTRAST)
         flat += [(file, float(low[k].min()), float(high[k].max())) for k in faint]
     if 2 * len(flat) > sum(map(len, pixels)):
-        file, least, most = max(flat, key=lambda found: found[2] - found[1])
+        file, least, most = max(flat, key=lambda row: row[2] - row[1])
         warnings.warn(
             f"{len(flat)} of {sum(map(len, pixels))} pictures have hardly any contrast; that in "
             f"{file} has pixels from {least:.3g} to {most:.3g} of 255: stretch them to the range "

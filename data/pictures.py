@@ -188,14 +188,14 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
             f"{file} must hold images, but holds {', '.join(arrays) or 'nothing'}{points}; write "
             "it by numpy.savez(path, images=..., labels=...)"
         )
-    given = arrays["images"]
-    pixels = given[None] if given.ndim == 2 or given.shape[2:] == (3,) else given
+    array = arrays["images"]
+    pixels = array[None] if array.ndim == 2 or array.shape[2:] == (3,) else array
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3):
         pixels = np.moveaxis(pixels, 1, -1)
     if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (1,), (3,)) or not pixels.size:
         raise ValueError(
             f"images of {file} must be (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 "
-            f"channels, not {given.shape}"
+            f"channels, not {array.shape}"
         )
     pixels = _from_0_to_255(pixels[..., 0] if pixels.shape[3:] == (1,) else pixels, file)
     if pixels.ndim == 4 and _is_gray(pixels):
@@ -231,11 +231,11 @@ def load_arrays(file: Path) -> dict[str, np.ndarray]:
     if not file.exists():
         raise MissingData(f"there is no file {file}; name the place where it lies now")
     try:
-        found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return {"images": found}
-        with found:
-            return {name: found[name] for name in found.files}
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return {"images": content}
+        with content:
+            return {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise MissingData(
             f"{file} cannot be read as a NumPy file ({error}); write it by numpy.save or "
@@ -265,8 +265,8 @@ def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     from PIL import Image
 
     if pixels.ndim == 4:
-        return np.stack([_resized(each, size) for each in np.moveaxis(pixels, -1, 0)], -1)
-    planes = [Image.fromarray(each.astype(np.float32)) for each in pixels]
+        return np.stack([_resized(channel, size) for channel in np.moveaxis(pixels, -1, 0)], -1)
+    planes = [Image.fromarray(channel.astype(np.float32)) for channel in pixels]
     resample = Image.Resampling.BILINEAR
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes])
 

@@ -65,9 +65,9 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.points)
 
-    def __getitem__(self, chosen: slice | Tensor) -> "Scenes":
+    def __getitem__(self, index: slice | Tensor) -> "Scenes":
         return Scenes(
-            self.points[chosen], self.present[chosen], self.objects[chosen], self.corners[chosen]
+            self.points[index], self.present[index], self.objects[index], self.corners[index]
         )
 
 
@@ -104,13 +104,13 @@ def draw_scenes(
         torch.arange(len(shapes)), torch.tensor([len(shape) for shape in shapes])
     )
     corners = torch.cat([torch.arange(len(shape)) for shape in shapes])
-    there = _presences(number, len(shapes), generator)[:, objects]
+    presence = _presences(number, len(shapes), generator)[:, objects]
     placed = _placed(number, shapes, sigma, generator)
-    points = rescaled(placed.masked_fill(~there[..., None], _NAN))
+    points = rescaled(placed.masked_fill(~presence[..., None], _NAN))
     count = torch.randint(clutter + 1, (number, 1), generator=generator)
     noise = 2 * torch.rand(number, clutter, 2, generator=generator, dtype=torch.float64) - 1
     points = torch.cat([points, noise], 1)
-    present = torch.cat([there, torch.arange(clutter) < count], 1)
+    present = torch.cat([presence, torch.arange(clutter) < count], 1)
     stray = torch.full((clutter,), -1)
     order = torch.rand(present.shape, generator=generator).masked_fill(~present, 2).argsort(1)
     present = present.gather(1, order)
@@ -264,9 +264,9 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
     present = ~points.isnan().any(-1)
     absent = ~present[..., None]
     low, high = points.masked_fill(absent, math.inf), points.masked_fill(absent, -math.inf)
-    if (few := (present.sum(1) < 2) | (low.amin(1) == high.amax(1)).all(-1)).any():
+    if (degenerate := (present.sum(1) < 2) | (low.amin(1) == high.amax(1)).all(-1)).any():
         raise ValueError(
-            f"scene {int(few.nonzero()[0])} has fewer than two points, or all in one place, which "
+            f"scene {int(degenerate.nonzero()[0])} has fewer than two points, or all in one place, which "
             "say nothing of an object's scale and angle; leave such scenes out"
         )
     return points, present

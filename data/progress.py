@@ -66,8 +66,8 @@ def planned(line: str | None) -> Iterator[None]:
 
 def write_line(line: str | None = None) -> None:
     """Print what is planned, and a line, on stderr, above the bars of a terminal."""
-    for each in filter(None, (_plan.get(), line)):
-        tqdm.write(each, file=sys.stderr)
+    for text in filter(None, (_plan.get(), line)):
+        tqdm.write(text, file=sys.stderr)
     _plan.set(None)
     sys.stderr.flush()
 
@@ -139,13 +139,13 @@ class Bar:
         self.bar: Any = self._tqdm() if enabled and not self.lines else None
 
     def _tqdm(self) -> Any:
-        known = self.total is not None
+        has_total = self.total is not None
         return tqdm(
             desc=self.task,
             total=self.total,
             initial=self.before,
             unit=f" {self.unit}",
-            bar_format=(TIMED if self.unit == "%" else COUNTED) if known else None,
+            bar_format=(TIMED if self.unit == "%" else COUNTED) if has_total else None,
             leave=self.lasting,
             delay=0 if self.lasting else SECONDS_TO_BAR,
         )

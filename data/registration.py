@@ -60,10 +60,10 @@ def modules_outside(*objects: object) -> list[str]:
 
 def runs_again(*objects: object) -> bool:
     """Return True if all are defined in a notebook, where a cell may run again and replace one."""
-    return all(module_of(each) == "__main__" for each in objects)
+    return all(module_of(item) == "__main__" for item in objects)
 
 
-def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
+def refuse_taken(category: str, name: str, holder: object, new: object) -> None:
     """Raise ValueError if a name has a holder, unless the new one is its notebook's, run again.
 
     Args:
@@ -72,7 +72,7 @@ def refuse_taken(what: str, name: str, holder: object, new: object) -> None:
     """
     if holder is not None and not runs_again(holder, new):
         raise ValueError(
-            f"{what} named {name!r} is registered already, by {module_of(holder)}; choose another "
+            f"{category} named {name!r} is registered already, by {module_of(holder)}; choose another "
             "name"
         )
 

@@ -148,7 +148,7 @@ def _integers(low: int, beyond: Tensor | int, generator: torch.Generator, number
     return low + drawn.clamp(max=span - 1)
 
 
-def _known(covers: Tensor, classes: Tensor, ink: float = INK) -> Objects:
+def _describe_objects(covers: Tensor, classes: Tensor, ink: float = INK) -> Objects:
     """Return the objects that cover fractions (n, M, H, W) of pixels, last in front."""
     masks = covers > ink
     number = 1 + torch.arange(masks.shape[1], dtype=torch.uint8)
@@ -161,8 +161,8 @@ def _in_chunks(
 ) -> tuple[Tensor, Objects]:
     """Draw `number` scenes, some at a time."""
     sizes = [min(CHUNK, number - first) for first in range(0, number, CHUNK)]
-    images, found = zip(*map(draw, track(sizes, "drawing scenes", "chunks")), strict=True)
-    parts = [torch.cat([getattr(f, name) for f in found]) for name in vars(found[0])]
+    images, objects = zip(*map(draw, track(sizes, "drawing scenes", "chunks")), strict=True)
+    parts = [torch.cat([getattr(f, name) for f in objects]) for name in vars(objects[0])]
     return torch.cat(images), Objects(*parts)
 
 
@@ -268,28 +268,28 @@ def gray_scenes(
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
         """Draw one object a scene, alone on its canvas, and its class."""
-        chosen = torch.randint(len(digits), (count,), generator=generator)
+        indices = torch.randint(len(digits), (count,), generator=generator)
         factor = scale + spread * torch.randn(count, generator=generator)
         sizes = (side / factor.clamp_min(0.1)).long().clamp(1, canvas - 1)
         patches = digits.new_zeros(count, canvas, canvas)
         for size in sizes.unique().tolist():
             these = sizes == size
-            small = resized(digits[chosen[these]], (size, size))[:, 0]
+            small = resized(digits[indices[these]], (size, size))[:, 0]
             patches[these, :size, :size] = small
         rows, columns = (_integers(0, canvas - sizes, generator, count) for _ in range(2))
-        return pasted(patches, rows, columns, (canvas, canvas)), labels[chosen]
+        return pasted(patches, rows, columns, (canvas, canvas)), labels[indices]
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = digits.new_zeros(count, most, canvas, canvas)
         counts = _integers(least, most + 1, generator, count)
         refused = (lambda scenes, _: torch.zeros(len(scenes))) if overlap else _overlap
-        known = _known(covers, _arranged(counts, covers, objects, refused), ink)
+        scene_objects = _describe_objects(covers, _arranged(counts, covers, objects, refused), ink)
         if grounds is None:
-            return covers.sum(1, keepdim=True).clamp(max=1), known
-        chosen = torch.randint(len(grounds), (count,), generator=generator)
-        images = resized(grounds[chosen], (canvas, canvas))
+            return covers.sum(1, keepdim=True).clamp(max=1), scene_objects
+        indices = torch.randint(len(grounds), (count,), generator=generator)
+        images = resized(grounds[indices], (canvas, canvas))
         colors = torch.rand(count, most, 3, 1, 1, generator=generator)
-        return painted(images, covers, colors), known
+        return painted(images, covers, colors), scene_objects
 
     return _in_chunks(number, draw)
 
@@ -343,14 +343,14 @@ def sprite_scenes(
     _check(canvas, least, most, side)
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
-        chosen = torch.randint(len(bank), (count,), generator=generator)
+        indices = torch.randint(len(bank), (count,), generator=generator)
         rows, columns = (_integers(0, canvas - side + 9, generator, count) for _ in range(2))
-        moved = pasted(bank[chosen], rows, columns, (canvas + 8, canvas + 8))
-        return moved[:, 4:-4, 4:-4], kinds[chosen]
+        moved = pasted(bank[indices], rows, columns, (canvas + 8, canvas + 8))
+        return moved[:, 4:-4, 4:-4], kinds[indices]
 
     def hidden(covers: Tensor, classes: Tensor) -> Tensor:
-        seen = _known(covers, classes).masks.sum((-2, -1))
-        return ((seen < 20) & (classes >= 0)).any(1)
+        areas = _describe_objects(covers, classes).masks.sum((-2, -1))
+        return ((areas < 20) & (classes >= 0)).any(1)
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = torch.zeros(count, most, canvas, canvas)
@@ -358,14 +358,14 @@ def sprite_scenes(
         classes = _arranged(counts, covers, objects, hidden)
         colors = torch.rand(count, 1 + most, 3, 1, 1, generator=generator)
         images = colors[:, 0].expand(-1, -1, canvas, canvas)
-        return painted(images, covers, colors[:, 1:]), _known(covers, classes)
+        return painted(images, covers, colors[:, 1:]), _describe_objects(covers, classes)
 
     return _in_chunks(number, draw)
 
 
 def tetromino_bank() -> Tensor:
     """Return the 19 pieces as cells, bool (19, 4, 4), each in the upper left corner."""
-    found: dict[tuple, Tensor] = {}
+    pieces: dict[tuple, Tensor] = {}
     for piece in PIECES:
         cells = torch.tensor(piece)
         for _ in range(4):
@@ -373,8 +373,8 @@ def tetromino_bank() -> Tensor:
             cells = cells - cells.amin(0)
             square = torch.zeros(4, 4, dtype=torch.bool)
             square[cells[:, 0], cells[:, 1]] = True
-            found.setdefault(tuple(square.flatten().tolist()), square)
-    return torch.stack(list(found.values()))
+            pieces.setdefault(tuple(square.flatten().tolist()), square)
+    return torch.stack(list(pieces.values()))
 
 
 def tetromino_scenes(
@@ -394,16 +394,16 @@ def tetromino_scenes(
     pure = torch.tensor(PURE).float()
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
-        chosen = torch.randint(len(bank), (count,), generator=generator)
-        rows, columns = (_integers(0, grid - n[chosen] + 1, generator, count) for n in sides)
-        return pasted(bank[chosen], rows, columns, (grid, grid)), chosen
+        indices = torch.randint(len(bank), (count,), generator=generator)
+        rows, columns = (_integers(0, grid - n[indices] + 1, generator, count) for n in sides)
+        return pasted(bank[indices], rows, columns, (grid, grid)), indices
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         counts, cells = torch.full((count,), most), torch.zeros(count, most, grid, grid)
         classes = _arranged(counts, cells, objects, _overlap)
         covers = cells.repeat_interleave(CELL, -1).repeat_interleave(CELL, -2)
         colors = pure[torch.randint(len(pure), (count, most), generator=generator)]
-        return torch.einsum("nmhw,nmc->nchw", covers, colors), _known(covers, classes)
+        return torch.einsum("nmhw,nmc->nchw", covers, colors), _describe_objects(covers, classes)
 
     return _in_chunks(number, draw)
 
@@ -427,9 +427,9 @@ def scene_source(
         scenes.append(draw("validation", max(validation, 1), 3))
     parts = [(images, objects.counts) for images, objects in scenes]
     names = [f"{n} objects" for n in range(1 + max(int(counts.max()) for _, counts in parts))]
-    known = tuple(objects for _, objects in scenes)
+    scene_objects = tuple(objects for _, objects in scenes)
     validated = parts[2] if held_out else None
-    return Source(parts[0], parts[1], tuple(names), validation, held_out=validated, objects=known)
+    return Source(parts[0], parts[1], tuple(names), validation, held_out=validated, objects=scene_objects)
 
 
 def multi_digits(
@@ -483,22 +483,22 @@ SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
 }
 
 
-def scene_reader(kind: str, words: str | None = None) -> Callable[[Path | None, Any], Source]:
+def scene_reader(kind: str, settings: str | None = None) -> Callable[[Path | None, Any], Source]:
     """Return the reader of a data set of scenes, with options such as "most=3,overlap=1".
 
     Raises:
         ValueError: an option that the data set does not have, or that is no number.
     """
     read, draw = SCENES[kind]
-    known = {**inspect.signature(read).parameters, **inspect.signature(draw).parameters}
-    given = ("root", "options", "digits", "labels", "number", "grounds", "seed")
-    names = [n for n in known if n not in given]
+    arguments = {**inspect.signature(read).parameters, **inspect.signature(draw).parameters}
+    fixed_names = ("root", "options", "digits", "labels", "number", "grounds", "seed")
+    names = [n for n in arguments if n not in fixed_names]
     options: dict[str, Any] = {}
-    for word in [] if words is None else words.split(","):
+    for word in [] if settings is None else settings.split(","):
         name, _, value = word.partition("=")
         if name not in names:
             raise ValueError(f"{kind} has no option {name!r}; its options are {', '.join(names)}")
-        kind_of = type(known[name].default)
+        kind_of = type(arguments[name].default)
         try:
             options[name] = kind_of(int(value)) if kind_of is bool else kind_of(value)
         except ValueError:

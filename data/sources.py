@@ -50,10 +50,10 @@ class Source:
         """Return the source with all images, and their objects, resized."""
         if size is None or tuple(self.train[0].shape[-2:]) == size:
             return self
-        known = self.objects and tuple(objects.resized(size) for objects in self.objects)
+        resized_objects = self.objects and tuple(objects.resized(size) for objects in self.objects)
         images = (resized(part[0], size) for part in (self.train, self.test))
         held_out = self.held_out and (resized(self.held_out[0], size), self.held_out[1])
-        return replace(self.with_images(*images), held_out=held_out, objects=known)
+        return replace(self.with_images(*images), held_out=held_out, objects=resized_objects)
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
@@ -115,17 +115,17 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     return Source(tensors[0], tensors[1], class_names, validation=5000)
 
 
-def taken(part: Labelled, chosen: Tensor) -> Labelled:
+def taken(part: Labelled, indices: Tensor) -> Labelled:
     """Return the images with these numbers, and their labels if there are any."""
     images, labels = part
-    return images[chosen], None if labels is None else labels[chosen]
+    return images[indices], None if labels is None else labels[indices]
 
 
 def split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
     """Split off `count` images that are the same on every call; they come second."""
     order = torch.randperm(len(part[0]), generator=seeded_generator(0))
-    rest, chosen = order[:-count].sort().values, order[-count:].sort().values
-    return taken(part, rest), taken(part, chosen)
+    rest, test_rows = order[:-count].sort().values, order[-count:].sort().values
+    return taken(part, rest), taken(part, test_rows)
 
 
 def data_folder(root: str | Path | None) -> Path | None:
@@ -134,10 +134,10 @@ def data_folder(root: str | Path | None) -> Path | None:
     Raises:
         MissingData: there is no such folder.
     """
-    given = root or os.environ.get("CAPSULE_ZOO_DATA")
-    if not given:
+    location = root or os.environ.get("CAPSULE_ZOO_DATA")
+    if not location:
         return None
-    path = from_home(given)
+    path = from_home(location)
     if not path.is_dir():
         origin = "root" if root else "CAPSULE_ZOO_DATA"
         raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")

@@ -103,8 +103,8 @@ class Split(TorchDataset):
 
     def to(self, device: torch.device | str) -> "Split":
         """Return the same split on another device."""
-        known = (self.labels, self.objects)
-        labels, objects = (None if each is None else each.to(device) for each in known)
+        annotations = (self.labels, self.objects)
+        labels, objects = (None if item is None else item.to(device) for item in annotations)
         return Split(self.images.to(device), labels, self.name, objects)
 
     def __repr__(self) -> str:
@@ -112,10 +112,10 @@ class Split(TorchDataset):
         return f"Split({self.name!r}, {len(self):,} images of {shape})"
 
 
-def _pairs(own: Sequence[str], known: Sequence[str]) -> str:
+def _pairs(data_classes: Sequence[str], model_classes: Sequence[str]) -> str:
     """Return which class of a data set is taken for which of a model, the first few of them."""
-    pairs = [f"{a} for {b}" for a, b in zip(own[:3], known, strict=False)]
-    return ", ".join([*pairs, "..."] if len(own) > len(pairs) else pairs)
+    pairs = [f"{a} for {b}" for a, b in zip(data_classes[:3], model_classes, strict=False)]
+    return ", ".join([*pairs, "..."] if len(data_classes) > len(pairs) else pairs)
 
 
 def labels_of(split: Split) -> Tensor:
@@ -240,13 +240,13 @@ class Dataset:
         Raises:
             ValueError: a class of the data set is not among them.
         """
-        own, known = self.class_names, tuple(names)
-        if strange := [name for name in own if name not in known]:
-            numbered = [each == tuple(map(str, range(len(each)))) for each in (own, known)]
+        data_classes, model_classes = self.class_names, tuple(names)
+        if strange := [name for name in data_classes if name not in model_classes]:
+            numbered = [classes == tuple(map(str, range(len(classes)))) for classes in (data_classes, model_classes)]
             if not all(numbered) and any(numbered):
                 warnings.warn(
                     f"the classes of {self.name!r} and those of the model are matched by number, "
-                    f"because one has no names: {_pairs(own, known)}; name both alike to match "
+                    f"because one has no names: {_pairs(data_classes, model_classes)}; name both alike to match "
                     "them by name",
                     stacklevel=2,
                 )
@@ -254,14 +254,14 @@ class Dataset:
                 return self
             raise ValueError(
                 f"{self.name!r} has classes that the model was not trained on: "
-                f"{', '.join(strange)}; it was trained on {', '.join(known)}"
+                f"{', '.join(strange)}; it was trained on {', '.join(model_classes)}"
             )
-        places = torch.tensor([known.index(name) for name in own])
+        places = torch.tensor([model_classes.index(name) for name in data_classes])
         splits = (
             replace(s, labels=None if s.labels is None else places.to(s.labels.device)[s.labels])
             for s in self._splits
         )
-        return replace(self._with(splits), class_names=known)
+        return replace(self._with(splits), class_names=model_classes)
 
     def in_channels(self, channels: int) -> "Dataset":
         """Return the data set for a model of so many channels; see `Split.in_channels`."""

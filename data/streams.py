@@ -56,9 +56,9 @@ class ItemBatches(ShuffledBatches):
         self.check = check
         self.labels = labels
 
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
+    def _take(self, indices: Tensor, epoch: int, batch: int) -> Batch:
         with RandomStream(self.seed, epoch, batch, _ITEMS).active():
-            return read_items(self.dataset, chosen, self.check, self.labels)
+            return read_items(self.dataset, indices, self.check, self.labels)
 
 
 class LoaderBatches(BatchSource):
@@ -110,8 +110,8 @@ class LoaderBatches(BatchSource):
         if first is None:
             raise ValueError("data is a DataLoader without a batch; give at least one image")
         self.batch_size = max(self.batch_size, len(first[0]))
-        few = len(first[0]) if len(self) == 1 else 2
-        self._example = first[0][:few], None if first[1] is None else first[1][:few]
+        count = len(first[0]) if len(self) == 1 else 2
+        self._example = first[0][:count], None if first[1] is None else first[1][:count]
 
     @property
     def num_images(self) -> int:
@@ -165,9 +165,9 @@ def read_in_order(
     Args:
         check, labels: see `ItemBatches`.
     """
-    for number, chosen in enumerate(torch.arange(items_in(dataset)).split(rows)):
+    for number, indices in enumerate(torch.arange(items_in(dataset)).split(rows)):
         with RandomStream(0, 0, number, _ITEMS).active():
-            batch = read_items(dataset, chosen, check, labels)
+            batch = read_items(dataset, indices, check, labels)
         yield batch
 
 
@@ -191,9 +191,9 @@ def _read_epoch(
         yield images_and_labels(batch, check, labels)
 
 
-def read_items(dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels: bool) -> Batch:
+def read_items(dataset: TorchDataset, indices: Tensor, check: CheckImages, labels: bool) -> Batch:
     """Read the items with these numbers, as images (n, C, H, W) and labels (n,)."""
-    items = [dataset[number] for number in chosen.tolist()]
+    items = [dataset[number] for number in indices.tolist()]
     if not labels:  # the other entries may be anything
         items = [item[0] if isinstance(item, tuple | list) else item for item in items]
     try:
@@ -222,7 +222,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool, name: str = 
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     if not parts or isinstance(parts[0], dict):
         raise ValueError(
-            f"a batch of data must be images or (images, labels), not {_words(batch)}; give a "
+            f"a batch of data must be images or (images, labels), not {_describe_batch(batch)}; give a "
             "DataLoader with a collate_fn that picks them"
         )
     images = tensor_of(parts[0], name) if isinstance(parts[0], np.ndarray) else parts[0]
@@ -250,7 +250,7 @@ def items_in(dataset: TorchDataset) -> int:
     return size()
 
 
-def _words(batch: Any) -> str:
+def _describe_batch(batch: Any) -> str:
     if isinstance(batch, dict):
         return f"a dict with the keys {', '.join(map(repr, batch))}"
     return f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, Sized) else repr(batch)

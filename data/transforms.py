@@ -41,8 +41,8 @@ def motion(
     """
     like = as_tensor("degrees", degrees)
     like = like if like.is_floating_point() else like.float()  # whole numbers cut no other
-    given = (degrees, shear, *scale, *shift)
-    numbers = (torch.as_tensor(n, dtype=like.dtype, device=like.device) for n in given)
+    settings = (degrees, shear, *scale, *shift)
+    numbers = (torch.as_tensor(n, dtype=like.dtype, device=like.device) for n in settings)
     angle, slant, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(
         *(torch.atleast_1d(n) for n in numbers)
     )

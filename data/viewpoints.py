@@ -59,16 +59,16 @@ class Views:
         Raises:
             ValueError: there is no such factor, or no such view.
         """
-        chosen = torch.ones(len(self), dtype=torch.bool)
+        mask = torch.ones(len(self), dtype=torch.bool)
         for factor, values in factors.items():
             if factor not in ("labels", *FACTORS):
-                known = ", ".join(("labels", *FACTORS))
-                raise ValueError(f"unknown factor {factor!r}; give some of {known}")
-            chosen &= torch.isin(getattr(self, factor), torch.tensor(list(values)))
-        if not chosen.any():
+                names = ", ".join(("labels", *FACTORS))
+                raise ValueError(f"unknown factor {factor!r}; give some of {names}")
+            mask &= torch.isin(getattr(self, factor), torch.tensor(list(values)))
+        if not mask.any():
             raise ValueError(f"no view of {self.name!r} has {factors}")
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
-        return replace(self, **{name: tensor[chosen] for name, tensor in tensors.items()})
+        return replace(self, **{name: tensor[mask] for name, tensor in tensors.items()})
 
     def split(self, size: int | Size | None = None) -> Split:
         """Return the images for training: float32 in [0, 1], at `size` pixels if given.

@@ -47,26 +47,26 @@ def public_names() -> dict[str, str]:
     return {key: name for name in full for key in (name, name.rpartition(".")[2])}
 
 
-def translate(app, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def translate(app, object_type: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Rewrite a docstring's lines in place, before its Google sections are read."""
     lines[:] = to_restructured_text(lines)
 
 
 def to_restructured_text(lines: list[str]) -> list[str]:
     """Return the lines with indented blocks as code and public names in backticks as links."""
-    found, at = [], 0
+    result, at = [], 0
     while at < len(lines):
         end = _code_ends(lines, at)
         if end > at:
             code = dedent("\n".join(lines[at:end])).rstrip().split("\n")
             margin = " " * _indent(lines[_text_before(lines, at)])
-            found += [f"{margin}.. code-block:: {_language(code)}", ""]
-            found += [f"{margin}   {line}".rstrip() for line in code] + [""]
+            result += [f"{margin}.. code-block:: {_language(code)}", ""]
+            result += [f"{margin}   {line}".rstrip() for line in code] + [""]
             at = end
         else:
-            found.append(lines[at] if lines[at].lstrip().startswith(">>>") else _linked(lines[at]))
+            result.append(lines[at] if lines[at].lstrip().startswith(">>>") else _linked(lines[at]))
             at += 1
-    return found
+    return result
 
 
 def _code_ends(lines: list[str], at: int) -> int:
@@ -111,7 +111,7 @@ def _linked(line: str) -> str:
     return _PROSE.sub(replaced, line)
 
 
-def skip_tuple_fields(app, what: str, name: str, thing: object, skip: bool, options: object):
+def skip_tuple_fields(app, object_type: str, name: str, thing: object, skip: bool, options: object):
     """Skip the fields of a named tuple ("Alias for field number 0"): their class documents them."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 

@@ -157,8 +157,8 @@ def entry(name: str, root: str = "../") -> str:
 def _picture(name: str, root: str) -> str:
     if not (DOCS / DIAGRAMS / f"{name}.svg").is_file():
         return ""
-    words = "Plates and sites, at a small size; the image is drawn, not observed."
-    return f"![Plate diagram of {name}]({root}docs/{DIAGRAMS}/{name}.svg)\n\n{words}\n"
+    caption = "Plates and sites, at a small size; the image is drawn, not observed."
+    return f"![Plate diagram of {name}]({root}docs/{DIAGRAMS}/{name}.svg)\n\n{caption}\n"
 
 
 def results(family: str, root: str) -> str:
@@ -210,12 +210,12 @@ def experiments(family: str, root: str) -> str:
 
 
 def _measured(name: str, root: str) -> str:
-    found = find_experiment(name)
-    words = f"{found.summary}\n\n{remainder(found.function.__doc__)}"
+    experiment = find_experiment(name)
+    text = f"{experiment.summary}\n\n{remainder(experiment.function.__doc__)}"
     paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
-    shown = [f"![{in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths]
+    pictures = [f"![{in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths]
     table = readme.table(read_record(name, RESULTS))
-    return "\n".join([f"### {name}", "", words, "", *shown, table])
+    return "\n".join([f"### {name}", "", text, "", *pictures, table])
 
 
 def modules(package: str) -> str:
@@ -224,13 +224,13 @@ def modules(package: str) -> str:
     A story that has its own page (by `automodule`) is not repeated.
     """
     home = import_module(package)
-    own, documented, parts = set(getattr(home, "__all__", ())), documented_elsewhere(), []
+    exports, documented, parts = set(getattr(home, "__all__", ())), documented_elsewhere(), []
     for name in _modules_in(home):
         module, short = import_module(name), name.removeprefix(f"{package}.")
-        rest = [thing for thing in _defined_in(module) if thing not in own]
+        rest = [thing for thing in _defined_in(module) if thing not in exports]
         if not rest:
             continue
-        clash = "   :no-index:\n" if short.rpartition(".")[2] in own else ""
+        clash = "   :no-index:\n" if short.rpartition(".")[2] in exports else ""
         story = f".. automodule:: {name}\n   :no-members:\n{clash}"
         head = f".. currentmodule:: {name}\n" if name in documented else story
         parts.append(f"### {short}\n\n{_rst(head + chr(10) + _reference(module, rest))}")
@@ -259,9 +259,9 @@ def _reference(module: ModuleType, names: list[str]) -> str:
     written = []
     for name in names:
         thing = getattr(module, name)
-        own = thing.__module__.startswith((module.__name__, "capsule_zoo.zoo."))
+        is_local = thing.__module__.startswith((module.__name__, "capsule_zoo.zoo."))
         kind = kinds[inspect.isclass(thing)]
-        written.append(f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not own))
+        written.append(f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not is_local))
     return "\n".join(written)
 
 
@@ -307,5 +307,5 @@ def _link(name: str) -> str:
     """Return a class's name, as a link if the name is public."""
     from docstrings import public_names
 
-    known = public_names()
-    return f"{{py:obj}}`~{known[name]}`" if name in known else f"`{name}`"
+    names = public_names()
+    return f"{{py:obj}}`~{names[name]}`" if name in names else f"`{name}`"

@@ -34,7 +34,7 @@ from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
 from capsule_zoo.experiments.study import choose as choose
-from capsule_zoo.experiments.training import begun as begun
+from capsule_zoo.experiments.training import create_untrained as create_untrained
 from capsule_zoo.experiments.training import train as train
 from capsule_zoo.experiments.training import trained as trained
 from capsule_zoo.models.checks import check_known, unknown
@@ -98,7 +98,7 @@ class Experiment:
     @property
     def takes(self) -> type | None:
         """The dataclass of settings, if the function does not take them by name."""
-        types = [each.annotation for each in signature(self.function).parameters.values()][1:2]
+        types = [parameter.annotation for parameter in signature(self.function).parameters.values()][1:2]
         return next((t for t in types if isinstance(t, type) and is_dataclass(t)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
@@ -131,22 +131,22 @@ class Experiment:
     @property
     def settings(self) -> dict[str, Argument]:
         """The settings by name, with defaults, types and descriptions."""
-        known = arguments_of(self.takes or self.function)
-        return known | {n: replace(known[n], default=v) for n, v in self.defaults.items()}
+        arguments = arguments_of(self.takes or self.function)
+        return arguments | {n: replace(arguments[n], default=v) for n, v in self.defaults.items()}
 
     def check(self, settings: Mapping[str, object]) -> None:
         """Raise ValueError unless all settings are known, of the right type, and positive.
 
         A setting that is a fraction or a rate, not a number of something, may be 0.
         """
-        known = self.settings
+        arguments = self.settings
         for name in settings:
-            check_known(f"setting of {self.name}", name, known)
-        values_of(settings, known, self.name)
+            check_known(f"setting of {self.name}", name, arguments)
+        values_of(settings, arguments, self.name)
         for name, value in settings.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if not (value > 0 or (value == 0 and fits(0.5, known[name].hint))):
+            if not (value > 0 or (value == 0 and fits(0.5, arguments[name].hint))):
                 raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
 
     def filled(self, settings: Mapping[str, object]) -> dict[str, object]:
@@ -159,7 +159,7 @@ _experiments: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str, *, data: str | None = None, **shown: Any
+    name: str, *, data: str | None = None, **details: Any
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that lists a function under `<model>/<name>`.
 
@@ -168,14 +168,14 @@ def experiment(
         shown: further attributes of `Experiment`.
     """
     check_experiment_name(name)
-    _, _, own = name.partition("/")
+    _, _, short_name = name.partition("/")
 
     def decorate(function: _Function) -> _Function:
         if modules_outside(function):
             _import_own()  # the zoo's own experiments keep their names
         held = _experiments.get(name)
         refuse_taken("an experiment", name, held and held.function, function)
-        _experiments[name] = Experiment(name, function, data or own, **shown)
+        _experiments[name] = Experiment(name, function, data or short_name, **details)
         return function
 
     return decorate
@@ -195,9 +195,9 @@ def _import_own() -> None:
 
 def find_experiment(name: str) -> Experiment:
     """Return the experiment of a name; raise ValueError with the nearest names if there is none."""
-    known = list_experiments()
-    if name not in known:
-        raise ValueError(". ".join(filter(None, [unknown("experiment", name, known), not_here()])))
+    names = list_experiments()
+    if name not in names:
+        raise ValueError(". ".join(filter(None, [unknown("experiment", name, names), not_here()])))
     return _experiments[name]
 
 
@@ -242,22 +242,22 @@ def reproduce(
     """
     from capsule_zoo.inference.training.workers import usable_device
 
-    chosen = find_experiment(name)
-    chosen.check(settings)
+    selected = find_experiment(name)
+    selected.check(settings)
     usable_device(options.device)
     if keep is not None and in_use(Path(keep)):
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
-    filled = chosen.filled(settings)
+    filled = selected.filled(settings)
     runs, began = Path(folder) / name, time.time()
     refuse_unwritable(runs)
     command = command_of(name, options, settings)
-    options.say(f"{name}: {chosen.summary}")
+    options.say(f"{name}: {selected.summary}")
     if options.minutes is not None:
         options.say(f"Trained for {options.minutes:g} minutes instead, and then measured")
     before = _begin(runs, name, options, filled, command)
     if before:
         options.say(f"Going on with the runs in {runs}; delete that folder to begin again")
-    result = chosen(replace(options, runs=runs), **settings)
+    result = selected(replace(options, runs=runs), **settings)
     metrics, tables = flatten(result.metrics)
     path = write_record(
         name,
@@ -266,13 +266,13 @@ def reproduce(
         command=command,
         settings=filled,
         seed=options.seed,
-        data=chosen.data,
+        data=selected.data,
         seconds=before + time.time() - began,
         figures=result.figures,
         folder=folder,
     )
     if keep is not None:
-        _keep(Path(keep), result, chosen, options, read_record(name, folder))
+        _keep(Path(keep), result, selected, options, read_record(name, folder))
         Path(keep).mkdir(parents=True, exist_ok=True)
         shutil.move(runs, Path(keep) / "runs")
     else:
@@ -287,9 +287,9 @@ def _begin(
 
     These are of the runs that have ended, and those that others were trained for.
     """
-    kept = ("minutes", "seed", "run", "device")
+    option_names = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
-    made = plain({**made, **{each: getattr(options, each) for each in kept}, "settings": settings})
+    made = plain({**made, **{item: getattr(options, item) for item in option_names}, "settings": settings})
     config = runs / "config.json"
     if not config.is_file() and in_use(runs):
         raise ValueError(f"{runs} is in use; choose another folder for the record")
@@ -303,20 +303,20 @@ def _begin(
             "the same command, delete that folder, or choose another folder for the record"
         )
     ended = {path.parent: read_metrics(path.parent) for path in runs.rglob("metrics.json")}
-    spent = {folder: each["seconds"] for folder, each in ended.items() if "seconds" in each}
-    begun = [p for p in runs.rglob("history.csv") if spent.keys().isdisjoint(p.parents)]
-    trained = sum(float(path.read_text().rsplit(",", 1)[1]) for path in begun)
-    outermost = [each for each in spent if spent.keys().isdisjoint(each.parents)]
-    return sum(spent[each] for each in outermost) + trained
+    spent = {folder: item["seconds"] for folder, item in ended.items() if "seconds" in item}
+    histories = [p for p in runs.rglob("history.csv") if spent.keys().isdisjoint(p.parents)]
+    trained = sum(float(path.read_text().rsplit(",", 1)[1]) for path in histories)
+    outermost = [item for item in spent if spent.keys().isdisjoint(item.parents)]
+    return sum(spent[item] for item in outermost) + trained
 
 
-def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, record: dict) -> None:
+def _keep(keep: Path, result: Result, selected: Experiment, options: Options, record: dict) -> None:
     """Write the trained entry of a result into a run folder."""
     if result.entry is None:
-        options.say(f"{chosen.name} has no single entry to keep in {keep}")
+        options.say(f"{selected.name} has no single entry to keep in {keep}")
         return
     made = {key: record[key] for key in ("command", "versions", "machine", "seconds")}
-    save_entry(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
+    save_entry(result.entry, keep, data=selected.data, seed=options.seed, training=made)
 
 
 def command_of(name: str, options: Options, settings: Mapping[str, object]) -> str:
@@ -325,8 +325,8 @@ def command_of(name: str, options: Options, settings: Mapping[str, object]) -> s
     imports = "".join(f" --import {module}" for module in modules)
     device = None if options.device == "cpu" else options.device
     minutes = options.minutes and f"{options.minutes:g}"
-    given = {"minutes": minutes, "seed": options.seed, "run": options.run, "device": device}
-    flags = "".join(f" --{flag} {shlex.quote(str(v))}" for flag, v in given.items() if v)
+    option_values = {"minutes": minutes, "seed": options.seed, "run": options.run, "device": device}
+    flags = "".join(f" --{flag} {shlex.quote(str(v))}" for flag, v in option_values.items() if v)
     values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in settings.items()}
-    chosen = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
-    return f"capsule-zoo{imports} reproduce {name}{flags}{chosen}"
+    overrides = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
+    return f"capsule-zoo{imports} reproduce {name}{flags}{overrides}"

@@ -66,7 +66,7 @@ class Options:
         """Return options whose runs lie in a folder of this name."""
         return replace(self, runs=self.runs and self.runs / name)
 
-    def say(self, words: str) -> None:
+    def say(self, message: str) -> None:
         """Report the next stage."""
         if self.progress:
-            print(f"== {words}", file=sys.stderr, flush=True)
+            print(f"== {message}", file=sys.stderr, flush=True)

@@ -84,8 +84,8 @@ class Study(Generic[V]):
         """
         jobs = self.jobs(options)
         minutes = "" if options.minutes is None else f", {options.minutes:g} minutes in all"
-        words = f"{', '.join(self.variants)} from {self.seeds} seeds"
-        options.say(f"Running {words}, {len(jobs)} runs{minutes}")
+        description = f"{', '.join(self.variants)} from {self.seeds} seeds"
+        options.say(f"Running {description}, {len(jobs)} runs{minutes}")
         task = partial(saved, partial(task, **settings))
         outcomes: dict[str, list[Any]] = {name: [] for name in self.variants}
         results = side_by_side(task, jobs, options.processes, progress=options.progress)
@@ -113,11 +113,11 @@ def saved(task: Callable[[Job], Any], job: Job) -> Any:
     return metrics[OUTCOME]
 
 
-def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:
+def choose(kind: str, names: Sequence[str], variants: Mapping[str, V]) -> dict[str, V]:
     """Return the named variants; raise ValueError for unknown ones, with the nearest names."""
     for name in names:
-        check_known(kind, name, known)
-    return {name: known[name] for name in names}
+        check_known(kind, name, variants)
+    return {name: variants[name] for name in names}
 
 
 def side_by_side(

@@ -19,13 +19,13 @@ from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, length_of, words_of
 
 
-def begun(name: str, data: Dataset | Split, options: Options, **settings: Any) -> Entry:
+def create_untrained(name: str, data: Dataset | Split, options: Options, **settings: Any) -> Entry:
     """Return an untrained entry for these images, drawn from the seed of the options."""
     pyro.set_rng_seed(options.seed)
-    return create(name, **{"image_shape": tuple(seen(data)[0].images.shape[1:]), **settings})
+    return create(name, **{"image_shape": tuple(training_splits(data)[0].images.shape[1:]), **settings})
 
 
-def seen(data: Dataset | Split) -> list[Split]:
+def training_splits(data: Dataset | Split) -> list[Split]:
     """Return the split that is trained on and, of a data set, the validation split."""
     return [data.train, data.validation] if isinstance(data, Dataset) else [data]
 
@@ -63,22 +63,22 @@ def train(
     """
     places, files = checkpoints(options, name, after), None
     if places.resume is None and start is not None:
-        start(entry, seen(data)[0].images)
+        start(entry, training_splits(data)[0].images)
     elif places.resume is None and hasattr(entry.model, "set_base_rates"):
-        entry.model.set_base_rates(seen(data)[0].images)
+        entry.model.set_base_rates(training_splits(data)[0].images)
     pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
-    chosen = combined(shared, entry.training, settings)
-    limits = {each: chosen[each] for each in LIMITS if chosen.get(each) is not None}
+    arguments = combined(shared, entry.training, settings)
+    limits = {limit: arguments[limit] for limit in LIMITS if arguments.get(limit) is not None}
     size = f"{entry.model.num_parameters:,} numbers"
-    options.say(f"Training {name or entry.name}, {size}, {length_of(chosen)}")
+    options.say(f"Training {name or entry.name}, {size}, {length_of(arguments)}")
     if options.runs is not None:
         made = places.resume and Path(places.resume).with_name("config.json")  # from its start
-        known = json.loads(made.read_text()) if made and made.is_file() else None
-        config = known or config_of(pair, data, chosen, limits)
+        saved_config = json.loads(made.read_text()) if made and made.is_file() else None
+        config = saved_config or config_of(pair, data, arguments, limits)
         config |= {"limits": limits} if "limits" in config else {}
         files = RunFolder(options.runs / name, entry, config)
-    run = fit_entry(pair, data, options.say, files, **combined(chosen, {"checks": places}))
+    run = fit_entry(pair, data, options.say, files, **combined(arguments, {"checks": places}))
     entry.model.cpu()
     entry.guide.cpu()
     if run.stopped == "interrupted":
@@ -90,7 +90,7 @@ def train(
 
 def config_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
     """Return what `config.json` says of a run that begins, besides model and guide."""
-    rate, name = arguments.get("lr"), seen(data)[0].name.rpartition("/")[0]
+    rate, name = arguments.get("lr"), training_splits(data)[0].name.rpartition("/")[0]
     return {
         "data": name or Recipe.data,
         "seed": arguments["seed"],
@@ -109,7 +109,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
         if after is not None:
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
         return quiet
-    places = [options.runs / each / CHECKPOINT for each in (name, after) if each is not None]
+    places = [options.runs / run_name / CHECKPOINT for run_name in (name, after) if run_name is not None]
     return replace(quiet, checkpoint=places[0], resume=next(filter(Path.is_file, places), None))
 
 
@@ -138,8 +138,8 @@ def trained(
     if options.run:
         return load_run(options.run, name)
     entry = create(name, image_shape=data.image_shape, **(sizes or {}))
-    chosen = {"minutes": options.budget, "in_stages": True, **settings}
-    train(entry, data, options, name="trained", **chosen)
+    arguments = {"minutes": options.budget, "in_stages": True, **settings}
+    train(entry, data, options, name="trained", **arguments)
     return entry
 
 

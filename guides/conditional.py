@@ -100,8 +100,8 @@ class ConditionalEncoder(Guide[OnRequest]):
     def _numbers(self, images: Tensor) -> dict[str, Tensor]:
         """Compute the network's outputs for every site, (B, columns) each."""
         top, left = ((n - m) // 2 for n, m in zip(images.shape[-2:], self.window, strict=True))
-        seen = images[..., top : top + self.window[0], left : left + self.window[1]]
-        read = self.read(self.encoder(seen)).split(list(self.columns.values()), dim=-1)
+        patch = images[..., top : top + self.window[0], left : left + self.window[1]]
+        read = self.read(self.encoder(patch)).split(list(self.columns.values()), dim=-1)
         return dict(zip(self.columns, read, strict=True))
 
     def _distribution(

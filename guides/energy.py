@@ -105,8 +105,8 @@ class MeanFieldSwitches(Guide[CapsuleRBM]):
         """
         model, probability = self.model, self.switch_probabilities(images)
         field, switch = model.fields(images)
-        own = model.visible.log_base(images).flatten(1).sum(1)
+        log_visible = model.visible.log_base(images).flatten(1).sum(1)
         hidden = model.hidden.log_partition(probability[..., None] * field).flatten(1).sum(1)
         logits = model.switch_bias + switch
         entropy = F.binary_cross_entropy(probability, probability, reduction="none")
-        return -(own + hidden + (probability * logits + entropy).sum(1))
+        return -(log_visible + hidden + (probability * logits + entropy).sum(1))

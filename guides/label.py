@@ -91,8 +91,8 @@ class ClassPose(Guide[VariationalAutoencoder]):
         with poutine.block():
             classes = self.classifier.capsules(images)[-1]
         labels = classes.logits[:, 0].argmax(1) if labels is None else labels.long()
-        each = torch.arange(len(labels), device=labels.device)
-        return classes.pose[:, 0].flatten(2)[each, labels], labels
+        rows = torch.arange(len(labels), device=labels.device)
+        return classes.pose[:, 0].flatten(2)[rows, labels], labels
 
     def standardize(self, images: Tensor, labels: Tensor) -> None:
         """Compute the mean and standard deviation of each class's poses over images (B, C, H, W).
@@ -102,7 +102,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         batches = zip(images.split(100), labels.split(100), strict=True)
         poses = torch.cat([self.poses(*batch)[0] for batch in batches])
         for label in labels.unique().tolist():
-            own = poses[labels == label]
-            if len(own) > 1:
-                self.unit[label] = own.std(0).clamp(min=1e-6)
-                self.origin[label] = own.mean(0) - self.unit[label]
+            class_poses = poses[labels == label]
+            if len(class_poses) > 1:
+                self.unit[label] = class_poses.std(0).clamp(min=1e-6)
+                self.origin[label] = class_poses.mean(0) - self.unit[label]

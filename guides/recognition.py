@@ -122,11 +122,11 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         and down again.
         """
         inputs = gates = self._pixels(images)
-        for layer, own in zip(self.layers, reversed(self.model.layers), strict=True):
-            state = layer(inputs, gates, own.hidden).mean()
+        for layer, model_layer in zip(self.layers, reversed(self.model.layers), strict=True):
+            state = layer(inputs, gates, model_layer.hidden).mean()
             gates, inputs = state.switch, state.activity.flatten(-2)
-        for own in self.model.layers[1:]:
-            state = own(state, len(images)).mean()
+        for model_layer in self.model.layers[1:]:
+            state = model_layer(state, len(images)).mean()
         return self.model.mean_image(state)
 
     @torch.no_grad()

@@ -78,7 +78,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
         """
         return self.drawings(images, self.model.seen(images), attend)
 
-    def drawings(self, given: Tensor, images: Tensor, attend: Tensor | None) -> list[Drawing]:
+    def drawings(self, originals: Tensor, images: Tensor, attend: Tensor | None) -> list[Drawing]:
         """Return the drawings of `forward` from what is seen of the given images."""
         model = self.model
         drawings: list[Drawing] = [model.begin(len(images))]
@@ -88,19 +88,19 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
         length = None if vectors is None else vectors.norm(dim=-1)
         with pyro.plate("images", len(images), dim=-1):
             for name in self.covers:
-                drawing, seen = drawings[-1], []
+                drawing, glimpses = drawings[-1], []
                 if model.capsules == "every" and codes:
                     vectors = model.look(images, drawing)
                 if vectors is not None:
-                    seen.append(flat(vectors if attend is None else attend[..., None] * vectors))
+                    glimpses.append(flat(vectors if attend is None else attend[..., None] * vectors))
                 if model.capsules != "every":
-                    seen.append(self.read(images, drawing))
-                hidden, cell = self.cell(joined([*seen, drawing.hidden], -1), hidden, cell)
+                    glimpses.append(self.read(images, drawing))
+                hidden, cell = self.cell(joined([*glimpses, drawing.hidden], -1), hidden, cell)
                 mean, log_scale = self.code(hidden).chunk(2, dim=-1)
                 distribution = dist.Normal(mean, log_scale.exp()).to_event(1)
                 codes.append(pyro.sample(name, distribution))
                 drawings.append(model.step(drawing, model.plan(codes[-1])))
-        drawn = Drawn(drawings[-1], given, length)
+        drawn = Drawn(drawings[-1], originals, length)
         share(drawn, [*codes, *model.parameters()])
         return drawings[1:]
 

@@ -160,9 +160,9 @@ class EMRouting(AnnealedRouting):
         density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
         if self.e_step == "paper":
             return votes.compete(self.power * (density + F.logsigmoid(belief.logits)[..., None]))
-        there = belief.presence[..., None]
+        parent_presence = belief.presence[..., None]
         return votes.compete(
-            self.power * (there * density + (1 - there) * distribution.beta_u[:, None])
+            self.power * (parent_presence * density + (1 - parent_presence) * distribution.beta_u[:, None])
         )
 
 
@@ -288,8 +288,8 @@ def _expected_fit(
     """Compute sum_i w_i R_ij E ln N_ij, (N, positions, parents, 1)."""
     precision = posterior.shape / posterior.rate
     spread = gathered.variance + distribution.noise + (gathered.mean - posterior.mean).square()
-    each = math.log(2 * math.pi) - posterior.log_precision() + precision * spread
-    return -0.5 * gathered.number * (each + 1 / posterior.kappa).sum(3, keepdim=True)
+    terms = math.log(2 * math.pi) - posterior.log_precision() + precision * spread
+    return -0.5 * gathered.number * (terms + 1 / posterior.kappa).sum(3, keepdim=True)
 
 
 @dataclass(frozen=True)

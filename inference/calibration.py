@@ -219,9 +219,9 @@ def calibration_of(
     traces = (poutine.trace(guide).get_trace(batch).nodes for batch in rows)
     parts = [{name: nodes[name]["value"] for name in values} for nodes in traces]
     drawn = {name: torch.cat([part[name] for part in parts]) for name in values}
-    found = _quantities(model, drawn, repeated, batch_size)
+    quantities = _quantities(model, drawn, repeated, batch_size)
     truth = _quantities(model, values, images, batch_size)
-    ranks = sbc_ranks(truth, found.unflatten(0, (draws, len(images))))
+    ranks = sbc_ranks(truth, quantities.unflatten(0, (draws, len(images))))
     columns = [rank_uniformity(column[:, None], draws, bins).p for column in ranks.T]
     outcome = rank_uniformity(ranks, draws, bins)
     return Calibration(_names(values), ranks, draws, torch.tensor(columns), outcome)
@@ -258,8 +258,8 @@ def _accepted(model: Callable, values: Values, images: Tensor) -> tuple[Values, 
     space = space_of(model)
     if space.site == "image":
         return values, images
-    kept = torch.tensor([_takes(space, row[None]) for row in images], device=images.device)
-    return {name: value[kept] for name, value in values.items()}, images[kept]
+    mask = torch.tensor([_takes(space, row[None]) for row in images], device=images.device)
+    return {name: value[mask] for name, value in values.items()}, images[mask]
 
 
 def _takes(space: ObservationSpace, batch: Tensor) -> bool:

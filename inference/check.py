@@ -120,14 +120,14 @@ def refuse_misfit(
         try:
             guide_trace = _trace(guide, arguments)
         except Exception as error:
-            words = _non_finite(model, guide, images, labels) or one_line(error)
-            reason = f"the guide cannot run on these images: {words}"
+            message = _non_finite(model, guide, images, labels) or one_line(error)
+            reason = f"the guide cannot run on these images: {message}"
             raise IncompatibleGuide.of(model, guide, [reason]) from error
         problems = _disagreements(model_trace, guide_trace)
         problems = problems or _hidden_observations(model, model_trace)
         if not problems and (problems := _failure_together(model, guide_trace, arguments)):
-            words = _non_finite(model, guide, images, labels)
-            problems = [words] if words else problems
+            message = _non_finite(model, guide, images, labels)
+            problems = [message] if message else problems
     if problems:
         raise IncompatibleGuide.of(model, guide, problems)
 
@@ -204,9 +204,9 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
     comparable = not problems or scales[0].numel() == scales[1].numel() == 1
     if comparable and (scales[0] != scales[1]).any():
         ends = [torch.stack(s.aminmax()).unique().tolist() for s in scales]
-        words = [" to ".join(told_apart(x, *ends[0], *ends[1]) for x in each) for each in ends]
+        descriptions = [" to ".join(told_apart(x, *ends[0], *ends[1]) for x in numbers) for numbers in ends]
         problems.append(
-            f"site {name!r} is scaled by {words[0]} in the model but by {words[1]} in the guide; "
+            f"site {name!r} is scaled by {descriptions[0]} in the model but by {descriptions[1]} in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
         )
     problems += _plate_problems(name, model_site, guide_site)
@@ -218,9 +218,9 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
         )
     kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
     if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
-        words = ["discrete" if kind else "continuous" for kind in kinds]
+        descriptions = ["discrete" if kind else "continuous" for kind in kinds]
         problems.append(
-            f"site {name!r} is {words[0]} in the model but {words[1]} in the guide; "
+            f"site {name!r} is {descriptions[0]} in the model but {descriptions[1]} in the guide; "
             "use discretized() on both or on neither"
         )
     for where, site in ("model", model_site), ("guide", guide_site):

@@ -21,7 +21,7 @@ from capsule_zoo.models.common.modes import PYRO_LOCK
 from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
-Found = TypeVar("Found")
+Result = TypeVar("Found")
 
 
 class FunctionModule(nn.Module):
@@ -126,15 +126,15 @@ def check_program(role: str, program: object) -> None:
         )
 
 
-def of_a_model(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
+def of_a_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
     """Decorate a function that takes a `Model` of the zoo: given anything else, it says so."""
-    known = signature(verb)
-    form = f"{verb.__name__}({', '.join(list(known.parameters)[:3])})"
+    verb_signature = signature(verb)
+    form = f"{verb.__name__}({', '.join(list(verb_signature.parameters)[:3])})"
 
     @wraps(verb)
-    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
+    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Result:
         try:
-            arguments = known.bind(*args, **kwargs).arguments
+            arguments = verb_signature.bind(*args, **kwargs).arguments
             model = arguments["model"]
         except TypeError as error:
             raise TypeError(f"{error}; call {form}") from None

@@ -59,11 +59,11 @@ def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Ten
         values: (B, ...) by site, of all latent sites that the model does not enumerate.
         images: (B, C, H, W).
     """
-    given = poutine.trace(poutine.condition(model, values))
-    trace = given.get_trace(images)
+    tracer = poutine.trace(poutine.condition(model, values))
+    trace = tracer.get_trace(images)
     if enumerated_sites(trace):
-        infer_discrete(_Numbered()(given), first_available_dim=-1 - plate_nesting(trace))(images)
-    return given.trace
+        infer_discrete(_Numbered()(tracer), first_available_dim=-1 - plate_nesting(trace))(images)
+    return tracer.trace
 
 
 class _Numbered(Messenger):
@@ -95,10 +95,10 @@ class _Numbered(Messenger):
 
 def only(trace: Trace, sites: Iterable[str]) -> Trace:
     """Return a trace of these sites alone."""
-    kept = Trace()
+    subtrace = Trace()
     for name in sites:
-        kept.add_node(name, **trace.nodes[name])
-    return kept
+        subtrace.add_node(name, **trace.nodes[name])
+    return subtrace
 
 
 def not_a_number(values: Tensor) -> Tensor:

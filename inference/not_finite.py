@@ -31,17 +31,17 @@ class NonFiniteGuide(ValueError):
     what: str
 
     @classmethod
-    def of(cls, what: str, images: Iterable[int], number: int, site: str | None) -> Self:
+    def of(cls, subject: str, images: Iterable[int], number: int, site: str | None) -> Self:
         """Return the error of a guide to `number` images, which other processes can receive."""
         indices = sorted({*images})
         where = "" if site is None else f" at site {site!r}"
         noun = "images" if len(indices) > 1 else "image"
         listed = ", ".join(map(str, indices[:5])) + ", ..." * (len(indices) > 5)
         error = cls(
-            f"{what} is not finite{where} for {noun} {listed} of {number}; use another guide or "
+            f"{subject} is not finite{where} for {noun} {listed} of {number}; use another guide or "
             "seed, or leave such images out"
         )
-        error.images, error.site, error.what = indices, site, what
+        error.images, error.site, error.what = indices, site, subject
         return error
 
     @property
@@ -64,8 +64,8 @@ def refuse_non_finite(guide: PerImageGuide, images: Tensor, objective: Tensor) -
     site = next((name for name, rows in by_site.items() if rows.any()), None)
     if site is None:
         site = non_finite(guide.model, guide, images[: guide.num_images])[1]
-    what = f"{type(guide).__name__} of {type(guide.model).__name__}"
-    raise NonFiniteGuide.of(what, torch.nonzero(bad).flatten().tolist(), guide.num_images, site)
+    subject = f"{type(guide).__name__} of {type(guide.model).__name__}"
+    raise NonFiniteGuide.of(subject, torch.nonzero(bad).flatten().tolist(), guide.num_images, site)
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ class FoundObjects:
         return boxes_of(self.masks)
 
 
-class Shown(NamedTuple):
+class Rendering(NamedTuple):
     """The mean images (B, C, H, W) of a drawing, and what `FoundObjects` says of pixels."""
 
     mean: Tensor
@@ -139,7 +139,7 @@ def find_objects(
     rows = max(1, batch_size // draws)
     with seeded(seed):
         batches = track(images.split(rows), "finding objects", "batches")
-        parts = [_found(model, guide, batch, draws) for batch in batches]
+        parts = [_detect_objects(model, guide, batch, draws) for batch in batches]
     objects = FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
     _warn_of_full_images(objects)
     return objects
@@ -157,11 +157,11 @@ def _warn_of_full_images(objects: FoundObjects) -> None:
         )
 
 
-def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tuple[Tensor, ...]:
+def _detect_objects(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tuple[Tensor, ...]:
     """Return the fields of `FoundObjects` for one batch."""
     copies = tiled(images, draws)
-    found = guide.found(copies)
-    distribution = guide.presence_distribution(copies, found)
+    scene_proposals = guide.found(copies)
+    distribution = guide.presence_distribution(copies, scene_proposals)
     number = len(images)
     weight = distribution.log_weight.unflatten(0, (draws, number))
     of_count = distribution.log_weight_of_counts.unflatten(0, (draws, number)).logsumexp(0)
@@ -170,18 +170,18 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     fits = sizes == of_count.argmax(-1)[:, None]
     best = torch.where(fits, weight, -torch.inf).movedim(0, 1).flatten(1).argmax(1)
     draw, row = best // weight.shape[-1], best % weight.shape[-1]
-    chosen = draw * number + torch.arange(number, device=draw.device)
-    on = distribution.rows[chosen, row]
-    pictures = Pictures._make(None if x is None else x[chosen] for x in found.pictures)
-    pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
-    ground = found.ground.drawn if found.ground.drawn.dim() == 3 else found.ground.drawn[chosen]
-    _, *pixels = shown(model, images, on, pictures, ground)
+    index = draw * number + torch.arange(number, device=draw.device)
+    on = distribution.rows[index, row]
+    pictures = Pictures._make(None if x is None else x[index] for x in scene_proposals.pictures)
+    pose = torch.stack([p.drawn.pose for p in scene_proposals.proposals], 1)[index]
+    ground = scene_proposals.ground.drawn if scene_proposals.ground.drawn.dim() == 3 else scene_proposals.ground.drawn[index]
+    _, *pixels = render_objects(model, images, on, pictures, ground)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
     return posterior, on > 0, pose, *pixels, evidence - draws_less
 
 
-def shown(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor) -> Shown:
+def render_objects(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor) -> Rendering:
     """Return what the objects of presences (B, S) show.
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
@@ -211,7 +211,7 @@ def shown(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground:
     of_ground = _score(free, (images - ground)[:, None], variance)
     numbers = torch.cat([of_ground, of_object], 1).argmax(1)
     owners = torch.where(cover > 0, 1 + of_object.argmax(1), 0)
-    return Shown(mean, numbers, owners, cover, unexplained)
+    return Rendering(mean, numbers, owners, cover, unexplained)
 
 
 def _score(weight: Tensor, error: Tensor, variance: Tensor) -> Tensor:
@@ -219,26 +219,26 @@ def _score(weight: Tensor, error: Tensor, variance: Tensor) -> Tensor:
     return weight.log() - 0.5 * error.square().sum(2).nan_to_num() / variance
 
 
-def foreground_ari(owners: Tensor, known: Objects) -> Tensor:
+def foreground_ari(owners: Tensor, truth: Objects) -> Tensor:
     """Compute the adjusted Rand index of the true objects' pixels, (N,); NaN below two objects.
 
     Args:
         owners: number of the object that each pixel is given to, (N, H, W).
     """
-    true, few = known.numbers.flatten(1), known.counts < 2
-    index = adjusted_rand_index(owners.flatten(1), true, (true > 0) | few[:, None])
-    return index.where(~few, torch.nan)
+    true, too_few = truth.numbers.flatten(1), truth.counts < 2
+    index = adjusted_rand_index(owners.flatten(1), true, (true > 0) | too_few[:, None])
+    return index.where(~too_few, torch.nan)
 
 
-def box_overlaps(boxes: Tensor, found: Tensor, known: Objects) -> Tensor:
+def box_overlaps(boxes: Tensor, presence: Tensor, truth: Objects) -> Tensor:
     """Compute the overlap (IoU) of every true box with the best box that was found, (objects,).
 
     Args:
         boxes: (N, S, 4); `found` says which of them are of an object, (N, S).
     """
-    overlap = box_overlap(known.boxes[:, :, None], boxes[:, None])
-    best = torch.where(found[:, None], overlap, 0).amax(-1)
-    return best[known.classes >= 0]
+    overlap = box_overlap(truth.boxes[:, :, None], boxes[:, None])
+    best = torch.where(presence[:, None], overlap, 0).amax(-1)
+    return best[truth.classes >= 0]
 
 
 def box_overlap(first: Tensor, second: Tensor) -> Tensor:
@@ -262,5 +262,5 @@ def segment(model: Scenes, guide: SceneGuide, images: Images, **options: Any) ->
 
 def boxes(model: Scenes, guide: SceneGuide, images: Images, **options: Any) -> list[Tensor]:
     """Return left, top, right and bottom edge of each image's objects, in pixels, (objects, 4)."""
-    found = find_objects(model, guide, images, **options)
-    return [box[on] for box, on in zip(found.boxes, found.presence, strict=True)]
+    detections = find_objects(model, guide, images, **options)
+    return [box[on] for box, on in zip(detections.boxes, detections.presence, strict=True)]

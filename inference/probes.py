@@ -60,8 +60,8 @@ def latents(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    found = distribution_means(guide, images, sites, seed, batch_size)
-    rows = [found[name].reshape(len(found[name]), -1) for name in sites]
+    site_values = distribution_means(guide, images, sites, seed, batch_size)
+    rows = [site_values[name].reshape(len(site_values[name]), -1) for name in sites]
     return torch.cat(rows, dim=1).cpu().numpy()
 
 
@@ -100,12 +100,12 @@ def probe_scores(
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
     # `predict_log_proba` may take the log of 0.
     log_probability = torch.from_numpy(scores).log_softmax(1).numpy()
-    known = probe.classes_
-    accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
+    classes = probe.classes_
+    accuracy = Accuracy.of(torch.from_numpy(classes[log_probability.argmax(1)] == answers))
     count = len(test)
     _, kinds, frequency = np.unique(answers, return_inverse=True, return_counts=True)
-    place = np.searchsorted(known, answers).clip(max=len(known) - 1)
-    gained = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
+    place = np.searchsorted(classes, answers).clip(max=len(classes) - 1)
+    gained = np.where(classes[place] == answers, log_probability[np.arange(count), place], -np.inf)
     gain = gained - np.log(frequency / count)[kinds]
     with np.errstate(invalid="ignore"):
         return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
@@ -177,5 +177,5 @@ def name_clusters(clusters: np.ndarray, labels: np.ndarray, classes: np.ndarray)
 
     together = clusters[:, None] == np.arange(len(classes))
     counts = together.T.astype(int) @ (labels[:, None] == classes).astype(int)
-    _, chosen = linear_sum_assignment(counts, maximize=True)
-    return classes[chosen]
+    _, assignment = linear_sum_assignment(counts, maximize=True)
+    return classes[assignment]

@@ -16,7 +16,7 @@ from capsule_zoo.data.tensors import accept_arrays
 
 @accept_arrays("found", "true", "present")
 def segmentation_accuracy(
-    found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
+    segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
     """Compute the fraction of each scene's points that have the right object, (S,), at best.
 
@@ -32,12 +32,12 @@ def segmentation_accuracy(
         ValueError: shapes that differ, a scene without points, or a number of an object that is
             out of range.
     """
-    objects = _check(found, true, present, kinds)
+    objects = _check(segments, true, present, kinds)
     kinds = [0] * objects if kinds is None else list(kinds)
-    number = torch.arange(objects, device=found.device)
-    own = (found[..., None] == number) & present[..., None]  # (S, N, objects)
-    agree = torch.einsum("snf,snt->sft", own.float(), (true[..., None] == number).float())
-    matched = ((found < 0) & (true < 0) & present).sum(1).float()
+    number = torch.arange(objects, device=segments.device)
+    membership = (segments[..., None] == number) & present[..., None]  # (S, N, objects)
+    agree = torch.einsum("snf,snt->sft", membership.float(), (true[..., None] == number).float())
+    matched = ((segments < 0) & (true < 0) & present).sum(1).float()
     for kind in set(kinds):
         members = [k for k in range(objects) if kinds[k] == kind]
         matched += _best_match(agree[:, members][:, :, members])
@@ -49,60 +49,60 @@ def _best_match(agree: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
 
     tables = agree.cpu().numpy()
-    found = [float(t[linear_sum_assignment(t, maximize=True)].sum()) for t in tables]
-    return torch.tensor(found, device=agree.device)
+    scores = [float(t[linear_sum_assignment(t, maximize=True)].sum()) for t in tables]
+    return torch.tensor(scores, device=agree.device)
 
 
 @accept_arrays("found", "true")
-def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
+def relabeled(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
     orders = [
         [*order, -1]  # the last number is that of clutter, -1
         for order in itertools.permutations(range(len(kinds)))
         if all(kinds[k] == kinds[other] for k, other in enumerate(order))
     ]
-    options = torch.tensor(orders, device=found.device)[:, found]  # (orders, S, N)
+    options = torch.tensor(orders, device=segments.device)[:, segments]  # (orders, S, N)
     best = (options == true).sum(-1).argmax(0)
-    return options[best, torch.arange(len(found), device=found.device)]
+    return options[best, torch.arange(len(segments), device=segments.device)]
 
 
 @accept_arrays("found", "true", "present")
-def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
+def adjusted_rand_index(segments: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
     from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
 
-    scores = [adjusted_rand_score(t, f) for f, t in _scenes(found, true, present)]
+    scores = [adjusted_rand_score(t, f) for f, t in _scenes(segments, true, present)]
     return torch.tensor(scores)
 
 
 @accept_arrays("found", "true", "present")
-def variation_of_information(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
+def variation_of_information(segments: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
     from sklearn.metrics import mutual_info_score as shared  # takes a second, and few need it
 
-    scenes = _scenes(found, true, present)
+    scenes = _scenes(segments, true, present)
     scores = [shared(f, f) + shared(t, t) - 2 * shared(t, f) for f, t in scenes]
     return torch.tensor(scores).clamp(min=0)
 
 
-def _scenes(found: Tensor, true: Tensor, present: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-    _check(found, true, present, None)
+def _scenes(segments: Tensor, true: Tensor, present: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+    _check(segments, true, present, None)
     return [
         (f[p].numpy(), t[p].numpy())
-        for f, t, p in zip(found.cpu(), true.cpu(), present.cpu(), strict=True)
+        for f, t, p in zip(segments.cpu(), true.cpu(), present.cpu(), strict=True)
     ]
 
 
-def _check(found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None) -> int:
+def _check(segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None) -> int:
     """Return the number of objects."""
-    if not found.shape == true.shape == present.shape or found.dim() != 2:
+    if not segments.shape == true.shape == present.shape or segments.dim() != 2:
         raise ValueError(
             "found, true and present must be (S, N), all of one shape, not "
-            f"{tuple(found.shape)}, {tuple(true.shape)} and {tuple(present.shape)}"
+            f"{tuple(segments.shape)}, {tuple(true.shape)} and {tuple(present.shape)}"
         )
     if not present.any(1).all():
         raise ValueError("a scene has no point that is present; leave such scenes out")
-    most = int(max(found.max(), true.max())) + 1
+    most = int(max(segments.max(), true.max())) + 1
     if kinds is not None and most > len(kinds):
         raise ValueError(
             f"objects are numbered up to {most - 1}, but kinds names {len(kinds)} of them; give "

@@ -129,7 +129,7 @@ def fit_top_prior(
                 f"values hold {name!r}, a choice; leave it out, and the model draws it"
             )
         layout[not sites[name].discrete].add(name, value)
-    binary, real = (each.join(values).double() for each in layout)
+    binary, real = (block.join(values).double() for block in layout)
     shift, scale = real.mean(0), real.std(0)
     scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale
     real = (real - shift) / scale
@@ -146,8 +146,8 @@ def fit_top_prior(
 
 def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
     """Assign every row (N, D) wholly to the nearest of `components` chosen rows, (N, M)."""
-    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    nearest = torch.cdist(rows, rows[chosen[:components]]).argmin(1)
+    permutation = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    nearest = torch.cdist(rows, rows[permutation[:components]]).argmin(1)
     return F.one_hot(nearest, components).to(rows)
 
 

@@ -140,9 +140,9 @@ def infer_transformation(
         candidates = [(grid[first[:, 0]], tried.amax(-1))]
         torch.manual_seed(seed + 1)
         for start in first.unbind(-1):
-            found = evidence.climb(grid[start], steps, lr)
-            candidates.append((found, evidence.judged(found, seed)))
-    parameters, values = (torch.stack(each, 1) for each in zip(*candidates, strict=True))
+            optimum = evidence.climb(grid[start], steps, lr)
+            candidates.append((optimum, evidence.judged(optimum, seed)))
+    parameters, values = (torch.stack(tensors, 1) for tensors in zip(*candidates, strict=True))
     best = values.nan_to_num(-math.inf).argmax(1)
     row = torch.arange(len(images), device=images.device)
     return Transformations(grid, tried, parameters[row, best], values[row, best])

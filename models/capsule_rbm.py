@@ -182,8 +182,8 @@ class CapsuleRBM(CapsuleMachine):
             distribution: `posterior(images)`, if it is already computed.
         """
         distribution = self.posterior(images) if distribution is None else distribution
-        own = self.visible.log_base(images).flatten(1).sum(1)
-        return -(own + self.hidden.log_partition().sum() + distribution.log_partition())
+        log_visible = self.visible.log_base(images).flatten(1).sum(1)
+        return -(log_visible + self.hidden.log_partition().sum() + distribution.log_partition())
 
     @pyro_method
     def log_base_partition(self) -> Tensor:

@@ -60,7 +60,7 @@ def told_apart(number: float, *others: float) -> str:
 
     1.0000002 would else be shown as 1, and refused for not being in a range that ends at 1.
     """
-    same = [each for each in others if each != number and f"{each:g}" == f"{number:g}"]
+    same = [other for other in others if other != number and f"{other:g}" == f"{number:g}"]
     return repr(float(number)) if same else f"{number:g}"
 
 
@@ -87,13 +87,13 @@ def check_one_of(name: str, value: object, allowed: tuple) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
-def check_known(kind: str, name: str, known: Collection[str]) -> None:
+def check_known(kind: str, name: str, names: Collection[str]) -> None:
     """Raise ValueError with the nearest known names unless a name is known; see `unknown`."""
-    if name not in known:
-        raise ValueError(unknown(kind, name, known))
+    if name not in names:
+        raise ValueError(unknown(kind, name, names))
 
 
-def unknown(kind: str, name: str, known: Collection[str]) -> str:
+def unknown(kind: str, name: str, names: Collection[str]) -> str:
     """Return a message for an unknown name, with the nearest known names.
 
     Args:
@@ -101,12 +101,12 @@ def unknown(kind: str, name: str, known: Collection[str]) -> str:
         name: the given name.
         known: the allowed names.
     """
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?"
     if not near:
-        few = known if len(known) <= MOST_LISTED else difflib.get_close_matches(name, known, 3, 0)
-        first = f"the nearest of {len(known)} are" if len(few) < len(known) else "there are"
-        hint = f"{first} {', '.join(few) or 'none'}"
+        suggestions = names if len(names) <= MOST_LISTED else difflib.get_close_matches(name, names, 3, 0)
+        first = f"the nearest of {len(names)} are" if len(suggestions) < len(names) else "there are"
+        hint = f"{first} {', '.join(suggestions) or 'none'}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

@@ -334,8 +334,8 @@ class GenerativeCapsNet(RoutedByAddress):
         kind, pose = latents["object_kind"], latents["object_pose"]
         kind = kind.exp() if self.relaxed else kind
         votes = self.vote(self.inputs(pose, request)).unflatten(-1, (self.kinds, -1))
-        chosen = kind[..., None, :] @ votes  # (*batch, 1, parts x length)
-        parts = chosen.view(*chosen.shape[:-2], self.parts, self.length)
+        kind_votes = kind[..., None, :] @ votes  # (*batch, 1, parts x length)
+        parts = kind_votes.view(*kind_votes.shape[:-2], self.parts, self.length)
         return Parts(self.place(self.address(parts), request), self.activation(parts).sigmoid())
 
 

@@ -153,11 +153,11 @@ class MatrixCapsules(Classifier):
         nn.init.kaiming_normal_(self.stem.weight, nonlinearity="relu")
         nn.init.zeros_(self.stem.bias)
         self.primary = PrimaryCapsules(features, primary)
-        how: dict[str, Any] = dict(routing=routing, recompute=recompute)
-        first = CapsuleLayer(Windows.sliding(*grid, 3, 2), primary, middle, **how)
-        second = CapsuleLayer(Windows.sliding(*first.shape, 3, 1), middle, last, **how)
+        options: dict[str, Any] = dict(routing=routing, recompute=recompute)
+        first = CapsuleLayer(Windows.sliding(*grid, 3, 2), primary, middle, **options)
+        second = CapsuleLayer(Windows.sliding(*first.shape, 3, 1), middle, last, **options)
         self.layers = PyroModule[nn.ModuleList]([first, second])
-        self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
+        self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **options)
         self.decoder = None
         if reconstruction:
             self.decoder = perceptron(classes * POSE * POSE, *HIDDEN, math.prod(image_shape))
@@ -177,7 +177,7 @@ class MatrixCapsules(Classifier):
 
     def with_routing(self, routing: Routing) -> Self:
         """Return a model with the same parameters and another routing in every layer."""
-        others = {name: each.with_routing(routing) for name, each in self.layers._modules.items()}
+        others = {name: layer.with_routing(routing) for name, layer in self.layers._modules.items()}
         layers, classes = sharing(self.layers, **others), self.classes.with_routing(routing)
         twin = sharing(self, layers=layers, classes=classes)
         note_changes(twin, {"routing": routing})

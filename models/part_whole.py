@@ -103,14 +103,14 @@ class PartWholeCapsules(PaintedParts):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        found = []
+        all_sites = []
         for level in self.levels:
             plates = ("images", level.plate)
             if self.selection == "enumerate" and level is not self.levels[0]:
-                found.append(Site(f"{level.name}_parent", plates, discrete=True, enumerated=True))
-            found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
-            found.append(Site(f"{level.name}_pose", plates, event_dim=1))
-        return tuple(found)
+                all_sites.append(Site(f"{level.name}_parent", plates, discrete=True, enumerated=True))
+            all_sites.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
+            all_sites.append(Site(f"{level.name}_pose", plates, event_dim=1))
+        return tuple(all_sites)
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1

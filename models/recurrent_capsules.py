@@ -200,9 +200,9 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         if capsules != "none":
             check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
             capsules_of = types, classes, routing
-            seen = colors if capsules == "once" else 2 * colors
+            input_channels = colors if capsules == "once" else 2 * colors
             self.reader = VectorCapsules(
-                image_network(seen, channels), channels[1], (height - 8, width - 8), *capsules_of
+                image_network(input_channels, channels), channels[1], (height - 8, width - 8), *capsules_of
             )
             self.writer = VectorCapsules(
                 code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *capsules_of
@@ -233,8 +233,8 @@ class RecurrentCapsules(ImagesOfClasses, Model):
             drawing = self.draw(codes) if drawn is None else drawn.drawing
             images = pyro.sample("image", self.image_distribution(drawing), obs=images)
             if labels is not None:
-                known = drawn is not None and drawn.images is images
-                length = drawn.length if known else self.classify(self.seen(images))
+                is_current = drawn is not None and drawn.images is images
+                length = drawn.length if is_current else self.classify(self.seen(images))
                 pyro.factor("label", -self.label_weight * margin_loss(length, self.present(labels)))
         return images
 

@@ -50,8 +50,8 @@ def spec(value: Any, **owners: nn.Module) -> Any:
     if isinstance(value, Remembering):
         return _of_module(value, owners)
     if isinstance(value, Settings | Requests):
-        known: Any = fields(value) if is_dataclass(value) else ()
-        held = {field.name: getattr(value, field.name) for field in known if field.init}
+        all_fields: Any = fields(value) if is_dataclass(value) else ()
+        held = {field.name: getattr(value, field.name) for field in all_fields if field.init}
         return {CLASS: type(value).__name__, **_of_all(held, owners)}
     if is_submodule(value):
         parameters = inspect.signature(value).parameters.items()
@@ -150,8 +150,8 @@ def class_of(name: str) -> type:
     """Return the class of a name; raise ValueError, with the nearest ones, if there is none."""
     defined = classes()
     if name not in defined:
-        words = unknown("class", name, sorted(defined))
-        raise ValueError(f"{words}; if another module defines {name}, import it first")
+        message = unknown("class", name, sorted(defined))
+        raise ValueError(f"{message}; if another module defines {name}, import it first")
     return defined[name]
 
 

@@ -163,13 +163,13 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        found = []
+        all_sites = []
         for level in self.levels[1:] if self.scope == "parts" else self.levels:
             plates = ("images", level.plate)
-            found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
-            found.append(Site(f"{level.name}_pose", plates, event_dim=1))
-            found.append(Site(f"{level.name}_feature", plates, event_dim=1))
-        return tuple(found)
+            all_sites.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
+            all_sites.append(Site(f"{level.name}_pose", plates, event_dim=1))
+            all_sites.append(Site(f"{level.name}_feature", plates, event_dim=1))
+        return tuple(all_sites)
 
     @property
     def dummy(self) -> tuple[float, float]:
@@ -290,5 +290,5 @@ class StackedCapsuleAutoencoder(PartsModel):
         """Return the parts with the poses that the most responsible objects vote for."""
         winner = self.responsibilities(objects, parts)[..., 1:].argmax(-1)  # (B, M)
         votes = self.votes(objects).pose  # (B, M, K, 6)
-        chosen = votes.gather(-2, winner[..., None, None].expand(*winner.shape, 1, 6))
-        return parts._replace(pose=chosen.squeeze(-2))
+        winning_votes = votes.gather(-2, winner[..., None, None].expand(*winner.shape, 1, 6))
+        return parts._replace(pose=winning_votes.squeeze(-2))

@@ -119,10 +119,10 @@ class SwitchableGaussians(NamedModule):
             with pyro.plate("parents", parents, dim=-1):
                 # unvalidated, so that a mean field may pass a probability instead of a choice
                 switch = dist.Bernoulli(logits=self.beta_a, validate_args=False)
-                there = pyro.sample("parent_presence", switch)
+                parent_presence = pyro.sample("parent_presence", switch)
                 mean = pyro.sample("parent_mean", Flat(real, (), (size,)))
                 variance = pyro.sample("parent_variance", Flat(positive, (), (size,)))
-            density = self._log_density(votes, there, mean, variance)  # (*batch, I, J)
+            density = self._log_density(votes, parent_presence, mean, variance)  # (*batch, I, J)
             with pyro.plate("children", children, dim=-1):
                 child = pyro.sample("child_presence", dist.Bernoulli(presence))
                 parent = pyro.sample(
@@ -132,9 +132,9 @@ class SwitchableGaussians(NamedModule):
                 )
                 pyro.factor("vote", child * Vindex(density)[..., parent])
 
-    def _log_density(self, votes: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def _log_density(self, votes: Tensor, parent_presence: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Compute s_j ln N_ij + (1 - s_j) beta_u, (*batch, I, J)."""
         mean, variance = mean[..., None, :, :], variance[..., None, :, :]
-        there = there[..., None, :]
+        parent_presence = parent_presence[..., None, :]
         claimed = dist.Normal(mean, variance.sqrt()).log_prob(votes) - 0.5 * self.noise / variance
-        return there * claimed.sum(-1) + (1 - there) * self.beta_u
+        return parent_presence * claimed.sum(-1) + (1 - parent_presence) * self.beta_u

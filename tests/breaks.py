@@ -396,13 +396,13 @@ BREAKS = (
 
 def main(names: list[str]) -> None:
     """Try the breaks of these names, or all; write the table if all were tried."""
-    if unknown := set(names) - {each.name for each in BREAKS}:
+    if unknown := set(names) - {mutation.name for mutation in BREAKS}:
         sys.exit(f"no break is called {sorted(unknown)}; the names are in {__file__}")
     rows = []
-    for each in BREAKS:
-        if not names or each.name in names:
-            caught = first_failure(each)
-            rows.append(f"| {each.name} | `{each.file}` | {caught or '**nothing**'} |")
+    for mutation in BREAKS:
+        if not names or mutation.name in names:
+            caught = first_failure(mutation)
+            rows.append(f"| {mutation.name} | `{mutation.file}` | {caught or '**nothing**'} |")
             print(rows[-1], flush=True)
     if not names:
         before, _, rest = PAGE.read_text().partition(BEGIN)

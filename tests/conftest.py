@@ -77,6 +77,6 @@ def few_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     module = import_module("capsule_zoo.inference.posterior.gauss_newton")
     several = module._several
-    monkeypatch.setattr(module, "_several", lambda *given: several(*given[:-1], climbing=4))
-    for name, few in dict(_SCREENED=1, _TEMPERED=4, _ROUNDS=1, _FLIPS=1).items():
-        monkeypatch.setattr(module, name, few)
+    monkeypatch.setattr(module, "_several", lambda *arguments: several(*arguments[:-1], climbing=4))
+    for name, number in dict(_SCREENED=1, _TEMPERED=4, _ROUNDS=1, _FLIPS=1).items():
+        monkeypatch.setattr(module, name, number)

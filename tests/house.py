@@ -49,24 +49,24 @@ class House:
             capture_output=True,
             text=True,
         ).stdout.split()
-        kept = [f for f in listed if not f.startswith("tests/") and (self.root / f).is_file()]
-        return {file: ast.parse((self.root / file).read_text()) for file in kept}
+        paths = [f for f in listed if not f.startswith("tests/") and (self.root / f).is_file()]
+        return {file: ast.parse((self.root / file).read_text()) for file in paths}
 
     def lines(self, *without: str) -> int:
         """Return the number of lines, without some top-level folders."""
-        kept = (f for f in self.files if f.partition("/")[0] not in without)
-        return sum((self.root / file).read_text().count("\n") for file in kept)
+        paths = (f for f in self.files if f.partition("/")[0] not in without)
+        return sum((self.root / file).read_text().count("\n") for file in paths)
 
     @property
     def lines_in_the_wheel(self) -> int:
         """The number of lines of the package, without the experiments of families."""
         packages = "capsule_zoo", *MAPPED
-        kept = (
+        paths = (
             f
             for f in self.files
             if f.partition("/")[0] in packages and not re.match("experiments/.*/", f)
         )
-        return sum((self.root / file).read_text().count("\n") for file in kept)
+        return sum((self.root / file).read_text().count("\n") for file in paths)
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -80,13 +80,13 @@ class House:
 
     def _imports(self, nodes: Mapping[str, Sequence[ast.AST]]) -> dict[str, set[str]]:
         modules = {module_of(file): file for file in self.files}
-        found: dict[str, set[str]] = defaultdict(set)
-        for file, own in nodes.items():
-            for name in _imported(own):
+        graph: dict[str, set[str]] = defaultdict(set)
+        for file, statements in nodes.items():
+            for name in _imported(statements):
                 target = modules.get(name)
                 if target not in (None, file):
-                    found[file].add(target)
-        return found
+                    graph[file].add(target)
+        return graph
 
     def users(self, file: str) -> set[str]:
         """Return the files that import a file at some time; the face of a package counts."""
@@ -152,7 +152,7 @@ def _components(graph: dict[str, set[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -165,13 +165,13 @@ def _components(graph: dict[str, set[str]]) -> list[list[str]]:
                 low[node] = min(low[node], index[other])
         if low[node] == index[node]:
             cut = stack.index(node)
-            found.append(stack[cut:])
+            components.append(stack[cut:])
             del stack[cut:]
 
     for node in list(graph):
         if node not in index:
             visit(node)
-    return found
+    return components
 
 
 def report(house: House) -> str:
@@ -186,7 +186,7 @@ def report(house: House) -> str:
         "imports of a layer above": len(house.upward),
         "files of shared folders with one user": len(house.lonely),
     }
-    return "\n".join(f"{value:>8,.0f}  {what}" for what, value in rows.items())
+    return "\n".join(f"{value:>8,.0f}  {label}" for label, value in rows.items())
 
 
 if __name__ == "__main__":

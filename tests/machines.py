@@ -92,9 +92,9 @@ def exact_draws(model: CapsuleRBM, number: int, beta: float = 1.0) -> tuple[dict
             switch, pixels, hidden = _gaussian_draws(model, number)
         else:
             pixels, switch, log_mass, field = masses(model, beta)
-            chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
-            pixels, switch = pixels[chosen], switch[chosen]
-            hidden = _conjugate(model.hidden, field[chosen])[1].sample()
+            indices = torch.multinomial(log_mass.softmax(0), number, replacement=True)
+            pixels, switch = pixels[indices], switch[indices]
+            hidden = _conjugate(model.hidden, field[indices])[1].sample()
     values = {"capsule_switch": switch} if model.switched else {}
     return {**values, "capsule_hidden": hidden}, pixels.unflatten(1, model.image_shape)
 
@@ -117,14 +117,14 @@ def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor
 def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistribution]:
     """Return log sum_h exp(natural h + log base(h)), (states,), and the units' distribution."""
     if isinstance(units, BernoulliUnits):
-        each, distribution = F.softplus(natural), dist.Bernoulli(logits=natural)
+        log_sums, distribution = F.softplus(natural), dist.Bernoulli(logits=natural)
     elif isinstance(units, GaussianUnits):
         precision = units.log_precision.exp()
-        each = natural**2 / (2 * precision) + (2 * math.pi / precision).log() / 2
+        log_sums = natural**2 / (2 * precision) + (2 * math.pi / precision).log() / 2
         distribution = dist.Normal(natural / precision, precision**-0.5)
     else:
-        each, distribution = natural.exp(), dist.Poisson(natural.exp())
-    return each.sum((-2, -1)), distribution
+        log_sums, distribution = natural.exp(), dist.Poisson(natural.exp())
+    return log_sums.sum((-2, -1)), distribution
 
 
 def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,17 +143,17 @@ def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Ten
     log_mass = (
         (bias * distribution.mean).sum(1) / 2 - precision.logdet() / 2 + switch @ model.switch_bias
     )
-    chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
-    pixels, hidden = distribution.sample((number,))[torch.arange(number), chosen].tensor_split(
+    indices = torch.multinomial(log_mass.softmax(0), number, replacement=True)
+    pixels, hidden = distribution.sample((number,))[torch.arange(number), indices].tensor_split(
         [count], 1
     )
-    return switch[chosen], pixels, hidden.unflatten(1, (capsules, units))
+    return switch[indices], pixels, hidden.unflatten(1, (capsules, units))
 
 
 # Models with binary latents, state by state
 
 
-def given(values: Values) -> Trace:
+def replay_trace(values: Values) -> Trace:
     """Return a trace of these values for `poutine.replay`; the other sites will be drawn."""
     trace = Trace()
     for name, value in values.items():
@@ -163,7 +163,7 @@ def given(values: Values) -> Trace:
 
 def log_joint(model: Model, values: Values, images: Tensor) -> Tensor:
     """Compute log p(x, z), (B,), in nats, up to the model's own constant."""
-    trace = poutine.trace(poutine.replay(model, trace=given(values))).get_trace(images)
+    trace = poutine.trace(poutine.replay(model, trace=replay_trace(values))).get_trace(images)
     return log_density(trace, images)
 
 
@@ -174,7 +174,7 @@ def values_of(guide: Guide, images: Tensor, seed: int = 0, **settings: Any) -> d
     return {name: site["value"] for name, site in nodes.items() if name in guide.covers}
 
 
-def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor, Tensor]:
+def list_states(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor, Tensor]:
     """List all values of the binary sites, (states, ...), with their log p and log q, (states, B).
 
     The other sites of the guide have to be points, which may depend on the binary sites.
@@ -186,11 +186,11 @@ def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor
     columns = binary(sum(shape.numel() for shape in shapes.values()))
     parts = columns.split([shape.numel() for shape in shapes.values()], 1)
     values = {n: p.unflatten(1, s) for (n, s), p in zip(shapes.items(), parts, strict=True)}
-    trace = given({name: v.repeat_interleave(len(images), 0) for name, v in values.items()})
+    trace = replay_trace({name: v.repeat_interleave(len(images), 0) for name, v in values.items()})
     repeated = images.repeat(len(columns), 1, 1, 1)
     proposed = poutine.trace(poutine.replay(guide, trace=trace)).get_trace(repeated)
     scored = poutine.trace(poutine.replay(model, trace=proposed)).get_trace(repeated)
-    log_p, log_q = (log_density(found, repeated) for found in (scored, proposed))
+    log_p, log_q = (log_density(trace_sites, repeated) for trace_sites in (scored, proposed))
     return values, log_p.view(-1, len(images)), log_q.view(-1, len(images))
 
 
@@ -244,13 +244,13 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         off, on = F.softplus(bias), F.softplus(bias + pull)
         odds = lower.switch_bias.squeeze() + push
         spent = F.softplus(odds + on - off) + off  # lower layer, given (z, h) of the top
-        own = log_distribution(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
+        log_top = log_distribution(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
         _recognize(
-            guide.layers[1], own - spent, top.hidden.bias, told, lower.coupling.switch_weight
+            guide.layers[1], log_top - spent, top.hidden.bias, told, lower.coupling.switch_weight
         )
         below = torch.stack(
             [  # the lower layer's distribution, with the top summed out
-                (own + i * odds + j * (bias + i * pull) - spent).logsumexp(0)
+                (log_top + i * odds + j * (bias + i * pull) - spent).logsumexp(0)
                 for i, j in zip(z, h, strict=True)
             ]
         )

@@ -27,7 +27,7 @@ def same_means(first: Tensor, second: Tensor) -> Outcome:
     return _by_t(mean - second.mean(0), variance, mean, min(len(first), len(second)))
 
 
-def unbiased(estimates: Tensor, exact: Tensor) -> Outcome:
+def compare_mean(estimates: Tensor, exact: Tensor) -> Outcome:
     """Test by Student's t that the mean of independent estimates (N, D) is `exact`, (D,)."""
     variance = estimates.var(0) / len(estimates)
     return _by_t(estimates.mean(0) - exact, variance, exact, len(estimates))

@@ -19,8 +19,8 @@ from capsule_zoo.records import figures_of, read_record
 def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
     """Return the first of scikit-learn's digits, `size` pixels wide, with marks of their splits."""
     full = load_dataset("digits", size=size)
-    few = Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
-    return watermarked(few)
+    dataset = Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
+    return watermarked(dataset)
 
 
 def change_defaults(patch: pytest.MonkeyPatch, name: str, **arguments: Any) -> None:

@@ -73,10 +73,10 @@ def log_base_measure(units, family, value):
 def negative_energy(model, families, x, z, h):
     """Compute -E(x, h, z) with the paper's sums; x (..., C, H, W), z (..., K), h (..., K, J)."""
     visible, hidden = model.visible, model.hidden
-    own = visible.bias * x + log_base_measure(visible, families[0], x)
-    total = own.flatten(-3).sum(-1)
-    own = hidden.bias * h + log_base_measure(hidden, families[1], h)
-    total = total + own.flatten(-2).sum(-1)
+    terms = visible.bias * x + log_base_measure(visible, families[0], x)
+    total = terms.flatten(-3).sum(-1)
+    terms = hidden.bias * h + log_base_measure(hidden, families[1], h)
+    total = total + terms.flatten(-2).sum(-1)
     pixels = x.flatten(-3)
     for k in range(model.num_capsules):
         for j in range(model.num_units):

@@ -9,7 +9,7 @@ from capsule_zoo.models import Scenes, VariationalAutoencoder
 LIKE = torch.zeros((), dtype=torch.float64)
 
 
-def painted() -> ConvolutionalEncoder:
+def picture_guide() -> ConvolutionalEncoder:
     """Return the guide of an autoencoder that paints grounds of 5x5 pixels."""
     return ConvolutionalEncoder(VariationalAutoencoder((3, 5, 5), 2, channels=3), 5)
 
@@ -22,17 +22,17 @@ FORMS = {
     "textured": dict(channels=3, texture=True, ground="learned"),
     "gray on gray": dict(channels=1, ground="color"),
     "on a picture": dict(channels=3, ground="picture"),
-    "on a painted ground": dict(channels=3, ground=painted),
+    "on a painted ground": dict(channels=3, ground=picture_guide),
 }
 
 
 def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int = 1, **options):
     """Return a small model and its guide, in float64, and three images."""
     pyro.set_rng_seed(0)
-    own = 1 + channels if texture else 1
-    thing = VariationalAutoencoder((own, 6, 6), 2, channels=3)
+    thing_channels = 1 + channels if texture else 1
+    thing = VariationalAutoencoder((thing_channels, 6, 6), 2, channels=3)
     ground = options.pop("ground", "black")
-    behind = painted() if ground is painted else None
+    behind = picture_guide() if ground is picture_guide else None
     ground = behind.model if behind else ground
     model = Scenes((channels, 10, 12), thing, slots, ground=ground, **{"size": 6.0, **options})
     reader = ConvolutionalEncoder(thing, 5, context=channels)

@@ -10,10 +10,10 @@ from capsule_zoo import cli
 PATIENCE = 1800  # seconds after which a started program counts as hung, also on a busy machine
 
 
-def run(*words: object) -> int | None:
+def run(*arguments: object) -> int | None:
     """Return the exit status of a command line."""
     with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
+        cli.main([str(word) for word in arguments])
     return ended.value.code
 
 
@@ -29,18 +29,18 @@ class Terminal:
     def __init__(self, capsys: pytest.CaptureFixture) -> None:
         self.capsys = capsys
 
-    def run(self, *words: object, status: int = 0) -> str:
+    def run(self, *arguments: object, status: int = 0) -> str:
         """Return the output of a command; a refused command writes to stderr."""
-        found = run(*words)
+        exit_status = run(*arguments)
         printed = self.capsys.readouterr()
-        assert found == status, printed.err
+        assert exit_status == status, printed.err
         return printed.err if status else printed.out
 
-    def refused(self, *words: object) -> str:
+    def refused(self, *arguments: object) -> str:
         """Return the one line that a refused command prints."""
-        said = self.run(*words, status=2)
-        assert said.startswith("capsule-zoo: ") and said.count("\n") == 1, said
-        return said
+        message = self.run(*arguments, status=2)
+        assert message.startswith("capsule-zoo: ") and message.count("\n") == 1, message
+        return message
 
-    def json(self, *words: object) -> dict:
-        return json.loads(self.run(*words, "--json").splitlines()[-1])
+    def json(self, *arguments: object) -> dict:
+        return json.loads(self.run(*arguments, "--json").splitlines()[-1])

@@ -148,11 +148,11 @@ def test_gradients_reach_every_parameter(name, guide):
     for seed in range(4):  # a unit may be dead at one draw of the weights
         entry = make(name, guide, seed)
         loss_at(entry, images_for(entry), seed).backward()
-        found = parameters_of(entry)
-        grads = {n: p.grad for n, p in found.items() if p.grad is not None}
+        parameters = parameters_of(entry)
+        grads = {n: p.grad for n, p in parameters.items() if p.grad is not None}
         assert all(torch.isfinite(g).all() for g in grads.values())
         reached |= {n for n, g in grads.items() if g.abs().max() > 0}
-    assert sorted(set(found) - reached) == []
+    assert sorted(set(parameters) - reached) == []
 
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
@@ -322,11 +322,11 @@ def takes_labels(name: str) -> bool:
 def test_labels_are_integers_of_any_width(name):
     entry = make(name)
     images, labels = images_for(entry), torch.arange(BATCH) % 2
-    found = [
+    results = [
         evaluate(entry.model, entry.guide, images, labels=labels.to(dtype), num_particles=1)
         for dtype in (torch.int64, torch.int32, torch.uint8)
     ]
-    first, *others = (idata.sample_stats.log_weight.values for idata in found)
+    first, *others = (idata.sample_stats.log_weight.values for idata in results)
     assert all((first == other).all() for other in others)
     for program in (entry.model, entry.guide):
         density = []
@@ -414,12 +414,12 @@ def under_plate(entry: Entry, program: Callable) -> Callable:
 
 def forms(names_or_pairs: list) -> list[tuple]:
     """Return each pair with relaxed presences and, if that is another model, with discrete ones."""
-    found = []
-    for each in names_or_pairs:
-        model = make(each if isinstance(each, str) else each[0]).model
+    cases = []
+    for pair in names_or_pairs:
+        model = make(pair if isinstance(pair, str) else pair[0]).model
         discrete = [False] if model.discretized() is model else [False, True]
-        found += [(*([each] if isinstance(each, str) else each), d) for d in discrete]
-    return found
+        cases += [(*([pair] if isinstance(pair, str) else pair), d) for d in discrete]
+    return cases
 
 
 def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> Entry:
@@ -457,11 +457,11 @@ def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: s
             alone = drawn_in(poutine.trace(program).get_trace(*arguments))
         assert alone.keys() == sites.keys()
         for name, site in sites.items() if only is None else [(only, sites[only])]:
-            found, expected = site["log_prob"][k], alone[name]["log_prob"]
+            actual, expected = site["log_prob"][k], alone[name]["log_prob"]
             if (point := point_of(alone[name]["fn"])) is not None:
-                found, expected = site["value"][k], point
-            expected = expected.expand_as(found)
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+                actual, expected = site["value"][k], point
+            expected = expected.expand_as(actual)
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "guide", "discrete"), forms(PAIRS))

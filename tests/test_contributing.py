@@ -56,19 +56,19 @@ def house(tmp_path_factory) -> Path:
     return copy
 
 
-def run(house: Path, *words: str) -> str:
+def run(house: Path, *arguments: str) -> str:
     """Return the output of a Python program that is run in the copy."""
-    done = subprocess.run([sys.executable, *words], cwd=house, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=house, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def test_the_example_passes_the_tests_of_every_model(house):
-    chosen = f"({' or '.join(['blob', *OF_ALL])}) and not diagram"  # these need graphviz
+    expression = f"({' or '.join(['blob', *OF_ALL])}) and not diagram"  # these need graphviz
     tests = [house / "tests/test_contract.py", *(house / "tests").glob("[cd]*/test_*.py")]
     of_every_model = [str(file) for file in tests if "list_models()" in file.read_text()]
-    words = ["-v", "-p", "no:cacheprovider", *of_every_model, "-k", chosen]
-    printed = run(house, "-m", "pytest", *words)
+    arguments = ["-v", "-p", "no:cacheprovider", *of_every_model, "-k", expression]
+    printed = run(house, "-m", "pytest", *arguments)
     verdicts = re.findall(r"::.+ ([A-Z]+) +\[ *\d+%\]$", printed, re.MULTILINE)
     assert len(verdicts) > 20 + len(OF_ALL) and set(verdicts) == {"PASSED"}
 

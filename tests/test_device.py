@@ -32,8 +32,8 @@ def test_no_tensor_is_made_on_the_default_device(name, guide):
     pyro.set_rng_seed(0)
     entry = create(name, **small_settings(name)).use_guide(guide)
     images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
-    known = entry.model.supervised or entry.training.get("inputs", Inputs()).labels
-    labels = torch.arange(4) % 2 if known else None
+    has_labels = entry.model.supervised or entry.training.get("inputs", Inputs()).labels
+    labels = torch.arange(4) % 2 if has_labels else None
     with torch.device("meta"):
         loss = loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
         loss.backward()
@@ -63,6 +63,6 @@ def test_steps_and_an_evaluation_are_on_the_device(name, guide):
     modules = (entry.model, entry.guide)
     places = {p.device.type for module in modules for p in module.parameters()}
     assert places == {torch.device(DEVICE).type}
-    given = data.labels if entry.model.supervised else None
-    found = evaluate(entry.model, entry.guide, images, labels=given, num_particles=2, draws=0)
-    assert bool(found.sample_stats["log_weight"].notnull().all())
+    targets = data.labels if entry.model.supervised else None
+    idata = evaluate(entry.model, entry.guide, images, labels=targets, num_particles=2, draws=0)
+    assert bool(idata.sample_stats["log_weight"].notnull().all())

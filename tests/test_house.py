@@ -41,5 +41,5 @@ def test_each_fault_is_seen(broken):
     if broken == "lonely":
         files["models/vae.py"] = "from capsule_zoo.models.networks.layers import Layer"
     house.__dict__["files"] = {name: ast.parse(text) for name, text in files.items()}
-    seen = {"circle": house.circles, "upward": house.upward, "lonely": house.lonely}
-    assert seen[broken], seen
+    faults = {"circle": house.circles, "upward": house.upward, "lonely": house.lonely}
+    assert faults[broken], faults

@@ -87,22 +87,22 @@ def test_every_guide_answers_what_the_image_would_have_been(name, site):
     torch.manual_seed(1)
     nodes = poutine.trace(model.discretized().eval()).get_trace(batch_size=BATCH).nodes
     other, space = nodes[site]["value"], model.space
-    seen = space.example(BATCH, torch.float32, torch.Generator().manual_seed(1))
-    seen = space.as_batch(nodes["points"]["value"]) if space.site == "points" else seen
+    observation = space.example(BATCH, torch.float32, torch.Generator().manual_seed(1))
+    observation = space.as_batch(nodes["points"]["value"]) if space.site == "points" else observation
     names = [declared.name for declared in model.sites]
     for guide in map(entry.make_guide, entry.guides):
-        same = intervene(model, guide, seen, {site: lambda value: value})
-        torch.testing.assert_close(same.images[0], seen, equal_nan=True, atol=1e-5, rtol=1e-5)
+        same = intervene(model, guide, observation, {site: lambda value: value})
+        torch.testing.assert_close(same.images[0], observation, equal_nan=True, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(same.mean, same.reconstruction, equal_nan=True)
         torch.testing.assert_close(same.latents, same.inferred)
-        found = intervene(model, guide, seen, {site: other}, num_samples=2)
-        assert found.images.shape == found.mean.shape == (2, *seen.shape)
-        assert torch.equal(found.latents[site], other.expand_as(found.latents[site]))
+        intervention = intervene(model, guide, observation, {site: other}, num_samples=2)
+        assert intervention.images.shape == intervention.mean.shape == (2, *observation.shape)
+        assert torch.equal(intervention.latents[site], other.expand_as(intervention.latents[site]))
         for earlier in names[: names.index(site)]:
-            assert torch.equal(found.latents[earlier], found.inferred[earlier])
-        assert not any(value.isnan().any() for value in found.latents.values())
-        if site == names[-1] and not torch.equal(found.inferred[site][0], other):
-            assert not torch.equal(found.mean.nan_to_num(), found.reconstruction.nan_to_num())
+            assert torch.equal(intervention.latents[earlier], intervention.inferred[earlier])
+        assert not any(value.isnan().any() for value in intervention.latents.values())
+        if site == names[-1] and not torch.equal(intervention.inferred[site][0], other):
+            assert not torch.equal(intervention.mean.nan_to_num(), intervention.reconstruction.nan_to_num())
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
@@ -122,8 +122,8 @@ def test_infer_discrete_gives_the_likeliest_parents(name):
     images = model.space.example(BATCH, torch.float64, torch.Generator().manual_seed(1))
     drawn = poutine.trace(guide).get_trace(images)
     values = {site: drawn.nodes[site]["value"] for site in guide.covers}
-    given = pyro.condition(model, values)
-    likeliest = infer_discrete(given, first_available_dim=-3, temperature=0)
+    conditional = pyro.condition(model, values)
+    likeliest = infer_discrete(conditional, first_available_dim=-3, temperature=0)
     nodes = poutine.trace(likeliest).get_trace(images).nodes
     elbo = TraceEnum_ELBO(max_plate_nesting=2)
     marginals = elbo.compute_marginals(model, poutine.replay(guide, trace=drawn), images)

@@ -46,8 +46,8 @@ def package_folders() -> dict[str, Path]:
         for name, folder in (re.split(r"\s*=\s*", line.strip()) for line in lines)
     }
     for name in sorted(config["options"]["packages"].split()):  # a package before those inside it
-        above, _, own = name.rpartition(".")
-        folders.setdefault(name, folders.get(above, ROOT) / own)
+        above, _, leaf = name.rpartition(".")
+        folders.setdefault(name, folders.get(above, ROOT) / leaf)
     assert all((folder / "__init__.py").is_file() for folder in folders.values())
     return folders
 
@@ -200,15 +200,15 @@ def test_every_package_has_import_rules():
 def test_no_file_names_paths_of_a_machine():
     places = "|".join(["work", "root", "tmp", "home"])
     path = re.compile(rf"(?<![\w.])/(?:{places})/")
-    found = []
+    matches = []
     for file in tracked_files():
         try:
             text = file.read_text()
         except UnicodeDecodeError:
             continue  # a picture or weights
         lines = enumerate(text.splitlines(), 1)
-        found += [f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)]
-    assert not found, "\n".join(found)
+        matches += [f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)]
+    assert not matches, "\n".join(matches)
 
 
 @pytest.mark.slow

@@ -63,9 +63,9 @@ def by_name(entry: Entry, model: Callable | None = None) -> Callable:
     return pyro.condition(model or entry.model, data=values)
 
 
-def trace_of(program: Callable, *given: object, seed: int = 2, **options: object) -> Trace:
+def trace_of(program: Callable, *inputs: object, seed: int = 2, **options: object) -> Trace:
     pyro.set_rng_seed(seed)
-    return poutine.trace(program).get_trace(*given, **options)
+    return poutine.trace(program).get_trace(*inputs, **options)
 
 
 def log_probs(trace: Trace) -> dict[str, Tensor]:
@@ -74,8 +74,8 @@ def log_probs(trace: Trace) -> dict[str, Tensor]:
     return {n: s["log_prob"] for n, s in trace.nodes.items() if "log_prob" in s}
 
 
-def assert_close(found: object, expected: object) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+def assert_close(actual: object, expected: object) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
 # 1. Condition by name: the same log density, image by image, as of what is passed.
@@ -109,9 +109,9 @@ def test_an_energy_model_takes_images_as_its_argument_only(name):
 def test_choices_that_are_summed_out_have_the_same_loss_by_name(name):
     entry, losses = make(name), []
     model = entry.model.with_selection("enumerate")
-    for each in (model, by_name(entry, model)):
+    for program in (model, by_name(entry, model)):
         pyro.set_rng_seed(2)
-        loss = TraceEnum_ELBO(max_plate_nesting=2).loss(each, entry.guide, observations(entry))
+        loss = TraceEnum_ELBO(max_plate_nesting=2).loss(program, entry.guide, observations(entry))
         losses.append(loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-10)
 
@@ -130,23 +130,23 @@ def test_observations_of_another_shape_are_refused_by_name(name, wrong):
     entry = make(name)
     site = entry.model.space.site
     model = pyro.condition(entry.model, data={site: WRONG[wrong](observations(entry))})
-    given = (observations(entry),) if name in ENERGY else ()
+    inputs = (observations(entry),) if name in ENERGY else ()
     with pytest.raises(ValueError, match=rf"site '{site}' takes a .* here, not"):
-        model(*given, labels=labels_for(entry), batch_size=BATCH)
+        model(*inputs, labels=labels_for(entry), batch_size=BATCH)
     if wrong == "a smaller batch":
         with pytest.raises(ValueError, match="call the program with batch_size=2"):
-            model(*given, labels=labels_for(entry), batch_size=BATCH)
+            model(*inputs, labels=labels_for(entry), batch_size=BATCH)
 
 
 @pytest.mark.parametrize("name", [n for n in DIRECTED if n != "constellations"])
 def test_pixels_are_checked_by_name_as_in_the_argument(name):
     entry = make(name)
     images, labels = observations(entry), labels_for(entry)
-    for bad, words in {
+    for bad, message in {
         images.mul(torch.nan): "NaN or infinite",
         images.mul(255).byte(): "floating point.*divide bytes",
     }.items():
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             pyro.condition(entry.model, data={"image": bad})(labels=labels, batch_size=BATCH)
     with pytest.warns(UserWarning, match=r"outside of \[0, 1\].*rescale"):
         pyro.condition(entry.model, data={"image": 255 * images})(labels=labels, batch_size=BATCH)
@@ -159,9 +159,9 @@ def test_latents_that_would_mix_images_are_refused(name):
     drawn = trace_of(entry.guide, observations(entry))
     for site in entry.model.latent_sites:
         value = drawn.nodes[site.name]["value"]
-        given = pyro.condition(entry.model, data={site.name: value[:2]})
+        conditional = pyro.condition(entry.model, data={site.name: value[:2]})
         with pytest.raises(ValueError, match=f"site '{site.name}' takes a value of shape"):
-            given(observations(entry))
+            conditional(observations(entry))
 
 
 def test_a_kind_without_the_dim_of_capsules_is_refused():
@@ -217,8 +217,8 @@ def test_missing_pixels_are_missing_by_name_too(name):
     drawn = trace_of(guide, images)
     passed = trace_of(poutine.replay(model, trace=drawn), images)
     named = poutine.replay(pyro.condition(model, data={"image": images}), trace=drawn)
-    found = trace_of(named, batch_size=BATCH)
-    assert_close(log_probs(found), log_probs(passed))
+    model_trace = trace_of(named, batch_size=BATCH)
+    assert_close(log_probs(model_trace), log_probs(passed))
 
 
 # 3. Uncondition, replay, do and block.
@@ -237,20 +237,20 @@ def test_uncondition_draws_observations_given_the_latents_of_the_guide(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replayed_trace_is_the_trace(name):
     entry = make(name)
-    given = (observations(entry),) if name in ENERGY else ()
-    trace = trace_of(entry.model, *given, batch_size=BATCH)
+    inputs = (observations(entry),) if name in ENERGY else ()
+    trace = trace_of(entry.model, *inputs, batch_size=BATCH)
     again = poutine.replay(entry.model, trace=trace)
-    found = trace_of(again, *given, batch_size=BATCH, seed=9)
-    assert_close(found.nodes["_RETURN"]["value"], trace.nodes["_RETURN"]["value"])
-    assert_close(log_probs(found), log_probs(trace))
+    second_trace = trace_of(again, *inputs, batch_size=BATCH, seed=9)
+    assert_close(second_trace.nodes["_RETURN"]["value"], trace.nodes["_RETURN"]["value"])
+    assert_close(log_probs(second_trace), log_probs(trace))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_do_sets_the_observation_that_the_model_returns(name):
     entry = make(name)
     images, site = observations(entry), entry.model.space.site
-    found = pyro.do(entry.model, data={site: images})(batch_size=BATCH)
-    assert torch.equal(found, images)
+    output = pyro.do(entry.model, data={site: images})(batch_size=BATCH)
+    assert torch.equal(output, images)
     with pytest.raises(ValueError, match=f"site '{site}' takes a value of shape"):
         pyro.do(entry.model, data={site: images[:2]})(batch_size=BATCH)
 
@@ -295,9 +295,9 @@ def test_the_store_keeps_the_loss_and_training_goes_on(name, tmp_path, monkeypat
     monkeypatch.setattr(base, "_instances", itertools.count())  # as in a new process
     entry = make(name, seed=1)
     pyro.get_param_store().load(tmp_path / "store.pt")
-    found, values = loss_at(entry), parameters(entry)
+    new_loss, values = loss_at(entry), parameters(entry)
     assert all(torch.equal(values[n], value) for n, value in parameters(old).items())
-    assert found == loss
+    assert new_loss == loss
     before = parameters(entry)
     train(entry)
     after = parameters(entry)
@@ -364,10 +364,10 @@ def test_autoguides_of_a_model_that_is_conditioned_by_name_have_its_loss(name):
         entry = make(name)
         pyro.clear_param_store()
         model = by_name(entry) if named else entry.model
-        given = ((), {"batch_size": BATCH}) if named else (arguments(entry), {})
+        inputs = ((), {"batch_size": BATCH}) if named else (arguments(entry), {})
         svi = SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
         pyro.set_rng_seed(2)
-        losses.append([svi.step(*given[0], **given[1]) for _ in range(2)])
+        losses.append([svi.step(*inputs[0], **inputs[1]) for _ in range(2)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-8)
 
 
@@ -379,7 +379,7 @@ def test_autoguides_of_a_model_that_is_conditioned_by_name_have_its_loss(name):
 def test_parameters_of_16_bits_are_refused_by_their_precision(name, kind):
     entry = make(name)
     pair = entry.model.to(kind), entry.guide.to(kind)
-    given = [x.to(kind) if x.is_floating_point() else x for x in arguments(entry)]
+    inputs = [x.to(kind) if x.is_floating_point() else x for x in arguments(entry)]
     svi = SVI(*pair, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     with pytest.raises(ValueError, match=rf"{kind}, but in 16 bits .*; call float\(\)"):
-        svi.step(*given)
+        svi.step(*inputs)

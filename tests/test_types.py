@@ -14,7 +14,7 @@ model = PartWholeCapsules(objects=3, parts=4)
 guide = PartWholeGuide(model)
 entry: Entry[PartWholeCapsules, PartWholeGuide]
 """
-KNOWN = """
+DECLARATIONS = """
 class Own(Guide[VariationalAutoencoder]):
     def sizes(self) -> int:
         return self.model.latent + self.num_parameters
@@ -38,11 +38,11 @@ REFUSED = {
 def test_nonsense_is_refused_and_nothing_else(monkeypatch, tmp_path):
     mypy = pytest.importorskip("mypy.api")
     monkeypatch.chdir(ROOT)
-    code = HEAD + KNOWN + "\n".join(REFUSED)
+    code = HEAD + DECLARATIONS + "\n".join(REFUSED)
     settings = ["--config-file", "setup.cfg", "--cache-dir", str(tmp_path)]
-    said, failed, _ = mypy.run([*settings, "-c", code])
+    output, failed, _ = mypy.run([*settings, "-c", code])
     assert not failed
-    errors = [line for line in said.splitlines() if ": error: " in line]
-    assert len(errors) == len(REFUSED), said
+    errors = [line for line in output.splitlines() if ": error: " in line]
+    assert len(errors) == len(REFUSED), output
     for error, expected in zip(errors, REFUSED.values(), strict=True):
         assert expected in error

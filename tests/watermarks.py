@@ -92,17 +92,17 @@ def splits_of(images: Any) -> set[str]:
         images = torch.from_numpy(images.features)
     if not isinstance(images, Tensor) or images.ndim < 2 or not len(images):
         return set()
-    if known := [_split_of[row] for row in _rows(images.detach()) if row in _split_of]:
+    if matches := [_split_of[row] for row in _rows(images.detach()) if row in _split_of]:
         # a row that was read of two splits tells nothing
-        return set().union(*(splits for splits in known if len(splits) == 1))
+        return set().union(*(splits for splits in matches if len(splits) == 1))
     if images.ndim != 4:
         return set()
     flat = images.detach().double().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     corner = images[:, 0, 0, :2].double()  # marks are the least and the greatest value of an image
     scaled = (corner - low[:, None]) / (high - low)[:, None]
-    found = {tuple(row) for row in scaled.tolist()}
-    return {SPLITS[mark] for mark in found if mark in SPLITS}
+    marks = {tuple(row) for row in scaled.tolist()}
+    return {SPLITS[mark] for mark in marks if mark in SPLITS}
 
 
 def watch(patch: pytest.MonkeyPatch) -> None:
@@ -166,14 +166,14 @@ def _remembered(function: Callable, argument: str) -> Callable:
 
     @wraps(function)
     def reader(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         splits = splits_of(signature.bind(*args, **kwargs).arguments[argument])
-        rows = found.features() if isinstance(found, Object) else found
+        rows = result.features() if isinstance(result, Object) else result
         rows = rows.images if isinstance(rows, Split) else rows
         if len(splits) == 1:
             for row in _rows(rows.features if isinstance(rows, Reading) else rows):
                 _split_of.setdefault(row, set()).update(splits)
-        return found
+        return result
 
     return reader
 
@@ -195,8 +195,8 @@ def _replace_everywhere(patch: pytest.MonkeyPatch, old: Callable, new: Callable)
     what only remembers has no such harm.
     """
     at_home = old in READERS or old.__module__.startswith("capsule_zoo.experiments.")
-    own = () if at_home else (old.__module__,)
-    unwatched = (*own, SHOWS_BOTH, BY_LAYERS)
+    exempt = () if at_home else (old.__module__,)
+    unwatched = (*exempt, SHOWS_BOTH, BY_LAYERS)
     for name, module in sys.modules.copy().items():  # a thread may import meanwhile
         if not name.startswith("capsule_zoo") or name in unwatched:
             continue

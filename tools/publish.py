@@ -68,8 +68,8 @@ def publish(
             )
     made = read_recipe(source)
     training = made.get("training") or _training_of(made, Path(source))
-    shown = dict.fromkeys([*made.get("records", {}), *experiments])
-    records = {experiment: read_record(experiment) for experiment in shown}
+    experiment_names = dict.fromkeys([*made.get("records", {}), *experiments])
+    records = {experiment: read_record(experiment) for experiment in experiment_names}
     for experiment, record in records.items():
         if not is_of(record, training["command"], name, source):
             raise ValueError(
@@ -95,8 +95,8 @@ def is_of(record: dict, trained_by: str, *names: str) -> bool:
         trained_by: the command that trained the weights.
         names: the names that the weights have had: their own, and the folder of their run.
     """
-    words = shlex.split(record["command"])
-    run = words[words.index("--run") + 1] if "--run" in words else None
+    arguments = shlex.split(record["command"])
+    run = arguments[arguments.index("--run") + 1] if "--run" in arguments else None
     settings = json.dumps(record.get("settings", {}))
     return (
         record["command"] == trained_by
@@ -135,8 +135,8 @@ def _command(made: dict, folder: Path) -> str:
     ]
     for name, value in {**options, **made["limits"]}.items():
         if value is not None:
-            shown = f"{value:.15g}" if isinstance(value, float | int) else value
-            parts.append(f"--{name.replace('_', '-')} {shown}")
+            text = f"{value:.15g}" if isinstance(value, float | int) else value
+            parts.append(f"--{name.replace('_', '-')} {text}")
     return " ".join(parts)
 
 
@@ -148,9 +148,9 @@ def main() -> None:
     parser.add_argument("--record", action="append", default=[], help="goes on the card")
     parser.add_argument("--into", type=Path, help="folder (default: the zoo's weights)")
     parser.add_argument("--overwrite", action="store_true", help="replace weights of that name")
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     path = publish(
-        words.source, words.name, words.record, into=words.into, overwrite=words.overwrite
+        arguments.source, arguments.name, arguments.record, into=arguments.into, overwrite=arguments.overwrite
     )
     print(f"card written to {path}")
 

@@ -33,7 +33,7 @@ from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.constellations.matching_distributions import RandomMatching
 
 SEED = 0
-KEPT = 4000
+NUM_DRAWS = 4000
 RHAT, ESS = 1.01, 10_000.0
 
 
@@ -141,8 +141,8 @@ def _by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, 
             "transitions"
         )
     flat = x.flatten(0, 1)
-    chosen = torch.linspace(0, len(flat) - 1, KEPT).long()
-    return {**_moments(flat), "draws": flat[chosen], "log_evidence": None, "checks": checks}
+    indices = torch.linspace(0, len(flat) - 1, NUM_DRAWS).long()
+    return {**_moments(flat), "draws": flat[indices], "log_evidence": None, "checks": checks}
 
 
 class Mixture(NamedTuple):
@@ -185,26 +185,26 @@ def exact_posterior(
     log_weights = log_weights - (code == 0).sum(1) * math.log(4.0)  # clutter in [-1, 1]^2
     means, covariances, likelihoods = [], [], []
     for row in code:
-        seen = design[row[row > 0] - 1].flatten(0, 1)  # (2 n, D)
+        design_rows = design[row[row > 0] - 1].flatten(0, 1)  # (2 n, D)
         value = points[0][row > 0].flatten()
-        marginal = prior * seen @ seen.T + noise * torch.eye(len(seen)).to(seen)
+        marginal = prior * design_rows @ design_rows.T + noise * torch.eye(len(design_rows)).to(design_rows)
         likelihoods.append(MultivariateNormal(0 * value, marginal).log_prob(value))
         covariance = torch.linalg.inv(
-            torch.eye(seen.shape[1]).to(seen) / prior + seen.T @ seen / noise
+            torch.eye(design_rows.shape[1]).to(design_rows) / prior + design_rows.T @ design_rows / noise
         )
         covariances.append(covariance)
-        means.append(covariance @ seen.T @ value / noise)
+        means.append(covariance @ design_rows.T @ value / noise)
     log_weights = log_weights + torch.stack(likelihoods)
     return Mixture(log_weights, torch.stack(means), torch.stack(covariances))
 
 
 def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
     """Return moments in closed form and independent draws of the exact posterior."""
-    found = exact_posterior(model, points, PROBLEMS["constellation"].settings(model, points))
-    weights = found.log_weights.softmax(0)
-    chosen = torch.multinomial(weights, KEPT, replacement=True)
-    draws = MultivariateNormal(found.mean[chosen], found.covariance[chosen]).sample()
-    m, v = found.mean, found.covariance.diagonal(dim1=-2, dim2=-1)
+    posterior = exact_posterior(model, points, PROBLEMS["constellation"].settings(model, points))
+    weights = posterior.log_weights.softmax(0)
+    components = torch.multinomial(weights, NUM_DRAWS, replacement=True)
+    draws = MultivariateNormal(posterior.mean[components], posterior.covariance[components]).sample()
+    m, v = posterior.mean, posterior.covariance.diagonal(dim1=-2, dim2=-1)
     powers = m, m**2 + v, m**4 + 6 * m**2 * v + 3 * v**2
     first, second, fourth = (weights @ power for power in powers)
     return {
@@ -213,7 +213,7 @@ def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
         "square_mean": second,
         "squared_deviation": (fourth - second**2).sqrt(),
         "draws": draws,
-        "log_evidence": found.log_weights.logsumexp(0).item(),
+        "log_evidence": posterior.log_weights.logsumexp(0).item(),
         "checks": {"method": "independent draws of the exact posterior, moments in closed form"},
     }
 
@@ -223,9 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make reference draws.")
     parser.add_argument("names", nargs="*", help="Problems; all by default.")
     parser.add_argument("--out", type=Path, default=FOLDER, help="Folder of the files.")
-    given = parser.parse_args()
-    for name in given.names or list(PROBLEMS):
-        print(name, write_reference(name, given.out), flush=True)
+    arguments = parser.parse_args()
+    for name in arguments.names or list(PROBLEMS):
+        print(name, write_reference(name, arguments.out), flush=True)
 
 
 if __name__ == "__main__":

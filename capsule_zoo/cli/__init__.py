@@ -39,10 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError, RuntimeError) as error:
-        words = _in_words(error)
-        if words is None:
+        text = _in_words(error)
+        if text is None:
             raise
-        print(f"capsule-zoo: {words}", file=sys.stderr)
+        print(f"capsule-zoo: {text}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -59,11 +59,11 @@ def _with_progress(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _imports_first(words: list[str]) -> list[str]:
+def _imports_first(arguments: list[str]) -> list[str]:
     """Move every `--import MODULE` to the front, because it may be given after a command too."""
     first: list[str] = []
     rest: list[str] = []
-    remaining = iter(words)
+    remaining = iter(arguments)
     for word in remaining:
         if word == "--import":
             first += [word, *islice(remaining, 1)]

@@ -31,19 +31,19 @@ def list_entries(
     from capsule_zoo.discovery import list_weights
     from capsule_zoo.registry import list_models, summary
 
-    found: dict[str, Any]
+    descriptions: dict[str, Any]
     if weights:
-        found, kind, known = list_weights(pattern), "trained weights match", list(list_weights())
+        descriptions, kind, all_names = list_weights(pattern), "trained weights match", list(list_weights())
     else:
-        found = {name: summary(name) for name in list_models(pattern)}
-        kind, known = "entry matches", list_models()
-    if not found:
-        raise ValueError(f"no {kind} {pattern!r}; there are {', '.join(known)}")
-    print_list({name: str(words) for name, words in found.items()})
+        descriptions = {name: summary(name) for name in list_models(pattern)}
+        kind, all_names = "entry matches", list_models()
+    if not descriptions:
+        raise ValueError(f"no {kind} {pattern!r}; there are {', '.join(all_names)}")
+    print_list({name: str(description) for name, description in descriptions.items()})
     if not weights:
         print("\nOne of them in full: capsule-zoo show ENTRY")
         print("Trained weights: capsule-zoo list --weights")
-    print_json(as_json, found)
+    print_json(as_json, descriptions)
 
 
 def show(
@@ -69,16 +69,16 @@ def show(
     from capsule_zoo.discovery import describe
     from capsule_zoo.pages.published import goals_of, lines
 
-    found = describe(name)
-    goals = [goal for goal in goals_of(read_records(RESULTS)) if goal.entry == found.name]
+    description = describe(name)
+    goals = [goal for goal in goals_of(read_records(RESULTS)) if goal.entry == description.name]
     published = lines(goals).partition("\n\n")[2]
-    print(f"{found.overview(published)}\n")
+    print(f"{description.overview(published)}\n")
     print(
-        found.settings_list if settings else fill(found.settings_names, 100, break_on_hyphens=False)
+        description.settings_list if settings else fill(description.settings_names, 100, break_on_hyphens=False)
     )
     if not settings:
         print(f"\nWhat each of them means: capsule-zoo show {name} --settings")
-    print_json(as_json, found.as_dict())
+    print_json(as_json, description.as_dict())
 
 
 def print_version(wanted: bool) -> None:
@@ -137,10 +137,10 @@ def published(
     from capsule_zoo.pages.published import count, goals_of, lines
 
     goals = goals_of(read_records(results or RESULTS))
-    known = sorted({goal.entry for goal in goals})
+    names = sorted({goal.entry for goal in goals})
     if entry is not None:
-        check_known("entry with published numbers", entry, known)
-    chosen = [goal for goal in goals if entry in (None, goal.entry)]
-    print(lines(chosen))
-    print("\n" + ", ".join(f"{number} {what}" for what, number in count(chosen).items()))
-    print_json(as_json, [goal.as_dict() for goal in chosen])
+        check_known("entry with published numbers", entry, names)
+    selected = [goal for goal in goals if entry in (None, goal.entry)]
+    print(lines(selected))
+    print("\n" + ", ".join(f"{number} {label}" for label, number in count(selected).items()))
+    print_json(as_json, [goal.as_dict() for goal in selected])

@@ -72,8 +72,8 @@ def segment(
 
     opened = runs.open_pictures(run, data, data_root, slots is None, held_out, out)
     entry, pictures, files, target = opened
-    how: dict[str, Any] = dict(slots=slots, draws=draws, temperature=temperature, seed=seed)
-    found = segment_run(entry, pictures[:images], target, files=files, **how)
-    print_metrics(found)
+    options: dict[str, Any] = dict(slots=slots, draws=draws, temperature=temperature, seed=seed)
+    result = segment_run(entry, pictures[:images], target, files=files, **options)
+    print_metrics(result)
     print(f"written to {target}")
-    print_json(as_json, found)
+    print_json(as_json, result)

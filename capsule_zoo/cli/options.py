@@ -40,40 +40,40 @@ Device = Annotated[str, typer.Option(help="A torch device, such as cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress, only the result.")]
 
 
-def print_list(found: dict[str, str]) -> None:
+def print_list(descriptions: dict[str, str]) -> None:
     """Print names and descriptions in two columns."""
-    width = max(map(len, found), default=0)
-    for name, words in found.items():
-        print(f"{name:{width}}  {words}")
+    width = max(map(len, descriptions), default=0)
+    for name, description in descriptions.items():
+        print(f"{name:{width}}  {description}")
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:
     """Print each metric on one line; a pair is a value and its standard error."""
-    shown = {}
+    texts = {}
     for name, value in metrics.items():
         value, error = value if isinstance(value, tuple) else (value, metrics.get(f"{name}_se"))
         if name.endswith("_se") or value != value:
             continue
-        words = f"{value:.4g}" if isinstance(value, float) else str(value)
-        known = error is not None and error == error  # NaN where one image was measured
-        shown[name] = f"{words} (s.e. {error:.2g})" if known else words
-    print_list(shown)
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        has_error = error is not None and error == error  # NaN where one image was measured
+        texts[name] = f"{text} (s.e. {error:.2g})" if has_error else text
+    print_list(texts)
 
 
-def print_json(wanted: bool, found: dict | list) -> None:
+def print_json(wanted: bool, content: dict | list) -> None:
     """Print one JSON value on a line of its own, if `wanted` is true."""
     if wanted:
         from capsule_zoo.records import plain
 
-        print(json.dumps(plain(found)), flush=True)
+        print(json.dumps(plain(content)), flush=True)
 
 
-def given(**settings: Any) -> dict[str, Any]:
+def user_settings(**settings: Any) -> dict[str, Any]:
     """Return the settings that the user chose."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_settings(words: list[str] | None, known: "Mapping[str, Argument]") -> dict[str, Any]:
+def read_settings(assignments: list[str] | None, arguments: "Mapping[str, Argument]") -> dict[str, Any]:
     """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
 
     The word none is None for a setting that may be None and takes no text.
@@ -86,8 +86,8 @@ def read_settings(words: list[str] | None, known: "Mapping[str, Argument]") -> d
     """
     from capsule_zoo.settings import fits, flat_arguments
 
-    settings, known = {}, flat_arguments(known)
-    for word in words or []:
+    settings, arguments = {}, flat_arguments(arguments)
+    for word in assignments or []:
         key, equals, value = word.partition("=")
         if not (equals and all(part.replace("-", "_").isidentifier() for part in key.split("."))):
             raise ValueError(f"--set takes KEY=VALUE, such as objects=16, not {word!r}")
@@ -95,7 +95,7 @@ def read_settings(words: list[str] | None, known: "Mapping[str, Argument]") -> d
             parsed = json.loads(value)
         except json.JSONDecodeError:
             parsed = value
-        hint = known[key].hint if key in known else Any
+        hint = arguments[key].hint if key in arguments else Any
         if value.lower() == "none" and fits(None, hint) and not fits(value, hint):
             parsed = None
         settings[key] = tuple(parsed) if isinstance(parsed, list) else parsed

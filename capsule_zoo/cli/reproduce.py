@@ -79,11 +79,11 @@ def reproduce(
     options = experiments.Options(
         minutes=minutes, seed=seed, data_root=data_root, device=device, run=run, progress=not quiet
     )
-    chosen = read_settings(set_, experiments.find_experiment(experiment).settings)
-    result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
+    overrides = read_settings(set_, experiments.find_experiment(experiment).settings)
+    result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **overrides)
     record, table = read_record(experiment, out), result.table
     print(markdown.table(record) if table is None else table.round(3).to_string(na_rep=""))
-    print_metrics({name: (each["value"], each["se"]) for name, each in record["metrics"].items()})
+    print_metrics({name: (metric["value"], metric["se"]) for name, metric in record["metrics"].items()})
     print(f"written to {path}, with the figures next to it")
     print_json(as_json, record["metrics"])
 
@@ -92,12 +92,12 @@ def _list() -> dict[str, str]:
     """Print all experiments, and return their summaries by name."""
     from capsule_zoo.experiments import find_experiment, list_experiments, not_here
 
-    found = {name: find_experiment(name).summary for name in list_experiments()}
-    print_list(found)
+    summaries = {name: find_experiment(name).summary for name in list_experiments()}
+    print_list(summaries)
     print(
         not_here() or "\nThe settings of one of them: capsule-zoo reproduce EXPERIMENT --settings"
     )
-    return found
+    return summaries
 
 
 def _list_settings(name: str) -> dict[str, object]:

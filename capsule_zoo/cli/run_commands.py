@@ -125,7 +125,7 @@ def train(
 
     made = registered(entry)
     limits = given(epochs=epochs, steps=steps, minutes=minutes)
-    chosen = given(
+    options = given(
         data=data,
         size=size,
         settings=read_settings(set_, made.arguments) or None,
@@ -144,7 +144,7 @@ def train(
     _, run = runs.train(
         entry,
         folder,
-        chosen,
+        options,
         data_root=data_root,
         resume=resume,
         overwrite=overwrite,
@@ -270,19 +270,19 @@ def evaluate(
     only_tests = method in ("bound", "error-rate")
     entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=only_tests)
     runs.refuse_unwritable(folder)
-    found = measures[method](entry, dataset, **(METHODS[method] | options))
-    runs.note(folder, method.replace("-", "_"), found)
-    print_metrics(found)
-    if not found.get("is_bound", True):
+    metrics = measures[method](entry, dataset, **(METHODS[method] | options))
+    runs.note(folder, method.replace("-", "_"), metrics)
+    print_metrics(metrics)
+    if not metrics.get("is_bound", True):
         print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
-    print_json(as_json, found)
+    print_json(as_json, metrics)
 
 
 def _check_options(method: str, options: Iterable[str]) -> None:
     """Raise ValueError where `method` does not take one of the options."""
     for name in options:
         if name not in METHODS[method]:
-            takers = [known for known, defaults in METHODS.items() if name in defaults]
+            takers = [taker for taker, defaults in METHODS.items() if name in defaults]
             raise ValueError(
                 f"--{name} is an option of --method {' or '.join(takers)}, and this measures "
                 f"--method {method}; leave out --{name}, or give another --method"
@@ -335,11 +335,11 @@ def compare(
     print(table.drop(columns="is_bound").dropna(axis=1, how="all").round(3).to_string(na_rep=""))
     write_whole(folder / "compare.csv", table.to_csv(index_label="guide").encode())
     save_figure(table.draw(), folder / "compare.png")
-    found = table.to_dict(orient="index")
-    runs.note(folder, "compare", found)
+    rows = table.to_dict(orient="index")
+    runs.note(folder, "compare", rows)
     if not quiet:
         print(f"drawn in {folder / 'compare.png'}")
-    print_json(as_json, found)
+    print_json(as_json, rows)
 
 
 def figure(
@@ -368,6 +368,6 @@ def figure(
     print_json(as_json, {"figure": str(path)})
 
 
-def _names(words: str) -> list[str]:
+def _names(text: str) -> list[str]:
     """Return the names in a comma-separated list."""
-    return [name for name in map(str.strip, words.split(",")) if name]
+    return [name for name in map(str.strip, text.split(",")) if name]

@@ -76,7 +76,7 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figu
     return image_rows(rows, "Samples, and Gibbs chains that start at them (mean images)")
 
 
-def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> "Figure":
+def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, images_per_class: int = 100) -> "Figure":
     """Draw the features of images, class by class: a strip for each of up to `each` images.
 
     Args:
@@ -87,10 +87,10 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
     classes = np.unique(labels)
     figure, axes = panels(len(classes), len(rows), (1.1, 2.2), (0.8, 0.4))
     for row, (name, features) in zip(axes, rows.items(), strict=True):
-        how: dict[str, Any] = dict(cmap="gray", aspect="auto", interpolation="nearest")
-        how |= dict(vmin=min(0.0, features.min()), vmax=max(1.0, features.max()))
+        style: dict[str, Any] = dict(cmap="gray", aspect="auto", interpolation="nearest")
+        style |= dict(vmin=min(0.0, features.min()), vmax=max(1.0, features.max()))
         for axis, label in zip(row, classes, strict=True):
-            axis.imshow(features[labels == label][:each], **how)
+            axis.imshow(features[labels == label][:images_per_class], **style)
             axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(name, fontsize=9)
     for axis, label in zip(axes[0], classes, strict=True):

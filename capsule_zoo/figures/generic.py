@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the map of the smallest pixel of `images` to 0 and the largest to 1, clamped."""
     low, high = torch.aminmax(images)
-    return lambda shown: ((shown - low) / (high - low)).clamp(0, 1)
+    return lambda pixels: ((pixels - low) / (high - low)).clamp(0, 1)
 
 
 def samples(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":

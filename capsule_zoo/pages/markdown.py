@@ -88,9 +88,9 @@ def verdict(ours: Metric, other: Metric, higher: bool) -> str:
     if not errors:
         return "undecided (no standard error)"
     distance = abs(difference) / math.hypot(*errors)
-    shown = f"{distance:.1f}" if distance < 10 else f"{distance:,.0f}"
+    text = f"{distance:.1f}" if distance < 10 else f"{distance:,.0f}"
     word = "better" if (difference > 0) == higher else "worse"
-    return f"{word if distance > 2 else 'undecided'} ({shown} s.e.)"
+    return f"{word if distance > 2 else 'undecided'} ({text} s.e.)"
 
 
 def _filled(block: re.Match[str], folder: str | Path) -> str:
@@ -106,8 +106,8 @@ def _filled(block: re.Match[str], folder: str | Path) -> str:
 def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     """Return the metrics that match a pattern as Markdown tables, with their command below."""
     metrics = record["metrics"]
-    chosen = [n for n in metrics if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
-    grids, singles = grids_of(record, chosen)
+    selected = [n for n in metrics if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
+    grids, singles = grids_of(record, selected)
     cells = {name: with_error(metric) for name, metric in metrics.items()}
     parts = []
     for grid in grids:
@@ -119,22 +119,22 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     if singles:
         rows = [[in_words(n), cells[n], f"{metrics[n]['n']:,}"] for n in singles]
         parts.append(_markdown(["quantity", "value", "n"], rows))
-    how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
+    conditions = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
     commit = f" at commit {record['commit']}" if "commit" in record else ""
-    made = f"`{record['command']}`{commit} on {', '.join(how)}.{owed}"
+    made = f"`{record['command']}`{commit} on {', '.join(conditions)}.{owed}"
     return "\n".join([*parts, made, ""])
 
 
 def _count(metrics: Mapping[str, Metric], names: Iterable[str]) -> str:
     """Return the number of images or runs of metrics, or the smallest and the largest."""
-    own = [metrics[name]["n"] for name in names if name]
-    return " to ".join(f"{n:,}" for n in sorted({min(own), max(own)}))
+    counts = [metrics[name]["n"] for name in names if name]
+    return " to ".join(f"{n:,}" for n in sorted({min(counts), max(counts)}))
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int = 1) -> str:
     """Return a Markdown table; its first columns are words, and the others numbers to the right."""
-    marks = [*["---"] * words, *["--:"] * (len(head) - words)]
+    marks = [*["---"] * label_columns, *["--:"] * (len(head) - label_columns)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, marks, *rows))
 
 
@@ -234,14 +234,14 @@ class Grid(NamedTuple):
     names: dict[tuple[str, str], str]
 
 
-def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[Grid], list[str]]:
+def grids_of(record: dict, metric_names: Collection[str] | None = None) -> tuple[list[Grid], list[str]]:
     """Return the grids of a record, and the names of its metrics in no grid.
 
     Args:
         chosen: names of the metrics to show; by default all of them. A row or column without any
             of them is left out.
     """
-    rest = [name for name in record["metrics"] if chosen is None or name in chosen]
+    rest = [name for name in record["metrics"] if metric_names is None or name in metric_names]
     grids = []
     for title, quantities in record["tables"].items():
         names = {

@@ -90,11 +90,11 @@ class Goal:
 
     def as_dict(self) -> dict[str, object]:
         """Return the row for readers and programs."""
-        shown = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
+        columns = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
         ours = self.ours or {"value": None, "se": None}
         numbers = {"ours": ours["value"], "se": ours["se"]}
         return {
-            **{n: getattr(self, n) for n in shown},
+            **{n: getattr(self, n) for n in columns},
             **numbers,
             "record": f"{self.record}:{self.metric}",
         }
@@ -117,9 +117,9 @@ def read_published(folder: Path = RESULTS) -> list[Goal]:
     return rows
 
 
-def _row(*, printed_se: str, higher: str, **words: Any) -> Goal:
+def _row(*, printed_se: str, higher: str, **text_fields: Any) -> Goal:
     error = float(printed_se) if printed_se else None
-    return Goal(printed_se=error, higher=higher == "yes", **words)
+    return Goal(printed_se=error, higher=higher == "yes", **text_fields)
 
 
 def goals_of(records: Mapping[str, dict]) -> list[Goal]:
@@ -130,26 +130,26 @@ def goals_of(records: Mapping[str, dict]) -> list[Goal]:
 def measured(row: Goal, records: Mapping[str, dict]) -> Metric | None:
     """Return our metric for a published number, the worse one of a bracket; None without one."""
     metrics = records.get(row.record, {}).get("metrics", {})
-    found = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
-    return (min if row.higher else max)(found, key=lambda metric: metric["value"], default=None)
+    candidates = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
+    return (min if row.higher else max)(candidates, key=lambda metric: metric["value"], default=None)
 
 
 def count(goals: Iterable[Goal]) -> dict[str, int]:
     """Return the number of published numbers, of those compared like for like, and by state."""
     goals = list(goals)
-    found = Counter(goal.state for goal in goals)
+    counts = Counter(goal.state for goal in goals)
     alike = sum(goal.kind == LIKE for goal in goals)
-    return {"published": len(goals), "like for like": alike, **{s: found[s] for s in STATES}}
+    return {"published": len(goals), "like for like": alike, **{s: counts[s] for s in STATES}}
 
 
 def lines(goals: Iterable[Goal]) -> str:
     """Return published numbers beside ours in Markdown, as a list for each entry."""
-    found: list[str] = []
-    for entry, own in groupby(goals, key=lambda goal: goal.entry):
-        found += ["", f"{entry}:", ""]
-        for goal in own:
+    result: list[str] = []
+    for entry, rows in groupby(goals, key=lambda goal: goal.entry):
+        result += ["", f"{entry}:", ""]
+        for goal in rows:
             ours = "" if goal.ours is None else f"ours {with_error(goal.ours)}, "
             state = f"not comparable: {goal.kind}" if goal.state == "not counted" else goal.state
-            found.append(f"- {goal.quantity}: {ours}published {goal.printed} ({state})")
-            found.append("; ".join(filter(None, (f"  {goal.whose} ({goal.source})", goal.note))))
-    return "\n".join(found[1:])
+            result.append(f"- {goal.quantity}: {ours}published {goal.printed} ({state})")
+            result.append("; ".join(filter(None, (f"  {goal.whose} ({goal.source})", goal.note))))
+    return "\n".join(result[1:])

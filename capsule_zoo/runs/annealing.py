@@ -68,8 +68,8 @@ def anneal_run(
         ValueError: an entry that gives no bound.
     """
     settings = {"simulated": 16, "particles": particles, "steps": widening, **settings}
-    bounds, found = guide_losses(entry, data, (), **settings)
-    return bounds | found["encoder"] | {"units": "nats per image"}
+    bounds, losses_by_guide = guide_losses(entry, data, (), **settings)
+    return bounds | losses_by_guide["encoder"] | {"units": "nats per image"}
 
 
 def guide_losses(
@@ -79,7 +79,7 @@ def guide_losses(
     *,
     images: int,
     particles: int = 1000,
-    few: int | None = None,
+    group_size: int | None = None,
     steps: int = 200,
     seed: int = 0,
     refinement: int = REFINEMENT,
@@ -118,7 +118,7 @@ def guide_losses(
     guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
-    how = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps, seed=seed)
+    options = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps, seed=seed)
     announce(f"finding where chains start, for {len(test)} images")
     guides: dict[str, Callable[[], nn.Module]] = {"encoder": lambda: guide}
     general, pair = general_guides_of(entry), entry.summed
@@ -126,11 +126,11 @@ def guide_losses(
         start = pair.model, pair.guide, test.images
         guides[name] = partial(fit_guide, name, *start, steps=steps, seed=seed)
     settings = {"simulated": 0, "progress": progress, **settings}
-    starts = starts_of(entry, guide, test.images, names, **how)
-    found = measure_losses(
-        entry.model, starts, test, guides, particles=particles, few=few, seed=seed, **settings
+    starts = starts_of(entry, guide, test.images, names, **options)
+    losses_by_guide = measure_losses(
+        entry.model, starts, test, guides, particles=particles, few=group_size, seed=seed, **settings
     )
-    return found.bounds, found.rows
+    return losses_by_guide.bounds, losses_by_guide.rows
 
 
 def starts_of(

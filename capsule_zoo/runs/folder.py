@@ -67,7 +67,7 @@ MEASURED = ("metrics.json", "compare.csv", "compare.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 
-def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
+def resumed(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
     """Return the recipe of the run of entry `name` in a folder, to go on with it.
 
     If the data of the run are files that are no longer where they were, `given` may name others.
@@ -79,19 +79,19 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
     saved = Recipe.read(read_recipe(folder))
     if saved.entry != name:
         raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
-    settings = {**saved.settings, **given.get("settings", {})}
-    asked = replace(saved, **{**given, "settings": settings})
-    if "settings" in given and asked.guide == saved.guide:
+    settings = {**saved.settings, **overrides.get("settings", {})}
+    asked = replace(saved, **{**overrides, "settings": settings})
+    if "settings" in overrides and asked.guide == saved.guide:
         with seeded(0):
             entry = create(name, **settings).use_guide(saved.guide or "")
             asked = replace(asked, pair=pair_of(entry.model, entry.guide))
     of_files = saved.data.startswith(("folder:", "constellations:"))
     moved = of_files and not Path(saved.data.partition(":")[2]).exists()
-    for option, (own, value) in saved.differences(asked).items():
+    for option, (saved_value, value) in saved.differences(asked).items():
         if option not in MAY_CHANGE and not (moved and option == "data"):
             raise ValueError(
-                f"the run in {folder} has {option}={_words(own)}, and a run that goes on keeps "
-                f"its settings, all but lr and the limits; leave {option}={_words(value)} out, "
+                f"the run in {folder} has {option}={_setting_text(saved_value)}, and a run that goes on keeps "
+                f"its settings, all but lr and the limits; leave {option}={_setting_text(value)} out, "
                 "or train into another folder"
             )
     return asked
@@ -100,7 +100,7 @@ def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
 def train(
     name: str,
     folder: str | Path,
-    given: dict[str, Any],
+    overrides: dict[str, Any],
     *,
     data_root: Path | None = None,
     resume: bool = False,
@@ -129,15 +129,15 @@ def train(
     folder = Path(folder)
     _check_folder(folder, resume, overwrite)
     usable_device(device)
-    if "data" in given:
-        given = {**given, "data": full_name(given["data"])}
-    given = {**given, "settings": {k: _full(v) for k, v in given.get("settings", {}).items()}}
+    if "data" in overrides:
+        overrides = {**overrides, "data": full_name(overrides["data"])}
+    overrides = {**overrides, "settings": {k: _full(v) for k, v in overrides.get("settings", {}).items()}}
     make_writer = None if log is None else _tensorboard(log)
     made = registered(name)
     if resume:
-        recipe = resumed(folder, name, given)
+        recipe = resumed(folder, name, overrides)
     else:
-        recipe = Recipe(name, **{"data": made.data, **given})
+        recipe = Recipe(name, **{"data": made.data, **overrides})
     refuse_among_pictures(folder, recipe.data)
     check_seed(recipe.seed)
     entry, data = _begin(recipe, made, data_root)
@@ -149,9 +149,9 @@ def train(
     config = recipe.config() | ({"class_names": named} if named else {})
     files = RunFolder(folder, entry, config, resume, make_writer)
     figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
-    what = f"training {name} on {len(data.train):,} images of {data.name}, {length_of(arguments)}"
+    title = f"training {name} on {len(data.train):,} images of {data.name}, {length_of(arguments)}"
     try:
-        with planned(f"{what}{figures}" if progress and is_first_process() else None):
+        with planned(f"{title}{figures}" if progress and is_first_process() else None):
             run = fit_entry(
                 entry, data, write_line, files, **arguments, checks=Checks(progress=progress)
             )
@@ -206,8 +206,8 @@ def fit_entry(
             return fit_stages(stages, data, say=say, **arguments)
         return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
     except NonFiniteLoss as error:
-        kept = files.checkpoint if files is not None and files.begun else None
-        raise NonFiniteLoss(error.step, error.site, kept, error.restored) from error
+        last_checkpoint = files.checkpoint if files is not None and files.begun else None
+        raise NonFiniteLoss(error.step, error.site, last_checkpoint, error.restored) from error
 
 
 def _full(value: Any) -> Any:
@@ -248,14 +248,14 @@ class RunFolder:
         folder: Path,
         entry: Entry,
         config: Mapping[str, Any],
-        begun: bool | None = None,
+        has_checkpoint: bool | None = None,
         make_writer: Callable[..., Any] | None = None,
     ) -> None:
         self.folder = folder
         self.entry = entry
         self.config = config
         self.checkpoint = folder / CHECKPOINT
-        self.begun = self.checkpoint.is_file() if begun is None else begun
+        self.begun = self.checkpoint.is_file() if has_checkpoint is None else has_checkpoint
         self.make_writer = make_writer
         self.writer: Any = None
         self.logged = 0  # rows that stand in history.csv
@@ -301,21 +301,21 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
     Raises:
         ValueError: no recipe says how the run was trained, or a setting does not fit the entry.
     """
-    known = made.with_preset(recipe.settings).arguments
+    accepted_arguments = made.with_preset(recipe.settings).arguments
     if recipe.experiment:
         raise ValueError(
             f"an experiment trained this run of {made.name}, in its own way; go on with it by that "
             "experiment: capsule-zoo reproduce"
         )
     for option, value in (("size", recipe.size), ("transform", recipe.transform)):
-        if value is not None and "image_shape" not in known:
+        if value is not None and "image_shape" not in accepted_arguments:
             raise ValueError(
                 f"{made.name} observes points, which have no pixels: {option}={value} says "
                 f"nothing to it; leave --{option} out"
             )
     shape = as_tuple(recipe.settings.get("image_shape"))
     if shape is not None and not fits(shape, tuple[int, int, int]):
-        raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
+        raise ValueError(f"image_shape must be [channels, height, width], not {_setting_text(shape)}")
     size = recipe.size or (None if shape is None else shape[1:])
     data = load_dataset(recipe.data, data_root, size=size)
     if shape is not None:
@@ -327,8 +327,8 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             stacklevel=2,
         )
     pyro.set_rng_seed(recipe.seed)
-    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in known else {}
-    if "classes" in known and data.num_classes > 1:
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in accepted_arguments else {}
+    if "classes" in accepted_arguments and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
         if recipe.pair:
@@ -338,7 +338,7 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             entry = entry.use_guide(recipe.guide or entry.default_guide)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(
-            f"{made.name} cannot be made with {_words(recipe.settings)}: {error}"
+            f"{made.name} cannot be made with {_setting_text(recipe.settings)}: {error}"
         ) from error
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
@@ -386,7 +386,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
 
 def refuse_unwritable(folder: Path) -> None:
     """Raise ValueError unless a file can be made in the folder, or where it would be made."""
-    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         TemporaryFile(dir=place).close()
     except OSError as error:
@@ -429,11 +429,11 @@ def open_run(
             class that a classifier was not trained on.
     """
     entry, folder, name, size = _opened(source, data, resize)
-    found = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
+    dataset = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
     if entry.observes_images:
-        found = found.in_channels(entry.model.image_shape[0])
+        dataset = dataset.in_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
-    return entry, found.in_classes(trained) if trained else found, folder
+    return entry, dataset.in_classes(trained) if trained else dataset, folder
 
 
 def open_pictures(
@@ -508,19 +508,19 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        metrics = json.loads(path.read_text())
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); remove it") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, not metrics; remove it")
-    return found
+    if not isinstance(metrics, dict):
+        raise CheckpointError(f"{path} holds a {type(metrics).__name__}, not metrics; remove it")
+    return metrics
 
 
-def note(folder: Path, key: str, found: Any) -> None:
+def note(folder: Path, key: str, results: Any) -> None:
     """Add results to the folder's `metrics.json`, and keep its other contents."""
-    write_json(folder / "metrics.json", plain({**read_metrics(folder), key: found}))
+    write_json(folder / "metrics.json", plain({**read_metrics(folder), key: results}))
 
 
-def _words(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     """Return a setting as text that `--set` reads."""
     return json.dumps(plain(value))

@@ -58,8 +58,8 @@ def evaluate_run(entry: Entry, data: Dataset, *, images: int, particles: int, se
     refuse_without_bound(entry)
     test = as_scored(entry, data).test[:images]
     idata = evaluate(entry.model, entry.guide, test, num_particles=particles, seed=seed, draws=0)
-    found = {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
-    return found | ({"remark": words} if (words := remark(found)) else {})
+    summary = {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
+    return summary | ({"remark": message} if (message := remark(summary)) else {})
 
 
 def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) -> dict:
@@ -75,8 +75,8 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
         )
     check_classes(data)
     rate = error_rate(entry.model, entry.guide, _first(data.test, images))
-    found = {"error_rate": rate.value, "error_rate_se": rate.se}
-    return {"data": data.test.name, **found, "num_images": rate.n}
+    metrics = {"error_rate": rate.value, "error_rate_se": rate.se}
+    return {"data": data.test.name, **metrics, "num_images": rate.n}
 
 
 class LogLikelihood(NamedTuple):
@@ -112,13 +112,13 @@ def log_likelihoods(
     starts: dict[str, Tensor | None] = {"ais": train, "raise": tested[:chains]}
     if is_countable(model):
         starts["exact"] = None
-    found: dict[str, LogLikelihood] = {}
+    estimates: dict[str, LogLikelihood] = {}
     for method, images in starts.items():
         announce(f"log Z by {method}")
         log_z = log_partition(model, method, images=images, chains=chains, **annealing)
         error = hypot(standard_error(free_energy.numpy()), log_z.standard_error)
-        found[method] = LogLikelihood(-free_energy.mean().item() - log_z.value, error, log_z)
-    return found
+        estimates[method] = LogLikelihood(-free_energy.mean().item() - log_z.value, error, log_z)
+    return estimates
 
 
 def log_partition_run(
@@ -149,14 +149,14 @@ def log_partition_run(
         )
     test = _first(as_scored(entry, data).test, images)
     annealing = dict(chains=chains, temperatures=temperatures, seed=seed)
-    found: dict[str, Any] = {"data": test.name, "num_images": len(test)}
+    metrics: dict[str, Any] = {"data": test.name, "num_images": len(test)}
     for method, nats in log_likelihoods(model, data.train.images, test.images, **annealing).items():
-        found[f"log_likelihood_{method}"] = nats.value
-        found[f"log_likelihood_{method}_se"] = nats.standard_error
-        found[f"log_likelihood_{method}_lies"] = SIDES[nats.log_z.direction]
-        found[f"log_z_{method}"] = nats.log_z.value
-        found[f"log_z_{method}_se"] = nats.log_z.standard_error
-    return found | {"chains": chains, "temperatures": temperatures, "units": "nats per image"}
+        metrics[f"log_likelihood_{method}"] = nats.value
+        metrics[f"log_likelihood_{method}_se"] = nats.standard_error
+        metrics[f"log_likelihood_{method}_lies"] = SIDES[nats.log_z.direction]
+        metrics[f"log_z_{method}"] = nats.log_z.value
+        metrics[f"log_z_{method}_se"] = nats.log_z.standard_error
+    return metrics | {"chains": chains, "temperatures": temperatures, "units": "nats per image"}
 
 
 def compare_run(

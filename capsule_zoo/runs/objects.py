@@ -70,44 +70,44 @@ def segment_run(
     if slots is not None:
         height, width = split.images.shape[-2:]
         entry = on_canvas(entry, height, width, slots)
-    found = find_objects(entry.model, entry.guide, split.images, **options)
-    pictures = colored_objects(split.images, found.numbers, entry.model.slots)
+    detections = find_objects(entry.model, entry.guide, split.images, **options)
+    pictures = colored_objects(split.images, detections.numbers, entry.model.slots)
     older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
     for kind in ("masks", "pictures"):
         (out / kind).mkdir(parents=True, exist_ok=True)
         for number in range(len(older)):
             (out / kind / f"{number}.png").unlink(missing_ok=True)
-    drawn = track([*zip(found.numbers, pictures, strict=True)], "writing", "pictures")
+    drawn = track([*zip(detections.numbers, pictures, strict=True)], "writing", "pictures")
     for number, (mask, picture) in enumerate(drawn):
         Image.fromarray(mask.numpy().astype(np.uint8)).save(out / f"masks/{number}.png")
         pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
         Image.fromarray(pixels).save(out / f"pictures/{number}.png")
-    objects, counts = tables(found, files)
+    objects, counts = tables(detections, files)
     objects.to_csv(out / "objects.csv", index=False)
     counts.to_csv(out / "counts.csv", index=False)
     return {
         "images": len(split),
         "objects": len(objects),
         "mean_count": float(counts["count"].mean()),
-        "all_slots_filled": int(found.is_full.sum()),
+        "all_slots_filled": int(detections.is_full.sum()),
         "unexplained": float(counts["unexplained"].mean()),
     }
 
 
-def tables(found: FoundObjects, files: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+def tables(detections: FoundObjects, files: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each object, with its box and pose, and a row for each image.
 
     Args:
         files: the file of each image, which gets a column if there are any.
     """
-    image, slot = (index.numpy() for index in found.presence.nonzero(as_tuple=True))
-    box, pose = found.boxes[image, slot].numpy(), found.pose[image, slot].numpy()
+    image, slot = (index.numpy() for index in detections.presence.nonzero(as_tuple=True))
+    box, pose = detections.boxes[image, slot].numpy(), detections.pose[image, slot].numpy()
     objects = pd.DataFrame({"image": image, "object": slot + 1})
     objects[["left", "top", "right", "bottom"]] = box.astype(int)
     objects[["log_size", "x", "y", "angle"][: pose.shape[1]]] = pose.round(4)
-    counts = pd.DataFrame({"image": range(len(found.counts)), "count": found.counts.numpy()})
-    counts["probability"] = found.count_probabilities.amax(-1).numpy().round(4)
-    counts["unexplained"] = found.unexplained.numpy().round(6)
+    counts = pd.DataFrame({"image": range(len(detections.counts)), "count": detections.counts.numpy()})
+    counts["probability"] = detections.count_probabilities.amax(-1).numpy().round(4)
+    counts["unexplained"] = detections.unexplained.numpy().round(6)
     for table in (objects, counts) if files else ():
         table.insert(1, "file", [files[number] for number in table["image"]])
     return objects, counts
@@ -149,16 +149,16 @@ def parse_file(
     points, present, templates = read_scenes(file)
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
-    chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
-    found = chosen.parse(rescaled(points.double()), present)
+    parser = GUIDES[guide](model) if guide in GUIDES else _trained(run)
+    matchings = parser.parse(rescaled(points.double()), present)
     archive = io.BytesIO()
-    np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})
+    np.savez(archive, **{name: value.numpy() for name, value in vars(matchings).items()})
     write_whole(out, archive.getvalue())
     return {
         "scenes": len(points),
         "points": int(present.sum()),
-        "clutter": int((present & (found.objects < 0)).sum()),
-        "log_evidence": found.log_evidence.mean().item(),
+        "clutter": int((present & (matchings.objects < 0)).sum()),
+        "log_evidence": matchings.log_evidence.mean().item(),
     }
 
 

@@ -106,8 +106,8 @@ class Recipe:
     def for_fit(self, training: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
         """Return the arguments of `fit`: an entry's training settings, overridden by these."""
         settings = {"batch_size": BATCH_SIZE, **training, "seed": self.seed}
-        chosen = {"lr": self.lr, "batch_size": self.batch_size}
-        settings |= {key: value for key, value in chosen.items() if value is not None}
+        overrides = {"lr": self.lr, "batch_size": self.batch_size}
+        settings |= {key: value for key, value in overrides.items() if value is not None}
         if self.limits or not any(key in settings for key in LIMITS):
             settings = {key: value for key, value in settings.items() if key not in LIMITS}
             settings |= self.limits or {"epochs": EPOCHS}
@@ -127,20 +127,20 @@ def length_of(settings: Mapping[str, Any]) -> str:
     return " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
 
 
-def make_transform(words: str | None) -> Any:
+def make_transform(text: str | None) -> Any:
     """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
 
     Raises:
         ValueError: the transform does not exist, or its number is not a number.
     """
-    if words is None:
+    if text is None:
         return None
-    name, _, number = words.partition("=")
+    name, _, number = text.partition("=")
     check_known("transform", name, TRANSFORMS)
     try:
         return TRANSFORMS[name](float(number))
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"transform {words!r} is not of the form {name}=20: {error}") from error
+        raise ValueError(f"transform {text!r} is not of the form {name}=20: {error}") from error
 
 
 def words_of(transform: Any) -> str | None:
@@ -157,10 +157,10 @@ def make_objective(name: str) -> ELBO:
     """
     places = (pyro.infer, inference, objectives)
     offered = {name: getattr(place, name) for place in places for name in place.__all__}
-    known = {k: v for k, v in offered.items() if hasattr(v, "differentiable_loss")}
-    del known["Objective"]  # which is abstract
-    check_known("objective", name, sorted(known))
+    candidates = {k: v for k, v in offered.items() if hasattr(v, "differentiable_loss")}
+    del candidates["Objective"]  # which is abstract
+    check_known("objective", name, sorted(candidates))
     try:
-        return known[name]()
+        return candidates[name]()
     except TypeError as error:
         raise ValueError(f"objective {name} needs arguments: {error}; train by fit") from error

@@ -54,8 +54,8 @@ def with_pretraining(options: Options) -> dict[str, Any]:
         minutes = PRETRAINING * options.budget / len(entry.model.layers)
         inputs = Inputs(Binarize() if draws_binary_pixels(entry.model) else None)
         checks = Checks(progress=options.progress, clock=CLOCK)
-        how: dict[str, Any] = dict(seed=options.seed, checks=checks)
-        pretrain(entry.model, entry.guide, images, minutes=minutes, inputs=inputs, **how)
+        settings: dict[str, Any] = dict(seed=options.seed, checks=checks)
+        pretrain(entry.model, entry.guide, images, minutes=minutes, inputs=inputs, **settings)
 
     minutes = (1 - PRETRAINING) * options.budget
     return dict(start=start, minutes=minutes, checks=Checks(clock=CLOCK))
@@ -64,8 +64,8 @@ def with_pretraining(options: Options) -> dict[str, Any]:
 @experiment("capsule-helmholtz/mnist", minutes=60, of_runs=True)
 def mnist(options: Options, settings: Settings) -> Result:
     """Pre-train two layers of 40 capsules, train them by wake-sleep and bound log p (an hour)."""
-    measure, how = settings.measure_all_layers, with_pretraining(options)
-    return measure_mnist("capsule-helmholtz", options, measure, **how)
+    measure, arguments = settings.measure_all_layers, with_pretraining(options)
+    return measure_mnist("capsule-helmholtz", options, measure, **arguments)
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist", minutes=3)
@@ -78,8 +78,8 @@ def fashion(options: Options, settings: Settings) -> Result:
     """
     data, standard = load_standard_fashion(options)
     sizes = {"capsules": (20, 20), **GAUSSIAN}
-    how = with_pretraining(options)
-    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **how)
+    arguments = with_pretraining(options)
+    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **arguments)
     switches = spectra(entry, data.test.images)
     metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),

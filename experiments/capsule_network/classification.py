@@ -37,8 +37,8 @@ def mnist(options: Options) -> Result:
     """
     data = load_dataset("mnist", root=options.data_root)
     adam = partial(torch.optim.AdamW, weight_decay=0.1, fused=True)
-    how: dict[str, Any] = dict(optimizer=adam, batch_size=64, inputs=Inputs(SHIFT), lr=RATES)
-    entry = trained("capsule-network", data, options, **how)
+    arguments: dict[str, Any] = dict(optimizer=adam, batch_size=64, inputs=Inputs(SHIFT), lr=RATES)
+    entry = trained("capsule-network", data, options, **arguments)
     options.say(f"Classifying {len(data.test):,} test images")
     with on_device(entry, options):
         painted = reconstruct(entry.model, entry.guide, data.test).cpu()
@@ -75,8 +75,8 @@ def learn(job: Job[tuple[int, int]]) -> float:
     pyro.set_rng_seed(options.seed)
     data = load_dataset("mnist", root=options.data_root)
     entry = create_row(job.name, data.image_shape)
-    few = replace(data, train=data.train[:images])
-    train(entry, few, options, epochs=epochs, inputs=Inputs(SHIFT))
+    subset = replace(data, train=data.train[:images])
+    train(entry, subset, options, epochs=epochs, inputs=Inputs(SHIFT))
     return error_rate(entry.model, entry.guide, data.test).value
 
 

@@ -83,13 +83,13 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     pairs = different_pairs(split, seed)
     pyro.set_rng_seed(seed)
     overlays = pairs.overlays
-    own = entry.guide.take_out(overlays, pairs.labels)
+    target_drawings = entry.guide.take_out(overlays, pairs.labels)
     other = entry.guide.take_out(overlays, pairs.other_labels)
-    drawn = {"own": own, "other": other, "pair": overlays}
+    drawn = {"own": target_drawings, "other": other, "pair": overlays}
     errors = {name: squared_error(images, pairs.images) for name, images in drawn.items()}
-    rows = {"pair": overlays, "digit": pairs.images, "its capsule": own, "other's capsule": other}
-    few = {name: images[:12] for name, images in rows.items()}
-    return errors, image_rows(few, "Pairs of digits, and what single capsules draw of them")
+    rows = {"pair": overlays, "digit": pairs.images, "its capsule": target_drawings, "other's capsule": other}
+    preview = {name: images[:12] for name, images in rows.items()}
+    return errors, image_rows(preview, "Pairs of digits, and what single capsules draw of them")
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     for name, of in ENTRIES.items():
         entry = create(of, image_shape=data.image_shape)
         for begin, end in pairwise((0, *updates)):
-            how: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
+            arguments: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
             earlier = f"{name}-{begin}" if begin else None
-            train(entry, data, options, name=f"{name}-{end}", after=earlier, **how)
+            train(entry, data, options, name=f"{name}-{end}", after=earlier, **arguments)
             for part, images in parts.items():
                 error = reconstruction_error(entry, images)
                 errors.setdefault(f"{part}_{name}", {})[str(end)] = error

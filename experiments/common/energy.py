@@ -119,7 +119,7 @@ def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
 
     These images are binarized once.
     """
-    known = data.train[:PROBED].binarized()
-    images = known.images, data.test.images
+    training_set = data.train[:PROBED].binarized()
+    images = training_set.images, data.test.images
     train, test = (list(spectra(entry, x).values())[-1] for x in images)
-    return probe_scores(train, known.labels, test, data.test.labels)
+    return probe_scores(train, training_set.labels, test, data.test.labels)

@@ -34,27 +34,27 @@ def single(value: float, count: int = 1) -> Number:
     return float(value), None, count
 
 
-def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
+def over_seeds(outcomes: Sequence[Mapping[str, Sequence]]) -> Numbers:
     """Return the mean over seeds and its error; from one seed, its own error.
 
     Numbers that one of the seeds lacks are left out.
     """
-    if len(found) == 1:
-        return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
-    shared = [name for name in found[0] if all(name in each for each in found)]
-    return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
+    if len(outcomes) == 1:
+        return {name: (number[0], number[1], number[2]) for name, number in outcomes[0].items()}
+    shared = [name for name in outcomes[0] if all(name in outcome for outcome in outcomes)]
+    return {name: mean_and_error([outcome[name][0] for outcome in outcomes]) for name in shared}
 
 
-def with_worst(found: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
+def with_worst(outcomes: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
     """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
-    names = [n for n in fnmatch.filter(found[0], pattern) if all(n in each for each in found)]
-    lowest = {f"{name}_worst": min(tuple(each[name]) for each in found) for name in names}
-    return over_seeds(found) | lowest
+    names = [n for n in fnmatch.filter(outcomes[0], pattern) if all(n in outcome for outcome in outcomes)]
+    lowest = {f"{name}_worst": min(tuple(outcome[name]) for outcome in outcomes) for name in names}
+    return over_seeds(outcomes) | lowest
 
 
 def means_of(outcomes: Mapping[str, Sequence[Mapping[str, Sequence]]]) -> dict[str, Numbers]:
     """Return what the runs of a study measured, by variant; see `over_seeds`."""
-    return {name: over_seeds(own) for name, own in outcomes.items()}
+    return {name: over_seeds(runs) for name, runs in outcomes.items()}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:
@@ -91,21 +91,21 @@ def squared_error(painted: Tensor, images: Tensor) -> Number:
 def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
     """Return `elbo` and `iwae_<particles>` of the discrete model, in nats, and `TIGHTNESS`."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
-    found, count = summarize(idata), len(images)
-    tightness = {name: (found[name], None, count) for name in TIGHTNESS}
+    summary, count = summarize(idata), len(images)
+    tightness = {name: (summary[name], None, count) for name in TIGHTNESS}
     return {
-        "elbo": (found["elbo"], found["elbo_se"], count),
-        f"iwae_{particles}": (found["iwae"], found["iwae_se"], count),
+        "elbo": (summary["elbo"], summary["elbo_se"], count),
+        f"iwae_{particles}": (summary["iwae"], summary["iwae_se"], count),
         **{name: number for name, number in tightness.items() if np.isfinite(number[0])},
     }
 
 
-def looks(seen: Reading, real: Reading) -> Numbers:
+def looks(samples: Reading, real: Reading) -> Numbers:
     """Return the Frechet distance to real images, the confidence and the number of used classes."""
     return {
-        "frechet": frechet(seen.features, real.features),
-        "confidence": mean_and_error(seen.confidence),
-        "classes": count_used_classes(seen.classes),
+        "frechet": frechet(samples.features, real.features),
+        "confidence": mean_and_error(samples.confidence),
+        "classes": count_used_classes(samples.classes),
     }
 
 

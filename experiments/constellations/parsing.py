@@ -291,8 +291,8 @@ def learned(
     """
     noises = {name_noise(sigma): sigma for sigma in sigmas}
     study = Study(noises)
-    how = dict(examples=examples, updates=updates, batch_size=batch_size)
-    outcomes, folders = study.run(learn, options, **how), study.folders(options)
+    arguments = dict(examples=examples, updates=updates, batch_size=batch_size)
+    outcomes, folders = study.run(learn, options, **arguments), study.folders(options)
     metrics: dict[str, Table] = {}
     figures, distributions = {}, {}
     truth = create("constellations").model.distribution()
@@ -304,17 +304,17 @@ def learned(
         parses = {n: guide.parse(drawn.points) for n, guide in learned_guides(entry).items()}
         metrics[title] = compare_with_truth(parses, drawn, truth.kinds, suffix)
         distributions[title] = entry.model.distribution()
-        words = f"Scenes with {title}, parsed with learned templates"
+        caption = f"Scenes with {title}, parsed with learned templates"
         figures[f"noise_{suffix}"] = plot_hard_scenes(
-            distributions[title], truth, parses, drawn, words
+            distributions[title], truth, parses, drawn, caption
         )
     numbers = {s: {q: single(v) for q, v in row.items()} for s, (row,) in outcomes.items()}
     metrics["learning, noise"] = Table(by_quantity(numbers))
     figures["templates"] = template_rows(
         distributions, "Templates that were learned, with their noise"
     )
-    kept = load(folders[PUBLISHED]) if PUBLISHED in folders else None
-    return Result({**metrics}, figures, None, kept)
+    published_entry = load(folders[PUBLISHED]) if PUBLISHED in folders else None
+    return Result({**metrics}, figures, None, published_entry)
 
 
 def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> dict[str, float]:
@@ -331,8 +331,8 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
     learn_from(entry.model, points[:examples], options.seed)
     learning = time.process_time() - began
     split = Split(points[:batch_size], drawn.present[:batch_size].sum(1))
-    how: dict[str, Any] = dict(objective=SleepPhase(), freeze="model", batch_size=batch_size)
-    train(entry, split, options, **how, epochs=None, **options.limit(updates))
+    arguments: dict[str, Any] = dict(objective=SleepPhase(), freeze="model", batch_size=batch_size)
+    train(entry, split, options, **arguments, epochs=None, **options.limit(updates))
     return {
         "found_noise": entry.model.log_sigma.exp().item(),
         "learning": learning,

@@ -218,7 +218,7 @@ def compare_decoders(options: Options, settings: Lengths) -> Result:
         protocol, prefix = PROTOCOLS[name], name.replace("-", "_")
         data = load_on_canvas(protocol, options)
         blank = errors_of_rare(None, data, protocol, settings.images)
-        decoders = {each: entries[f"{name}-{each}"] for each in settings.decoders}
+        decoders = {decoder_name: entries[f"{name}-{decoder_name}"] for decoder_name in settings.decoders}
         errors: dict[str, Errors] = {}
         for decoder, entry in decoders.items():
             runs = outcomes[f"{name}-{decoder}"]
@@ -252,8 +252,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     ).use_guide(task.guide or decoder.guide)
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    how: dict[str, Any] = {**task.fitting, **options.limit(settings.steps)}
-    steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
+    arguments: dict[str, Any] = {**task.fitting, **options.limit(settings.steps)}
+    steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **arguments).steps
     if options.runs:
         save_entry(entry, options.runs, data=data.name, seed=options.seed)
     errors = errors_of_rare(entry, data, protocol, settings.images)
@@ -305,13 +305,13 @@ def error_tables(
     for line, points in protocol.lines.items():
         inside = protocol.inside(points)
         is_first = line == next(iter(protocol.lines))
-        suffix, words = ("", "") if is_first else (f"_{line}", f", {line}")
+        suffix, title = ("", "") if is_first else (f"_{line}", f", {line}")
         for i, digit in enumerate(RARE):
             of_digit = {name: by_line[line][:, i] for name, by_line in errors.items()}
             absolute, relative = inside_and_outside(of_digit, blank[line][i], inside)
             names = f"{prefix}_{{variant}}_digit{digit}_{{quantity}}{suffix}"
-            tables[f"digit {digit}{words}"] = Table(absolute, names)
-            tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
+            tables[f"digit {digit}{title}"] = Table(absolute, names)
+            tables[f"digit {digit}{title}, to blank"] = Table(relative, f"{names}_to_blank")
     return tables
 
 

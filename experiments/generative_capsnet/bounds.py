@@ -93,10 +93,10 @@ def mnist(options: Options, settings: Bounds) -> Result:
     best = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
     figures = pictures(best, data.test.images)
     figures["dreams"] = plot_dreams(best, sample_requests(data, EVERY_ANGLE), options.seed)
-    few = data.test.images[:12]
-    rotated_images, _, inferred = rotate_and_infer(best, few, options.seed)
+    preview = data.test.images[:12]
+    rotated_images, _, inferred = rotate_and_infer(best, preview, options.seed)
     back = Rotations().move(rotated_images, -inferred)
-    rows = {"test image": few, "rotated": rotated_images, "rotated back": back}
+    rows = {"test image": preview, "rotated": rotated_images, "rotated back": back}
     figures["turned_back"] = image_rows(
         rows, "Test images, rotated at random, and rotated back by the inferred angle"
     )

@@ -46,8 +46,8 @@ def gather_votes(options: Options, *, images: int = 1000) -> Result:
         images: number of test images.
     """
     data, entry = load_digits_and_entry(options)
-    few = data.test.images[:images]
-    history = vote_history(entry.model, few)
+    subset = data.test.images[:images]
+    history = vote_history(entry.model, subset)
     quantities = {
         "distance_winner": history.mean_distance(history.wins),
         "distance_others": history.mean_distance(~history.wins),
@@ -57,4 +57,4 @@ def gather_votes(options: Options, *, images: int = 1000) -> Result:
         name: {str(t): mean_and_error(values) for t, values in enumerate(iterations, start=1)}
         for name, iterations in quantities.items()
     }
-    return Result({"iteration": Table(numbers)}, {"": votes(entry, few)}, None, entry)
+    return Result({"iteration": Table(numbers)}, {"": votes(entry, subset)}, None, entry)

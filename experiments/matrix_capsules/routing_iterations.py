@@ -69,9 +69,9 @@ def learn_digits(job: Job[int], *, settings: Settings) -> Numbers:
     entry = create_network(job.variant, settings, data.image_shape)
     if options.run:
         entry.model.load_state_dict(load_run(options.run, entry.name).model.state_dict())
-    how: dict[str, Any] = dict(inputs=Inputs(SHIFT), checks=Checks(clock="processor"))
-    how |= {} if settings.lr is None else {"lr": settings.lr}
-    run = train(entry, data, options, options.budget, **how)
+    arguments: dict[str, Any] = dict(inputs=Inputs(SHIFT), checks=Checks(clock="processor"))
+    arguments |= {} if settings.lr is None else {"lr": settings.lr}
+    run = train(entry, data, options, options.budget, **arguments)
     images = run.steps * entry.training["batch_size"]
     with on_device(entry, options):
         errors = {

@@ -114,18 +114,18 @@ def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
     task, options, settings = job.variant, job.options, job.variant.settings
     views, test_views = split_views(task)
     values = FAMILIAR[task.data], novel_values(test_views, task.data)
-    splits = [test_views.select(**{task.data: each}).split(settings.size) for each in values]
+    splits = [test_views.select(**{task.data: factor_values}).split(settings.size) for factor_values in values]
     tested = [choose_images(split, settings.views) for split in splits]
-    entry, few, path = create_network(views, task, options), tested[0][: settings.attacked], []
+    entry, subset, path = create_network(views, task, options), tested[0][: settings.attacked], []
     for check in range(1, settings.checks + 1):
         minutes = options.budget * (check / settings.checks) ** 2
         earlier = f"check-{check - 1}" if check > 1 else None
-        how: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
-        train(entry, views, options, minutes, **how, **training_of(task))
+        arguments: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
+        train(entry, views, options, minutes, **arguments, **training_of(task))
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.data == "azimuth":
-            point |= errors_under_attack(entry, few, settings)
+            point |= errors_under_attack(entry, subset, settings)
         path.append(point)
     return path
 

@@ -124,13 +124,13 @@ def measure(
     entry: Entry, data: Dataset, degrees: int, settings: Settings, options: Options
 ) -> Numbers:
     """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
-    few = data.train[: settings.probed]
+    subset = data.train[: settings.probed]
     codes = on_parts_of(entry, kinds=settings.kinds)
-    rotated_few = rotated(few, degrees)
+    rotated_few = rotated(subset, degrees)
     start_objects(
         codes.guide, part_sets(codes.guide.with_scope("parts"), rotated_few), options.seed
     )
-    splits = {UPRIGHT: (few, data.test)}
+    splits = {UPRIGHT: (subset, data.test)}
     if degrees:
         splits[ROTATED] = rotated_few, rotated(data.test, degrees)
     numbers: Numbers = {}
@@ -142,9 +142,9 @@ def measure(
             rows = fitted[column], labels[0], tested[column], labels[1]
             numbers[f"{name}_{column}"] = linear_probe(*rows, penalty)
     if degrees:
-        few, test = few[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
+        subset, test = subset[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
         tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
-        remedy = fit_rotated(entry, rotated(few, degrees), tests, settings, options.seed)
+        remedy = fit_rotated(entry, rotated(subset, degrees), tests, settings, options.seed)
         numbers |= {f"{name}_turned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
     numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
@@ -190,15 +190,15 @@ def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
     """
     angle = images.new_full((len(images),), math.radians(degrees))
     before, after = (
-        infer_parts(entry.guide, each) for each in (images, rotate_images(images, angle))
+        infer_parts(entry.guide, batch) for batch in (images, rotate_images(images, angle))
     )
     back = poses.compose(poses.rotation(angle)[:, None], after.pose)
     away = (before.pose[:, :, None] - back[:, None]).square().sum(-1)  # (N, P, P)
     away = away.masked_fill(after.presence[:, None] == 0, math.inf)
     same = away.argmin(-1) == torch.arange(away.shape[-1])
-    there = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
-    fraction = (same & there).sum(-1) / there.sum(-1).clamp(min=1)
-    return mean_and_error(fraction[there.any(-1)])
+    is_present = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
+    fraction = (same & is_present).sum(-1) / is_present.sum(-1).clamp(min=1)
+    return mean_and_error(fraction[is_present.any(-1)])
 
 
 def rotated(split: Split, degrees: float) -> Split:
@@ -211,9 +211,9 @@ def rotated(split: Split, degrees: float) -> Split:
 def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
-    names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
-    for kind, words in kinds.items():
-        names[f"{kind}_turned"] = f"{words}, (kind, code), rotation inferred"
+    names = {f"{k}_{c}": f"{title}, {w}" for k, title in kinds.items() for c, w in COLUMNS.items()}
+    for kind, title in kinds.items():
+        names[f"{kind}_turned"] = f"{title}, (kind, code), rotation inferred"
     drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
     return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 

@@ -70,9 +70,9 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     them.
     """
     guide = entry.guide.with_poses(pose)
-    how: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
+    arguments: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
     tight = replace(entry, guide=guide, default_guide=pose)
-    train(tight, data, options, **how)
+    train(tight, data, options, **arguments)
     return tight
 
 
@@ -165,8 +165,8 @@ def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> 
     """Return a guide with normal poses of its own for each image, started at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, "normal")
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
-    how: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
-    train(replace(entry, guide=guide), images, options, **how)
+    arguments: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
+    train(replace(entry, guide=guide), images, options, **arguments)
     return guide
 
 

@@ -43,10 +43,10 @@ def race_refinements(
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
-    few = data.test.images[-images:]  # the schedule was chosen on others
+    subset = data.test.images[-images:]  # the schedule was chosen on others
     races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
-    for name, digits in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
+    for name, digits in (("upright", subset), ("rotated", subset.rot90(1, (2, 3)))):
         options.say(f"{name} digits")
         runs = {
             "plain": [race(entry, digits, options, plain_steps, r, "adam") for r in PLAIN_RATES],
@@ -90,9 +90,9 @@ class Race(NamedTuple):
         """Return the seconds until the objective, smoothed, reaches the goal; infinite if never."""
         steps = len(self.path) - 1
         smooth = self.path.unfold(0, min(SMOOTHED, steps + 1), 1).mean(-1)
-        there = (smooth >= goal).nonzero()
-        if len(there):
-            return self.seconds * (int(there[0]) + len(self.path) - len(smooth)) / steps
+        hits = (smooth >= goal).nonzero()
+        if len(hits):
+            return self.seconds * (int(hits[0]) + len(self.path) - len(smooth)) / steps
         return self.seconds if self.end >= goal else math.inf
 
     def numbers(self, goal: float) -> Numbers:

@@ -60,8 +60,8 @@ class ObjectProbe:
 def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
     """Return how many parts choose each object, (N, objects), in expectation."""
     counts = []
-    for few in images.split(AT_ONCE):
-        drawn = infer(guide, few)
+    for batch in images.split(AT_ONCE):
+        drawn = infer(guide, batch)
         model = guide.model.discretized()
         objects, parts = (
             Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
@@ -75,11 +75,11 @@ def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
 def refine_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.ndarray:
     """Return presences and poses of objects that are refined for each image, (N, features)."""
     rows = []
-    for few in images.split(AT_ONCE):
+    for batch in images.split(AT_ONCE):
         free = fit_guide(
-            "free_form", guide.model, guide, few, steps=steps, seed=seed, distribution="delta"
+            "free_form", guide.model, guide, batch, steps=steps, seed=seed, distribution="delta"
         )
-        rows.append(latents(free, few, WITH_POSES))
+        rows.append(latents(free, batch, WITH_POSES))
     return np.concatenate(rows)
 
 
@@ -96,7 +96,7 @@ def rotate_to_best(guide: PartWholeGuide, split: Split, rotations: int) -> Split
     Objects may have any of `rotations` angles for this.
     """
     model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=rotations))
-    angles = [best_rotation(guide, few, rotations, model) for few in split.images.split(AT_ONCE)]
+    angles = [best_rotation(guide, batch, rotations, model) for batch in split.images.split(AT_ONCE)]
     return replace(split, images=rotate_images(centered(split.images)[0], torch.cat(angles)))
 
 
@@ -144,18 +144,18 @@ def generalize(
         sizes = sizes or {}
         sizes = {**LARGE, **sizes, "guide": {**LARGE["guide"], **sizes.get("guide", {})}}
         entry = begun("part-whole", mnist, options, **sizes)
-        how: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
-        metrics["steps"] = single(train(entry, mnist, options, options.budget, **how).steps)
+        arguments: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
+        metrics["steps"] = single(train(entry, mnist, options, options.budget, **arguments).steps)
     pyro.set_rng_seed(options.seed)
     options.say(f"Fitting probes on {len(moved.train):,} shifted images")
-    guide, few = entry.guide, moved.train[:REFINED_TRAINING]
+    guide, subset = entry.guide, moved.train[:REFINED_TRAINING]
     probes = {name: ObjectProbe(guide, moved.train, read) for name, read in FEATURES.items()}
     probe = probes["presence_pose"]
-    options.say(f"Refining {len(few):,} training images for a probe")
+    options.say(f"Refining {len(subset):,} training images for a probe")
     refined = partial(refine_objects, steps=refining, seed=options.seed)
     probes_of_few = {
-        "presence_pose{}_few": ObjectProbe(guide, few, FEATURES["presence_pose"]),
-        "presence_pose{}_refined": ObjectProbe(guide, few, refined),
+        "presence_pose{}_few": ObjectProbe(guide, subset, FEATURES["presence_pose"]),
+        "presence_pose{}_refined": ObjectProbe(guide, subset, refined),
     }
     tested = {
         "upright": mnist.test,

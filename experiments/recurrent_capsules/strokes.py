@@ -47,22 +47,22 @@ def mnist(options: Options, settings: Bounded) -> Result:
     The class error is measured on the binarized test images of the bounds, and on gray ones, which
     other papers classify. `neg_elbo` is of all test images; its parts are of those of the bound.
     """
-    data, how = binary_mnist(options), dict[str, Any](inputs=Inputs(Binarize(), labels=True))
-    entry = trained("recurrent-capsules", data, options, **how)
-    few, particles, seed = data.test[: settings.images], settings.particles, options.seed
+    data, arguments = binary_mnist(options), dict[str, Any](inputs=Inputs(Binarize(), labels=True))
+    entry = trained("recurrent-capsules", data, options, **arguments)
+    subset, particles, seed = data.test[: settings.images], settings.particles, options.seed
     iwae = f"iwae_{particles}"
-    weighted = negative_bound(entry, few, iwae, particles, seed)
-    codes = infer(entry.guide, few.images, seed=seed)
-    divergences = torch.cat([entry.guide.divergences(x) for x in few.images.split(500)], 1)
+    weighted = negative_bound(entry, subset, iwae, particles, seed)
+    codes = infer(entry.guide, subset.images, seed=seed)
+    divergences = torch.cat([entry.guide.divergences(x) for x in subset.images.split(500)], 1)
     metrics: dict[str, Number | Table] = {
         "neg_elbo": negative_bound(entry, data.test, "elbo", 1, seed),
         f"neg_{iwae}": weighted,
-        "reconstruction": mean_and_error(-image_log_likelihood(entry.model, few.images, codes)),
+        "reconstruction": mean_and_error(-image_log_likelihood(entry.model, subset.images, codes)),
         "class_error": class_error(entry, data.test),
         "class_error_gray": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
     single = create(entry.name, **{**entry.settings, "steps": 1})
-    train(single, data, options, name="one-step", minutes=ONE_STEP * options.budget, **how)
+    train(single, data, options, name="one-step", minutes=ONE_STEP * options.budget, **arguments)
     metrics["neg_elbo_one_step"] = negative_bound(single, data.test, "elbo", 1, seed)
     kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}
     metrics["step"] = Table({"kl": kl})

@@ -37,7 +37,7 @@ WEIGHTS = "scenes-mnist"
 PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
 DOUBTS = (1e-8, 1e-6, 1e-4, 1e-2)  # probabilities between bins of doubt
-SEEN = 2  # most digits of a scene that was trained on
+MAX_TRAINED_DIGITS = 2  # most digits of a scene that was trained on
 MORE = (3, 4, 5)  # digits
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
 PLACES = 0.1  # temperature of the places of attention
@@ -103,15 +103,15 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     entry = begun("scenes", data, options, **{"counts": "learned", **(settings.sizes or {})})
     test = data.test[: settings.tested]
     curve: list[tuple[float, int, Number]] = []
-    how: dict[str, Any] = dict(draws=settings.draws, temperature=PLACES)
+    arguments: dict[str, Any] = dict(draws=settings.draws, temperature=PLACES)
 
     def note(check: Check) -> None:
-        curve.append((check.seconds, check.step, accuracy(entry, test, **how)))
+        curve.append((check.seconds, check.step, accuracy(entry, test, **arguments)))
 
     checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
-    few = test.images[: settings.bounds]
-    summary = summarize(evaluate(entry.model, entry.guide, few, num_particles=100))
+    subset = test.images[: settings.bounds]
+    summary = summarize(evaluate(entry.model, entry.guide, subset, num_particles=100))
     number = int(summary["num_images"])
     accuracies = {"5_minutes": last_within(curve, EARLY), "30_minutes": last_within(curve)}
     numbers: dict[str, Number] = {
@@ -124,19 +124,19 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     wide = on_canvas(entry, *LARGE)
     for digits in MORE:
         scenes = load_with_digits(digits, settings.more, options)
-        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **how)
+        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **arguments)
     return {"numbers": numbers, "curve": curve}
 
 
-def accuracy(entry: Entry, scenes: Split, **how: Any) -> Number:
+def accuracy(entry: Entry, scenes: Split, **arguments: Any) -> Number:
     """Return the fraction of the scenes whose number of objects, by `find_objects`, is right."""
-    objects = find_objects(entry.model, entry.guide, scenes.images, **how)
+    objects = find_objects(entry.model, entry.guide, scenes.images, **arguments)
     return mean_and_error(right_counts(objects, scenes))
 
 
-def right_counts(found: FoundObjects, scenes: Split) -> Tensor:
+def right_counts(detections: FoundObjects, scenes: Split) -> Tensor:
     """Return 1 for every scene whose number of objects is right, and 0 for the others, (N,)."""
-    return (found.counts == scenes.objects.counts).float()
+    return (detections.counts == scenes.objects.counts).float()
 
 
 def load_with_digits(number: int, test: int, options: Options) -> Split:
@@ -199,7 +199,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
             answers.setdefault(name, []).append(answer)
     together = {name: torch.cat(rows, 1) for name, rows in answers.items()}
     for name, fractions in by_number(together).items():
-        for number in map(str, range(SEEN + 1)):
+        for number in map(str, range(MAX_TRAINED_DIGITS + 1)):
             if number in fractions:
                 row = metrics.setdefault(f"count_accuracy_{number}_digits", {})
                 row[name] = fractions[number]
@@ -276,7 +276,7 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     """Draw the counts by true number, and their reliability; see `by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
-        for kind, here in (("0 to 2 digits", true <= SEEN), ("3 to 5 digits", true > SEEN)):
+        for kind, here in (("0 to 2 digits", true <= MAX_TRAINED_DIGITS), ("3 to 5 digits", true > MAX_TRAINED_DIGITS)):
             kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
-    fractions = counts_by_number(by_number(answers), SEEN)
+    fractions = counts_by_number(by_number(answers), MAX_TRAINED_DIGITS)
     return {"by_number": fractions, "reliability": counts_reliability(kinds)}

@@ -129,8 +129,8 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     test, digits = data.test[: settings.tested], name == DIGITS
     minutes, checks = options.minutes or settings.length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)
-    how: dict[str, Any] = {"draws": settings.draws, **FINDING.get(name, {})}
-    objects, numbers = measure_objects(entry, test, **how)
+    arguments: dict[str, Any] = {"draws": settings.draws, **FINDING.get(name, {})}
+    objects, numbers = measure_objects(entry, test, **arguments)
     if digits:
         overlaps = box_overlaps(objects.boxes, objects.presence, test.objects)
         numbers["iou"] = mean_and_error(overlaps)
@@ -140,10 +140,10 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
 
 
 def measure_objects(
-    entry: Entry, test: Split, **how: Any
+    entry: Entry, test: Split, **arguments: Any
 ) -> tuple[FoundObjects, dict[str, Number]]:
     """Return what scenes find by arguments of `find_objects`, its ARI and right counts."""
-    objects = find_objects(entry.model, entry.guide, test.images, **how)
+    objects = find_objects(entry.model, entry.guide, test.images, **arguments)
     ari = foreground_ari(objects.numbers, test.objects)
     right = mean_and_error(right_counts(objects, test))
     return objects, {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
@@ -166,7 +166,7 @@ def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
         owners = torch.tensor(ways)
         every = torch.ones_like(owners, dtype=torch.bool)
         agreement = [adjusted_rand_index(owners, w.expand_as(owners), every) for w in owners]
-        best.append(max(each.mean().item() for each in agreement))
+        best.append(max(scores.mean().item() for scores in agreement))
         ambiguous.append(float(len(cut) > 1))
     return mean_and_error(best), mean_and_error(ambiguous)
 

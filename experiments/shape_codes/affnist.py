@@ -80,14 +80,14 @@ def affnist(options: Options, settings: Settings) -> Result:
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide)
     train_objects(entry, sets, settings, options)
-    known = sets.train[:PROBED]
-    features = read_objects(entry.guide, known.images, TEMPERATURE).features()
-    probe = fit_probe(features, known.labels, PENALTY)
+    training_set = sets.train[:PROBED]
+    features = read_objects(entry.guide, training_set.images, TEMPERATURE).features()
+    probe = fit_probe(features, training_set.labels, PENALTY)
     options.say(f"Moving {settings.images:,} images")
     test = data.test[: settings.images]
     accuracies, motions = moved_digits(entry, probe, test)
-    few = test.images[:12]
-    images = {"given": few, "as read": moved(few, motions[:12])}
+    preview = test.images[:12]
+    images = {"given": preview, "as read": moved(preview, motions[:12])}
     figure = image_rows(images, "Digits under affine maps, and where their objects are likeliest")
     rows = {snake_case(name): {"accuracy": number} for name, number in accuracies.items()}
     return Result(by_quantity(rows), {"": figure}, None, entry)
@@ -95,7 +95,7 @@ def affnist(options: Options, settings: Settings) -> Result:
 
 def center_ink(images: Tensor) -> Tensor:
     """Return images (N, C, H, W) with their ink in the middle."""
-    return torch.cat([centered(few)[0] for few in images.split(2000)])
+    return torch.cat([centered(batch)[0] for batch in images.split(2000)])
 
 
 def moved_digits(entry: Entry, probe: Any, test: Split) -> tuple[dict[str, Number], Tensor]:

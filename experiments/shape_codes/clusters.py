@@ -67,4 +67,4 @@ def cluster(
 
     clusters = KMeans(number, n_init=10, random_state=seed).fit(train_rows)
     pair = clusters.labels_, clusters.predict(test_rows)
-    return [F.one_hot(torch.from_numpy(each).long(), number).float() for each in pair]
+    return [F.one_hot(torch.from_numpy(numbers).long(), number).float() for numbers in pair]

@@ -61,12 +61,12 @@ def digits(
     """
     data = load_dataset("digits")
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
-    how: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(steps))
-    train(entry, data, options, name="digits", **how)
+    arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(steps))
+    train(entry, data, options, name="digits", **arguments)
     shorter: dict[str, Any] = dict(steps=options.shortened(tightening), inputs=JITTERED)
     normal = tighten(entry, data, options, **shorter)
-    few = data.test[:images]
-    options.say(f"Comparing guides on {len(few)} held-out digits")
+    subset = data.test[:images]
+    options.say(f"Comparing guides on {len(subset)} held-out digits")
     routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(ShapeCodesGuide)
     guides: dict[str, nn.Module] = {
         "network": normal.guide,
@@ -74,7 +74,7 @@ def digits(
         "points": entry.guide,
     }
     pairs = {name: (entry.model, guide) for name, guide in guides.items()}
-    table = compare(pairs, few, num_particles=particles, seed=options.seed)
+    table = compare(pairs, subset, num_particles=particles, seed=options.seed)
     codes = measure_codes(entry, data)
     probes = {name: codes.pop(name) for name in ("probe", "probe_parts")}
     classifier = train_classifier(data.train, data.num_classes, epochs=10, seed=options.seed)
@@ -94,12 +94,12 @@ def measure_codes(entry: Entry, data: Dataset) -> Numbers:
     """Return the classes that kinds find, and linear probes on objects and on parts."""
     splits = data.train, data.test
     sets = [part_sets(entry.guide.with_scope("parts"), split).images for split in splits]
-    objects = [read_objects(entry.guide, each, TEMPERATURE) for each in sets]
+    objects = [read_objects(entry.guide, item, TEMPERATURE) for item in sets]
     labels = [split.labels for split in splits]
-    codes = [each.features() for each in objects]
-    parts = [each.flatten(1).numpy() for each in sets]
+    codes = [item.features() for item in objects]
+    parts = [item.flatten(1).numpy() for item in sets]
     return {
-        **classes_found([each.belief for each in objects], labels),
+        **classes_found([item.belief for item in objects], labels),
         "probe": linear_probe(codes[0], labels[0], codes[1], labels[1], PENALTY),
         "probe_parts": linear_probe(parts[0], labels[0], parts[1], labels[1]),
     }
@@ -142,8 +142,8 @@ def learn_letters(job: Job[int], *, samples: int) -> Numbers:
     """Train for the job's number of steps; return measures of codes and draws."""
     data, options = load_dataset(LETTERS), job.options
     entry = begun("shape-codes", data, options)
-    how: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
-    run = train(entry, data, options, in_stages=True, **how)
+    arguments: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
+    run = train(entry, data, options, in_stages=True, **arguments)
     codes = measure_codes(entry, data)
     return {
         **judge_letters(train_judge(data), mean_images(entry.model, samples, seed=options.seed)),

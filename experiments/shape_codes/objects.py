@@ -119,7 +119,7 @@ def objects(options: Options, settings: Settings) -> Result:
         again: list[Numbers] = []
         for seed in range(options.seed + 1, options.seed + settings.seeds):
             _, inferred, _, classes = learn(settings.main, seed)
-            features = [each.features() for each in inferred]
+            features = [item.features() for item in inferred]
             again.append(classes | probes(features, sets, "probe", PENALTY))
         seeds = [by_kinds[str(settings.main)] | numbers, *again]
         table = Table(mean_and_worst(seeds), "{variant}_{quantity}")
@@ -155,7 +155,7 @@ def measure_main(
         inferred: what the guide infers of training and test sets.
     """
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
-    features = [each.features() for each in inferred]
+    features = [item.features() for item in inferred]
     probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], PENALTY)
     return {
         **lost(entry, data.test.images[: settings.held_out], seed),
@@ -176,10 +176,10 @@ def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options
     """Train objects on part sets."""
     options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={settings.sigma_min}")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
-    how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
+    arguments: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
     start_objects(entry.guide, sets.train, options.seed)
     steps = options.shortened(settings.steps)
-    fit(*pair, sets, steps=steps, **{**ON_PART_SETS, "batch_size": 256, **how})
+    fit(*pair, sets, steps=steps, **{**ON_PART_SETS, "batch_size": 256, **arguments})
 
 
 class Object(NamedTuple):
@@ -238,12 +238,12 @@ class Kinds(NamedTuple):
 @torch.no_grad()
 def read_kinds(guide: ShapeCodesGuide, sets: Tensor) -> Kinds:
     """Infer what every kind of object would be in part sets (N, 1, P, 7)."""
-    guide, found = guide.with_scope("objects"), []
-    for few in sets.split(500):
-        parts = from_part_sets(few)
+    guide, results = guide.with_scope("objects"), []
+    for batch in sets.split(500):
+        parts = from_part_sets(batch)
         proposals = guide.propose(parts)
-        found.append(Kinds(guide.kind_logits(parts, proposals), proposals.pose, proposals.code))
-    return Kinds(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        results.append(Kinds(guide.kind_logits(parts, proposals), proposals.pose, proposals.code))
+    return Kinds(*(torch.cat(parts) for parts in zip(*results, strict=True)))
 
 
 def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0) -> Object:
@@ -289,7 +289,7 @@ def encode_at_each_rotation(
         views: part sets (N, 1, P, 7) of the images, at each of their rotations.
         temperature: T, of the belief in the features.
     """
-    kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda seen: seen.logits)
+    kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda view: view.logits)
     return kinds.weighed(temperature)
 
 
@@ -312,7 +312,7 @@ def encode_at_best_rotation(
     views = (
         read_objects(guide, s, temperature) for s in sets_at_rotations(guide, split, rotations)
     )
-    return best_of(views, lambda seen: seen.explained)
+    return best_of(views, lambda view: view.explained)
 
 
 def count_classes(belief: Tensor, labels: Tensor) -> Tensor:

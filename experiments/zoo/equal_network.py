@@ -154,7 +154,7 @@ def compare_with_plain_network(
         ),
     }
     drawn = {}
-    for title, (changes, name, unit, words) in figures.items():
+    for title, (changes, name, unit, axis_label) in figures.items():
         grids: dict[str, dict[str, Numbers]] = {
             f"error rate, {data}": {
                 LABELS[n]: {f"{x:g}": row[name.format(unit * x)] for x in changes}
@@ -162,7 +162,7 @@ def compare_with_plain_network(
             }
             for data in settings.data
         }
-        drawn[title] = number_curves(grids, words)
+        drawn[title] = number_curves(grids, axis_label)
     return Result(tables, drawn)
 
 
@@ -246,8 +246,8 @@ def fit_network(
 
 def create_network(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
-    own, plain = dict(task.settings.sizes or {}), task.network == "plain"
-    name, sizes = ("cnn", dict(preset=task.like, capsules=own)) if plain else (task.like, own)
+    capsule_sizes, plain = dict(task.settings.sizes or {}), task.network == "plain"
+    name, sizes = ("cnn", dict(preset=task.like, capsules=capsule_sizes)) if plain else (task.like, capsule_sizes)
     return begun(name, data, options, classes=classes, **sizes)
 
 

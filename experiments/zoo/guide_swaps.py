@@ -64,8 +64,8 @@ BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded"
 def published(name: str, *data: str) -> str | None:
     """Return the name of an entry's first published weights of these data; None without any."""
     entry, _, preset = name.partition(":")
-    own = (w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset))
-    return next((w.name for w in own if w.data.split(":")[0] in data), None)
+    candidates = (w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset))
+    return next((w.name for w in candidates if w.data.split(":")[0] in data), None)
 
 
 def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
@@ -74,10 +74,10 @@ def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Datase
     It is the run that the options name, else the entry's published weights, else a new entry,
     trained on MNIST for a number of updates.
     """
-    if known := options.run or published(name, "mnist", "multi-mnist"):
+    if source := options.run or published(name, "mnist", "multi-mnist"):
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
-        entry, data, _ = open_run(known, None, root, only_tests=scenes)
+        entry, data, _ = open_run(source, None, root, only_tests=scenes)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     bare, _, preset = name.partition(":")
@@ -214,20 +214,20 @@ def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -
     for name in names:
         if np.isfinite(row.get(name, np.nan)):  # pareto_k is infinite without a tail
             error = row.get(f"{name}_se")
-            known = error is not None and np.isfinite(error)
+            has_error = error is not None and np.isfinite(error)
             of_simulated = name.startswith(("gap", "simulated"))
             count = simulated if of_simulated else images
-            numbers[name] = row[name], error if known else None, count
+            numbers[name] = row[name], error if has_error else None, count
     return numbers
 
 
 def entry_title(entry: str, bounds: Numbers) -> str:
     """Return the name of an entry with its gap, and on how many images its lower bound is low."""
     gaps = [bounds[name][0] for name in GAPS if name in bounds]
-    words = ": gap {:.2g}, median {:.2g}, largest {:.2g}".format(*gaps) if gaps else ""
+    text = ": gap {:.2g}, median {:.2g}, largest {:.2g}".format(*gaps) if gaps else ""
     exceeded, _, images = bounds["images_exceeded"]
     too_low = f"; lower is too low on {exceeded} of {images}" if exceeded else ""
-    return f"{entry}{words}{too_low}"
+    return f"{entry}{text}{too_low}"
 
 
 def plot_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:

@@ -143,11 +143,11 @@ class AmortizedMatching(MatchingGuide):
         model, like = self.model, next(self.parameters())
         distribution = model.distribution()
         for rows, slots, _ in by_number(points):
-            there = points[rows[:, None], slots].to(like)
-            members = self.transformer.members(views(there, distribution.most))
+            present_points = points[rows[:, None], slots].to(like)
+            members = self.transformer.members(views(present_points, distribution.most))
             capsules = self.transformer.read(members)  # (b, objects, width)
             logits = members @ capsules.mT / members.shape[-1] ** 0.5
-            number = there.shape[1]
+            number = present_points.shape[1]
             recursion = distribution.plan(number)
             tables = [
                 logits[..., k] @ _memberships(number, size).to(logits)
@@ -164,10 +164,10 @@ class AmortizedMatching(MatchingGuide):
         """
         allowed = exchanges(self.model.distribution()).to(points.device)
         total = next(self.parameters()).new_zeros(objects.shape[:-1])
-        for own in self.claims(points):
-            assignments = objects[..., own.rows[:, None], own.slots]
-            found = own.log_prob(assignments, allowed)
-            total = total.index_copy(-1, own.rows, found)
+        for claim in self.claims(points):
+            assignments = objects[..., claim.rows[:, None], claim.slots]
+            log_density = claim.log_prob(assignments, allowed)
+            total = total.index_copy(-1, claim.rows, log_density)
         return total
 
     def matchings(
@@ -186,25 +186,25 @@ class AmortizedMatching(MatchingGuide):
 
         def log_probability(code: Tensor) -> Tensor:
             objects, corners = from_codes(distribution, code)
-            own = _log_corners(distribution, points, objects, corners)
-            return self.log_assignment(points, objects).to(dtype) + own.to(dtype)
+            log_corners = _log_corners(distribution, points, objects, corners)
+            return self.log_assignment(points, objects).to(dtype) + log_corners.to(dtype)
 
         return FunctionMatchings(points, draw_codes, log_probability)
 
     @torch.no_grad()
     def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
         """Return the best of the proposals for every scene, and a bound on log p(points)."""
-        claims, found = list(self.claims(points)), Matchings.empty(points)
+        claims, result = list(self.claims(points)), Matchings.empty(points)
         for number in range(self.proposals):
             objects = shared_out(points, claims, best=number == 0)
             corners = corners_of(distribution, points, objects, best=True)
             evidence = log_joint(distribution, points, objects, corners) + log_equivalent(
                 distribution, objects
             )
-            better = evidence > found.log_evidence
-            for kept, new in zip(vars(found).values(), (objects, corners, evidence), strict=True):
-                kept[better] = new[better]
-        return found
+            better = evidence > result.log_evidence
+            for target, new in zip(vars(result).values(), (objects, corners, evidence), strict=True):
+                target[better] = new[better]
+        return result
 
 
 @torch.no_grad()
@@ -220,11 +220,11 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
         with poutine.block():
             nodes = poutine.trace(model).get_trace(batch_size=2 * number).nodes
         scene = nodes["points"]["value"]
-        kept = (~scene[..., 0].isnan()).sum(1) >= FEWEST
-        points.append(scene[kept])
-        objects.append(from_codes(model.distribution(), nodes["point_corner"]["value"])[0][kept])
-    seen = torch.cat(points)[:number]
-    return rescaled(seen), torch.cat(objects)[:number]
+        mask = (~scene[..., 0].isnan()).sum(1) >= FEWEST
+        points.append(scene[mask])
+        objects.append(from_codes(model.distribution(), nodes["point_corner"]["value"])[0][mask])
+    sample = torch.cat(points)[:number]
+    return rescaled(sample), torch.cat(objects)[:number]
 
 
 def exchanges(distribution: SceneDistribution) -> Tensor:
@@ -252,8 +252,8 @@ def _alike(one: Template, other: Template) -> bool:
 
 def _renamed(objects: Tensor, allowed: Tensor) -> Tensor:
     """Return assignments (B, N) with a random exchange of objects in every scene."""
-    chosen = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
-    return torch.where(objects < 0, objects, chosen.gather(1, objects.clamp(min=0)))
+    permutation = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
+    return torch.where(objects < 0, objects, permutation.gather(1, objects.clamp(min=0)))
 
 
 def _log_corners(
@@ -263,12 +263,12 @@ def _log_corners(
     total = points.new_zeros(objects.shape[:-1])
     everywhere = points.expand(*objects.shape, 2).flatten(0, -3)
     for k, template in enumerate(distribution.templates):
-        fit, there, _ = object_fit(distribution, points, objects, corners, k)
-        own = log_evidence(fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS)
+        fit, is_present, _ = object_fit(distribution, points, objects, corners, k)
+        object_evidence = log_evidence(fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS)
         rows, _, weights = orders_of(distribution, everywhere, objects.flatten(0, -2), k)
         every = points.new_zeros(total.numel())
         every[rows] = weights.logsumexp(-1) + math.log(template.symmetry_order)
-        total = total + torch.where(there, own - every.view_as(total), 0.0)
+        total = total + torch.where(is_present, object_evidence - every.view_as(total), 0.0)
     return total
 
 
@@ -293,10 +293,10 @@ def views(points: Tensor, most: int) -> Tensor:
     first = away[..., :1]
     rotated = away * first.conj() / first.abs().clamp(min=1e-6)
     near = (rotated.abs() + 1e-2).log()
-    seen = torch.stack([rotated.real, rotated.imag, near], -1).flatten(-2)
+    neighbors = torch.stack([rotated.real, rotated.imag, near], -1).flatten(-2)
     assignment = points.new_full((*points.shape[:-1], 1), points.shape[1] / most)
-    found = torch.cat([seen, points, assignment], -1)
-    return torch.nn.functional.pad(found, (0, 3 * (most - points.shape[1])))
+    features = torch.cat([neighbors, points, assignment], -1)
+    return torch.nn.functional.pad(features, (0, 3 * (most - points.shape[1])))
 
 
 @lru_cache(maxsize=64)
@@ -304,5 +304,5 @@ def views(points: Tensor, most: int) -> Tensor:
 def _memberships(number: int, size: int) -> Tensor:
     """Return 1 for each point and each subset that holds it, (number, subsets)."""
     members = subsets(number, size)
-    found = torch.zeros(number, len(members))
-    return found.scatter_(0, members.T, 1.0) if len(members) else found
+    matrix = torch.zeros(number, len(members))
+    return matrix.scatter_(0, members.T, 1.0) if len(members) else matrix

@@ -94,15 +94,15 @@ class Corners(NamedTuple):
 
 def patterns(distribution: SceneDistribution, number: int) -> list[tuple[tuple[int, ...], int]]:
     """List the sets of objects, of those with equal templates the first ones, and the clutter."""
-    count, kept, seen = len(distribution.templates), [], set()
+    count, choices, signatures = len(distribution.templates), [], set()
     for size in range(1, count + 1):
         for objects in itertools.combinations(range(count), size):
             clutter = number - sum(distribution.sizes[k] for k in objects)
             kinds = tuple(sorted(distribution.kinds[k] for k in objects))
-            if 0 <= clutter <= distribution.clutter and kinds not in seen:
-                seen.add(kinds)
-                kept.append((objects, clutter))
-    return kept
+            if 0 <= clutter <= distribution.clutter and kinds not in signatures:
+                signatures.add(kinds)
+                choices.append((objects, clutter))
+    return choices
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def explain_by_em(
         seed: seed of the poses that EM starts from.
         rounded: round free assignments to the nearest permutation at the end.
     """
-    found = Matchings.empty(points)
+    best_matchings = Matchings.empty(points)
     generator = torch.Generator().manual_seed(seed)
     for rows, slots, places in by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
@@ -137,24 +137,24 @@ def explain_by_em(
             corners = Corners.of(distribution, objects, clutter, places)
             runs, whole = (permutations, starts, steps), permutations or rounded
             score, weights = _best_run(distribution, corners, places, runs, generator, whole)
-            chosen = round_off(weights) if whole else weights.argmax(-1)
+            assignment = round_off(weights) if whole else weights.argmax(-1)
             better = score > best
             best = torch.where(better, score, best)
-            _write(found, corners, chosen, rows[better], slots[better], better)
-    found.log_evidence.copy_(
-        log_joint(distribution, points, found.objects, found.corners)
-        + log_equivalent(distribution, found.objects)
+            _write(best_matchings, corners, assignment, rows[better], slots[better], better)
+    best_matchings.log_evidence.copy_(
+        log_joint(distribution, points, best_matchings.objects, best_matchings.corners)
+        + log_equivalent(distribution, best_matchings.objects)
     )
-    return found
+    return best_matchings
 
 
 def _write(
-    found: Matchings, corners: Corners, chosen: Tensor, rows: Tensor, slots: Tensor, which: Tensor
+    matchings: Matchings, corners: Corners, assignment: Tensor, rows: Tensor, slots: Tensor, which: Tensor
 ) -> None:
     none = torch.full((corners.clutter + 1,), -1, device=rows.device)
     objects = torch.tensor(corners.objects, device=rows.device)[corners.owner]
-    found.objects[rows[:, None], slots] = torch.cat([objects, none])[chosen[which]]
-    found.corners[rows[:, None], slots] = torch.cat([corners.number, none])[chosen[which]]
+    matchings.objects[rows[:, None], slots] = torch.cat([objects, none])[assignment[which]]
+    matchings.corners[rows[:, None], slots] = torch.cat([corners.number, none])[assignment[which]]
 
 
 def _best_run(
@@ -186,10 +186,10 @@ def _best_run(
     score = weights.logsumexp(-1).sum(-1)
     if whole:  # round off to permutations
         for _ in range(ROUNDS):
-            chosen = one_hot(round_off(weights), number)
-            poses = fit_poses(copies, corners, chosen, poses, distribution.tau)
+            assignment = one_hot(round_off(weights), number)
+            poses = fit_poses(copies, corners, assignment, poses, distribution.tau)
             weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
-        score = (weights * chosen).sum((-1, -2))
+        score = (weights * assignment).sum((-1, -2))
     score = (score + _log_prior(poses, distribution.tau)).reshape(batch, starts)
     best = torch.arange(batch) * starts + score.argmax(1)
     return score.amax(1), weights[best]

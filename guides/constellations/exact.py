@@ -76,7 +76,7 @@ class Assignments:
         """
         return exact_cover.forward(self.plan, self.tables, *self.weights())[0]
 
-    def chosen(self, best: bool) -> Tensor:
+    def choose(self, best: bool) -> Tensor:
         """Return the likeliest assignment, or one that is drawn, (b, n); -1 for clutter."""
         values = exact_cover.forward(self.plan, self.tables, *self.weights(), best)[1]
         return self.objects_of(exact_cover.backward(self.plan, values, best))
@@ -86,8 +86,8 @@ class Assignments:
         objects = taken[0].new_full((len(taken[0]), self.number), -1)
         for k, subset in enumerate(taken):
             members = subsets(self.number, self.distribution.sizes[k]).to(objects.device)
-            there = (subset < len(members)).nonzero()[:, 0]
-            objects[there[:, None], members[subset[there]]] = k
+            rows = (subset < len(members)).nonzero()[:, 0]
+            objects[rows[:, None], members[subset[rows]]] = k
         return objects
 
 
@@ -117,10 +117,10 @@ class Group(Assignments):
         return objects, total.softmax(-1)
 
 
-def shared_out(points: Tensor, found: Iterable[Assignments], best: bool) -> Tensor:
+def shared_out(points: Tensor, assignments: Iterable[Assignments], best: bool) -> Tensor:
     """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
     objects = torch.full(points.shape[:2], -1, device=points.device)
-    for group in found:
+    for group in assignments:
         objects[group.rows[:, None], group.slots] = group.chosen(best)
     return objects
 
@@ -142,8 +142,8 @@ def groups(distribution: SceneDistribution, points: Tensor) -> Iterator[Group]:
 def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tensor:
     """Compute the evidence of all subsets for one object, in chunks of scenes."""
     template, number = distribution.templates[index], places.shape[1]
-    each = math.comb(number, len(template)) * len(template.orders)
-    chunks = places.split(max(1, CHUNK // max(1, 17 * each)))
+    count = math.comb(number, len(template)) * len(template.orders)
+    chunks = places.split(max(1, CHUNK // max(1, 17 * count)))
     return torch.cat(
         [tuple_evidence(c, template, distribution.noise, distribution.tau) for c in chunks]
     )
@@ -152,8 +152,8 @@ def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tens
 def summed(distribution: SceneDistribution, tuples: Sequence[Tensor]) -> list[Tensor]:
     """Sum the evidence of subsets and orders over all orders, (b, subsets) for each object."""
     return [
-        each.logsumexp(-1) + math.log(template.symmetry_order)
-        for each, template in zip(tuples, distribution.templates, strict=True)
+        evidence.logsumexp(-1) + math.log(template.symmetry_order)
+        for evidence, template in zip(tuples, distribution.templates, strict=True)
     ]
 
 
@@ -166,9 +166,9 @@ def orders_of(
         The scenes in which the object is present, (m,); the slots of its points, (m, size); the
         evidence, (m, orders).
     """
-    template, own = distribution.templates[index], objects == index
-    rows = own.any(1).nonzero()[:, 0]
-    slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, : len(template)]
+    template, member_mask = distribution.templates[index], objects == index
+    rows = member_mask.any(1).nonzero()[:, 0]
+    slots = (~member_mask[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, : len(template)]
     places = as_complex(points[rows[:, None], slots])
     return (
         rows,
@@ -204,15 +204,15 @@ def explain_exactly(distribution: SceneDistribution, points: Tensor) -> Matching
     Args:
         points: (S, N, 2), NaN where a point is absent.
     """
-    found = list(groups(distribution, points))
-    evidence = log_evidence_of(points, found)
-    objects = shared_out(points, found, best=True)
+    scene_groups = list(groups(distribution, points))
+    evidence = log_evidence_of(points, scene_groups)
+    objects = shared_out(points, scene_groups, best=True)
     return Matchings(objects, corners_of(distribution, points, objects, best=True), evidence)
 
 
-def log_evidence_of(points: Tensor, found: Iterable[Group]) -> Tensor:
+def log_evidence_of(points: Tensor, scene_groups: Iterable[Group]) -> Tensor:
     """Return log p(points) of scenes (S, N, 2), (S,), from their groups."""
     evidence = points.new_empty(len(points))
-    for group in found:
+    for group in scene_groups:
         evidence[group.rows] = group.log_total().to(points)
     return evidence

@@ -84,15 +84,15 @@ class MatchingGuide(Guide):
         with pyro.plate("images", len(points), dim=-1):
             code = pyro.sample("point_corner", self.matchings(distribution, places, points.dtype))
             objects, corners = from_codes(distribution, code)
-            there = (
+            object_presence = (
                 objects[..., None] == torch.arange(len(distribution.sizes), device=code.device)
             ).any(-2)
-            presence = dist.Bernoulli(there.to(points)).to_event(1)
+            presence = dist.Bernoulli(object_presence.to(points)).to_event(1)
             pyro.sample("object_presence", presence)
             distributions = [
                 SimilarityPosterior(
                     object_fit(distribution, places, objects, corners, k)[0],
-                    there[..., k],
+                    object_presence[..., k],
                     distribution.noise_of(k),
                     distribution.tau,
                 )
@@ -135,19 +135,19 @@ class ExactMatching(MatchingGuide):
         self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
     ) -> FunctionMatchings:
         with torch.no_grad():
-            found = list(groups(distribution, points))
-            evidence = log_evidence_of(points, found)
+            scene_groups = list(groups(distribution, points))
+            evidence = log_evidence_of(points, scene_groups)
         present = ~points[..., 0].isnan()
 
         def draw_codes(number: int) -> Tensor:
             drawn = []
             for _ in range(number):
                 codes = torch.full(present.shape, -1, device=points.device)
-                for group in found:
+                for group in scene_groups:
                     objects = shared_out(points, [group], best=False)
                     corners = corners_of(distribution, points, objects, best=False)
-                    own = codes_of(distribution, present, objects, corners)
-                    codes[group.rows] = own[group.rows]
+                    group_codes = codes_of(distribution, present, objects, corners)
+                    codes[group.rows] = group_codes[group.rows]
                 drawn.append(codes)
             return torch.stack(drawn)
 
@@ -229,20 +229,20 @@ class MixtureMatching(SinkhornMatching):
 
 
 def _listed(
-    distribution: SceneDistribution, points: Tensor, found: Matchings, dtype: torch.dtype
+    distribution: SceneDistribution, points: Tensor, best_matchings: Matchings, dtype: torch.dtype
 ) -> FunctionMatchings:
     """Return the distribution of matchings, with those that symmetries make nearly as likely.
 
     Their probabilities are proportional to their densities under the model.
     """
-    code = codes_of(distribution, ~points[..., 0].isnan(), found.objects, found.corners)
+    code = codes_of(distribution, ~points[..., 0].isnan(), best_matchings.objects, best_matchings.corners)
     candidates = symmetries(distribution).to(code.device)[:, code]  # (maps, B, N)
     weights = log_joint(distribution, points, *from_codes(distribution, candidates)).T  # (B, maps)
     log_weights = weights.clamp(min=-1e30).to(dtype).log_softmax(-1)
 
     def draw_codes(number: int) -> Tensor:
-        chosen = dist.Categorical(logits=log_weights).sample((number,))
-        return candidates[chosen, torch.arange(len(points))]
+        indices = dist.Categorical(logits=log_weights).sample((number,))
+        return candidates[indices, torch.arange(len(points))]
 
     def log_probability(code: Tensor) -> Tensor:
         equal = (candidates.transpose(0, 1) == code[..., None, :]).all(-1)

@@ -44,15 +44,15 @@ class SimilarityPosterior(dist.TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
-    def __init__(self, fit: Fit, there: Tensor, noise: Noise, tau: float) -> None:
+    def __init__(self, fit: Fit, presence: Tensor, noise: Noise, tau: float) -> None:
         self.fit = fit
-        self.there = there
+        self.there = presence
         self.noise = noise
         self.tau = tau
         safe = Fit(
-            torch.where(there, fit.center, torch.zeros_like(fit.center)),
-            torch.where(there, fit.spread, torch.ones_like(fit.spread)),
-            torch.where(there, fit.cross, torch.ones_like(fit.cross)),
+            torch.where(presence, fit.center, torch.zeros_like(fit.center)),
+            torch.where(presence, fit.spread, torch.ones_like(fit.spread)),
+            torch.where(presence, fit.cross, torch.ones_like(fit.cross)),
             fit.number,
         )
         self.safe = safe
@@ -62,7 +62,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         step = self.nodes.diff()
         self.mass = (self.height[..., 1:] + self.height[..., :-1]) / 2 * step
         self.total = self.mass.sum(-1)
-        super().__init__(there.shape, torch.Size([4]), validate_args=False)
+        super().__init__(presence.shape, torch.Size([4]), validate_args=False)
 
     @torch.no_grad()
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
@@ -94,9 +94,9 @@ class SimilarityPosterior(dist.TorchDistribution):
         mean, variance = self._place(scale)
         away = (place - mean).abs().square()
         log_place = -away / (2 * variance) - (2 * math.pi * variance).log()
-        own = self._log_density(log_scale) - 2 * log_scale + log_angle + log_place
+        log_posterior = self._log_density(log_scale) - 2 * log_scale + log_angle + log_place
         prior = dist.Normal(torch.zeros_like(value), self.tau).log_prob(value).sum(-1)
-        return torch.where(self.there, own, prior)
+        return torch.where(self.there, log_posterior, prior)
 
     def _angle(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The concentration and the middle of the angle of u, given |u|."""
@@ -106,9 +106,9 @@ class SimilarityPosterior(dist.TorchDistribution):
 
     def _place(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of t and the variance of its coordinates, given |u|."""
-        own = self.noise.variance(scale) / self.safe.number
-        fraction = self.tau**2 / (self.tau**2 + own)
-        return self.safe.center * fraction, own * fraction
+        noise_variance = self.noise.variance(scale) / self.safe.number
+        fraction = self.tau**2 / (self.tau**2 + noise_variance)
+        return self.safe.center * fraction, noise_variance * fraction
 
     def _draw_log_scale(self, shape: torch.Size) -> Tensor:
         mass = self.mass.expand(*shape, self.mass.shape[-1])

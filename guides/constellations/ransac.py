@@ -43,24 +43,24 @@ def explain_by_ransac(
     Raises:
         ValueError: a scene of more than 62 points.
     """
-    found = Matchings.empty(points)
+    best_matchings = Matchings.empty(points)
     for rows, slots, places in by_number(points):
         if places.shape[1] > MOST_POINTS:
             raise ValueError(
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
         for more in MULTIPLES:  # where no joint choice covers the points, more are looked at
-            _explain(distribution, found, rows, slots, places, (more * sets, more * choices))
-            again = found.log_evidence[rows].isinf()
+            _explain(distribution, best_matchings, rows, slots, places, (more * sets, more * choices))
+            again = best_matchings.log_evidence[rows].isinf()
             rows, slots, places = rows[again], slots[again], places[again]
             if not len(rows):
                 break
-    return found
+    return best_matchings
 
 
 def _explain(
     distribution: SceneDistribution,
-    found: Matchings,
+    best_matchings: Matchings,
     rows: Tensor,
     slots: Tensor,
     places: Tensor,
@@ -70,15 +70,15 @@ def _explain(
     fits: list[tuple[Tensor, Tensor, Tensor]] = []
     for k, first in enumerate(distribution.kinds):
         fits.append(fits[first] if first < k else _fits(distribution, k, places, limits[0]))
-    weight, chosen = _choose(distribution, fits, places, limits[1])
-    found.log_evidence[rows] = weight
-    chosen = chosen.masked_fill(weight.isinf()[:, None], torch.iinfo(chosen.dtype).max)
+    weight, choice = _choose(distribution, fits, places, limits[1])
+    best_matchings.log_evidence[rows] = weight
+    choice = choice.masked_fill(weight.isinf()[:, None], torch.iinfo(choice.dtype).max)
     for k, (members, _, _) in enumerate(fits):
-        there = (chosen[:, k] < members.shape[1]).nonzero()[:, 0]
-        held = slots[there[:, None], members[there, chosen[there, k]]]
-        found.objects[rows[there, None], held] = k
+        present_rows = (choice[:, k] < members.shape[1]).nonzero()[:, 0]
+        held = slots[present_rows[:, None], members[present_rows, choice[present_rows, k]]]
+        best_matchings.objects[rows[present_rows, None], held] = k
         numbers = torch.arange(members.shape[2], device=places.device)
-        found.corners[rows[there, None], held] = numbers
+        best_matchings.corners[rows[present_rows, None], held] = numbers
 
 
 def _fits(
@@ -123,7 +123,7 @@ def hypotheses(places: Tensor, template: Template) -> Tensor:
     """
     corners, number = template.corners.to(places), places.shape[1]
     pairs = torch.tensor(list(itertools.permutations(range(number), 2)), device=places.device)
-    found = []
+    candidates = []
     for a, b in corner_pairs(template):
         start, end = places[:, pairs[:, 0]], places[:, pairs[:, 1]]
         rotation = (end - start) / (corners[b] - corners[a])
@@ -140,18 +140,18 @@ def hypotheses(places: Tensor, template: Template) -> Tensor:
             nearest = away.masked_fill(~free, torch.inf).argmin(-1)
             held[..., c] = nearest
             free.scatter_(2, nearest[..., None], False)
-        found.append(held)
-    return torch.cat(found, 1)
+        candidates.append(held)
+    return torch.cat(candidates, 1)
 
 
 def corner_pairs(template: Template) -> list[tuple[int, int]]:
     """List ordered pairs of corners, one of those that a rotation of the template makes equal."""
-    kept: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     rotations = template.rotations.tolist()
     for pair in itertools.permutations(range(len(template)), 2):
-        if not any((rotation[pair[0]], rotation[pair[1]]) in kept for rotation in rotations):
-            kept.append(pair)
-    return kept
+        if not any((rotation[pair[0]], rotation[pair[1]]) in pairs for rotation in rotations):
+            pairs.append(pair)
+    return pairs
 
 
 def _choose(
@@ -165,7 +165,7 @@ def _choose(
     on, off = distribution.log_present(places.real)
     used = torch.zeros(batch, 1, dtype=torch.int64, device=places.device)
     weight = places.real.new_zeros(batch, 1)
-    chosen = torch.zeros(batch, 1, 0, dtype=torch.int64, device=places.device)
+    choice = torch.zeros(batch, 1, 0, dtype=torch.int64, device=places.device)
     for k, (members, evidence, bits) in enumerate(fits):
         option = torch.cat([evidence + on[k], off[k].expand(batch, 1)], 1)
         taken = torch.cat([bits, bits.new_zeros(batch, 1)], 1)
@@ -176,15 +176,15 @@ def _choose(
         before, now = best.indices // option.shape[1], best.indices % option.shape[1]
         weight = best.values
         used = used.gather(1, before) | taken.gather(1, now)
-        history = chosen.gather(1, before[..., None].expand(-1, -1, k))
-        chosen = torch.cat([history, now[..., None]], -1)
+        history = choice.gather(1, before[..., None].expand(-1, -1, k))
+        choice = torch.cat([history, now[..., None]], -1)
     left = number - sum((used >> i) & 1 for i in range(number))
     table = places.real.new_full((number + 1,), -torch.inf)
     allowed = distribution.log_left(number, places.real)[: number + 1]
     table[: len(allowed)] = allowed
     weight = weight + table[left]
     best_one = weight.argmax(1)
-    return weight.logsumexp(1), chosen[torch.arange(batch), best_one]
+    return weight.logsumexp(1), choice[torch.arange(batch), best_one]
 
 
 def _completes(

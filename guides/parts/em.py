@@ -108,7 +108,7 @@ class Evidence(NamedTuple):
 
 
 def route(
-    seen: Callable[[Tensor, Tensor], Evidence],
+    compute_evidence: Callable[[Tensor, Tensor], Evidence],
     child_pose: Tensor,
     transform: Tensor,
     affinity: tuple[Tensor, float],
@@ -131,10 +131,10 @@ def route(
     logits = prior.expand(*batch, len(prior))
     pose = poses.identity_like(child_pose).expand(*batch, len(prior), 6)
     for _ in range(iterations):
-        found = seen(logits, pose)
-        fraction = (found.log_density + found.log_weights).softmax(-1)[..., 1:]
-        pose = best_pose(child_pose, transform, fraction * found.precision, precision)
-        density = seen(logits, pose).log_density
+        evidence = compute_evidence(logits, pose)
+        fraction = (evidence.log_density + evidence.log_weights).softmax(-1)[..., 1:]
+        pose = best_pose(child_pose, transform, fraction * evidence.precision, precision)
+        density = compute_evidence(logits, pose).log_density
         logits = prior + activation(logits, affinity[0], density, affinity[1])
     return Proposal(logits, pose, torch.cat([logits[..., None].tanh(), pose], dim=-1))
 
@@ -145,8 +145,8 @@ def child_log_density(
     """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
     presence_distribution = model.presence_distribution(distribution.presence_logits)
     presence = presence_distribution.log_prob(children.presence[..., None])
-    there = as_presence(children.presence, model.relaxed)
-    return presence + distribution.pose_distribution(there).log_prob(children.pose[..., None, :])
+    child_presence = as_presence(children.presence, model.relaxed)
+    return presence + distribution.pose_distribution(child_presence).log_prob(children.pose[..., None, :])
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
@@ -183,9 +183,9 @@ def activation(logits: Tensor, log_affinity: Tensor, log_density: Tensor, epsilo
         epsilon: the dummy's weight.
     """
     weights = parent_log_weights(log_presence(logits, relaxed=True), log_affinity, epsilon)
-    own = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    diagonal = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
     # (B, children, parent, 1 + parents): weights of the choices without that parent
-    others = weights[..., None, :].masked_fill(F.pad(own, (1, 0)), -torch.inf)
+    others = weights[..., None, :].masked_fill(F.pad(diagonal, (1, 0)), -torch.inf)
     possible = others.logsumexp(-1)
     explained = (others + log_density[..., None, :]).logsumexp(-1)
     with_it = torch.logaddexp(explained, log_affinity + log_density[..., 1:])

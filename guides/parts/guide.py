@@ -204,7 +204,7 @@ def copy_matching(source: nn.Module, target: _Copy, prefixes: tuple[str, ...] = 
     """
     target.to(next(source.parameters()))
     mine, theirs = target.state_dict(), source.state_dict()
-    kept = {k: v for k, v in theirs.items() if k.startswith(prefixes) and k in mine}
-    same = {k: v for k, v in kept.items() if mine[k].shape == v.shape}
+    candidates = {k: v for k, v in theirs.items() if k.startswith(prefixes) and k in mine}
+    same = {k: v for k, v in candidates.items() if mine[k].shape == v.shape}
     target.load_state_dict({**mine, **same})
     return target

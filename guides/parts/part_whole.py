@@ -78,9 +78,9 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
                 parts; by default the best of the reader's `rotations`.
         """
         levels, heads = self.model.levels, self.pose_heads
-        seen, frame = self._view(images, angle)
+        view, frame = self._view(images, angle)
         with pyro.plate("images", len(images), dim=-2):
-            capsules = self._draw(levels[-1], heads[-1], self.read_parts(seen), frame)
+            capsules = self._draw(levels[-1], heads[-1], self.read_parts(view), frame)
             for index in reversed(range(len(levels) - 1)):
                 below = capsules if frame is None else moved(capsules, poses.inverse(frame))
                 above = self.infer_objects(self.model, index, below)

@@ -82,14 +82,14 @@ def alternate(
         counted: weight (B, K, P) of the presences of the parts.
     """
     shapes = model.shapes
-    there = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
+    part_presence = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
     target = parts.pose[..., None, :, :]  # (B, 1, P, 6)
     batch = parts.presence.shape[:-1]
     precision = model.pose.scale(target) ** -2
     pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
     code = target.new_zeros(*batch, model.kinds, model.codes)
     for step in range(steps):
-        weight = (fraction(step, pose, code) * there)[..., None] / shapes.scale.square()
+        weight = (fraction(step, pose, code) * part_presence)[..., None] / shapes.scale.square()
         arrangement = shapes.place + bend(shapes.pose_codes, code)
         pose, pose_scale = fit_pose(target, arrangement, weight, precision)
         shift = presence_shift(shapes.presence_codes, code)
@@ -100,7 +100,7 @@ def alternate(
             directions(pose, shapes.pose_codes),
             weight,
             shapes.presence_codes,
-            counted * (there - believed) + curve * shift,
+            counted * (part_presence - believed) + curve * shift,
             curve,
         )
     return KindProposals(pose, code, pose_scale, code_scale)

@@ -89,16 +89,16 @@ class RoutingSlots(ShapeCodesGuide):
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
         """Draw kind, pose and code of every slot."""
         with torch.no_grad():
-            found = self.find(parts if frame is None else moved(parts, poses.inverse(frame)))
-        pose = found.pose if frame is None else poses.compose(frame[:, None], found.pose)
+            scene = self.find(parts if frame is None else moved(parts, poses.inverse(frame)))
+        pose = scene.pose if frame is None else poses.compose(frame[:, None], scene.pose)
         with pyro.plate("slots", self.model.slots, dim=-1):
-            pyro.sample("object_kind", dist.Delta(found.kind))
+            pyro.sample("object_kind", dist.Delta(scene.kind))
             if self.objects == "delta":
                 pyro.sample("object_pose", dist.Delta(pose, event_dim=1))
-                pyro.sample("object_code", dist.Delta(found.code, event_dim=1))
+                pyro.sample("object_code", dist.Delta(scene.code, event_dim=1))
             else:
-                pyro.sample("object_pose", dist.Normal(pose, found.pose_scale).to_event(1))
-                pyro.sample("object_code", dist.Normal(found.code, found.code_scale).to_event(1))
+                pyro.sample("object_pose", dist.Normal(pose, scene.pose_scale).to_event(1))
+                pyro.sample("object_code", dist.Normal(scene.code, scene.code_scale).to_event(1))
 
     @torch.no_grad()
     def find(self, parts: Capsules) -> Scene:
@@ -113,14 +113,14 @@ class RoutingSlots(ShapeCodesGuide):
         joint = [self.model.log_joint_of_slots(parts, *scene[:3]) for scene in scenes]
         best = torch.stack(joint).argmax(0)
         rows = torch.arange(len(best), device=best.device)
-        return Scene(*(torch.stack(each)[best, rows] for each in zip(*scenes, strict=True)))
+        return Scene(*(torch.stack(tensors)[best, rows] for tensors in zip(*scenes, strict=True)))
 
     def _one_by_one(self, parts: Capsules, scene: Scene) -> Scene:
         """Return a scene that begins with the first objects and has one for every slot."""
         while scene.kind.shape[1] < self.model.slots:
             fractions = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
-            found, score = self._one_more(parts, fractions[..., 0])
-            scene = joined([scene, picked(found, score.argmax(-1))])
+            proposals, score = self._one_more(parts, fractions[..., 0])
+            scene = joined([scene, picked(proposals, score.argmax(-1))])
         return scene
 
     def _improved(self, parts: Capsules, scene: Scene) -> Scene:
@@ -129,9 +129,9 @@ class RoutingSlots(ShapeCodesGuide):
         slots = []
         for fraction in fractions.unbind(-1):
             weight = fraction[:, None].expand(-1, self.model.kinds, -1)
-            found = self._fit(parts, weight)
-            score = (weight * self._log_density(parts, found)).sum(-1) + self._log_prior(found)
-            slots.append(picked(found, score.argmax(-1)))
+            proposals = self._fit(parts, weight)
+            score = (weight * self._log_density(parts, proposals)).sum(-1) + self._log_prior(proposals)
+            slots.append(picked(proposals, score.argmax(-1)))
         return joined(slots)
 
     def _one_more(self, parts: Capsules, free: Tensor) -> tuple[KindProposals, Tensor]:
@@ -139,24 +139,24 @@ class RoutingSlots(ShapeCodesGuide):
         shapes = self.model.shapes
         batch = len(free)
         identity = poses.identity_like(parts.pose)
-        found = KindProposals(
+        proposals = KindProposals(
             identity.expand(batch, self.model.kinds, 6),
             free.new_zeros(batch, self.model.kinds, self.model.codes),
         )
         wide = self._background(parts)
         spread = (shapes.scale.square() + shapes.pose_codes.square().sum(-1)).sqrt()
         for scale in (spread, *(factor * shapes.scale for factor in _SHARPENING)):
-            own = self._log_density(parts, found, scale)
-            found = self._fit(parts, free[:, None] * (own - wide).sigmoid())
-        own = self._log_density(parts, found)
-        return found, (free[:, None] * torch.logaddexp(own, wide)).sum(-1) + self._log_prior(found)
+            log_density = self._log_density(parts, proposals, scale)
+            proposals = self._fit(parts, free[:, None] * (log_density - wide).sigmoid())
+        log_density = self._log_density(parts, proposals)
+        return proposals, (free[:, None] * torch.logaddexp(log_density, wide)).sum(-1) + self._log_prior(proposals)
 
     def _fit(self, parts: Capsules, fraction: Tensor) -> KindProposals:
         """Fit an object of every kind to its fraction (B, K, P) of the parts."""
         return alternate(self.model, parts, lambda *_: fraction, _ALTERNATIONS, counted=fraction)
 
     def _log_density(
-        self, parts: Capsules, found: KindProposals, scale: Tensor | None = None
+        self, parts: Capsules, proposals: KindProposals, scale: Tensor | None = None
     ) -> Tensor:
         """Compute the log density of every part as a part of an object of every kind, (B, K, P).
 
@@ -164,17 +164,17 @@ class RoutingSlots(ShapeCodesGuide):
             scale: standard deviations in place of the model's, (K, P, 6).
         """
         shapes = self.model.shapes
-        there = as_presence(parts.presence, self.model.relaxed)[:, None]
-        kinds = torch.arange(self.model.kinds, device=there.device)[None]
-        vote, logits = shapes.votes(kinds, found.pose, found.code)
+        part_presence = as_presence(parts.presence, self.model.relaxed)[:, None]
+        kinds = torch.arange(self.model.kinds, device=part_presence.device)[None]
+        vote, logits = shapes.votes(kinds, proposals.pose, proposals.code)
         distribution = dist.Normal(vote, shapes.scale if scale is None else scale).to_event(1)
-        presence = there * logits - F.softplus(logits)
-        return presence + there * distribution.log_prob(parts.pose[:, None])
+        presence = part_presence * logits - F.softplus(logits)
+        return presence + part_presence * distribution.log_prob(parts.pose[:, None])
 
-    def _log_prior(self, found: KindProposals) -> Tensor:
+    def _log_prior(self, proposals: KindProposals) -> Tensor:
         """Compute log p(k, A, c), (B, K)."""
-        pose = self.model.pose.distribution(found.pose).log_prob(found.pose)
-        code = self.model.object_code_distribution().log_prob(found.code)
+        pose = self.model.pose.distribution(proposals.pose).log_prob(proposals.pose)
+        code = self.model.object_code_distribution().log_prob(proposals.code)
         return self.model.kind_logits.log_softmax(-1) + pose + code
 
     def _background(self, parts: Capsules) -> Tensor:
@@ -184,18 +184,18 @@ class RoutingSlots(ShapeCodesGuide):
         mean = (fraction * shapes.place).sum(0)
         spread = shapes.scale.square() + shapes.pose_codes.square().sum(-1)
         variance = (fraction * (spread + (shapes.place - mean).square())).sum(0)
-        there = as_presence(parts.presence, self.model.relaxed)
+        part_presence = as_presence(parts.presence, self.model.relaxed)
         distribution = dist.Normal(mean, variance.sqrt()).to_event(1)
-        return (there * distribution.log_prob(parts.pose))[:, None]
+        return (part_presence * distribution.log_prob(parts.pose))[:, None]
 
 
-def picked(found: KindProposals, kind: Tensor) -> Scene:
+def picked(proposals: KindProposals, kind: Tensor) -> Scene:
     """Return the scene of one object, of the kind (B,)."""
     rows = torch.arange(len(kind), device=kind.device)
-    numbers = [each[rows, kind][:, None] for each in found if each is not None]
+    numbers = [tensor[rows, kind][:, None] for tensor in proposals if tensor is not None]
     return Scene(kind[:, None], *numbers)
 
 
 def joined(scenes: list[Scene]) -> Scene:
     """Return the scene with the objects of all scenes."""
-    return Scene(*(torch.cat(each, dim=1) for each in zip(*scenes, strict=True)))
+    return Scene(*(torch.cat(tensors, dim=1) for tensors in zip(*scenes, strict=True)))

@@ -92,7 +92,7 @@ def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> 
         relaxed: whether the site is relaxed.
         features: further numbers of each capsule, (B, n, f) in all.
     """
-    there = as_presence(presence, relaxed)[..., None]
+    presence_column = as_presence(presence, relaxed)[..., None]
     *batch, n = presence.shape
-    identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
-    return torch.cat([pose, there, *features, identity], dim=-1)
+    identity = torch.eye(n, dtype=presence_column.dtype, device=presence_column.device).expand(*batch, n, n)
+    return torch.cat([pose, presence_column, *features, identity], dim=-1)

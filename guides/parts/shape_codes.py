@@ -115,9 +115,9 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
             if self.model.scope == "objects":
                 parts, frame = from_part_sets(images), None
             else:
-                seen, frame = self._view(images, angle)
+                view, frame = self._view(images, angle)
                 level = self.model.levels[-1]
-                parts = self._draw(level, self.pose_head, self.read_parts(seen), frame)
+                parts = self._draw(level, self.pose_head, self.read_parts(view), frame)
             if self.model.scope != "parts":
                 self._draw_object(parts, frame, labels)
         return parts
@@ -127,33 +127,33 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         below = parts
         if frame is not None:
             below = moved(parts, poses.inverse(frame))
-        found = self.propose(below)
+        proposals = self.propose(below)
         if frame is not None:
-            found = found._replace(pose=poses.compose(frame[:, None], found.pose))
+            proposals = proposals._replace(pose=poses.compose(frame[:, None], proposals.pose))
         if labels is None:
-            distribution = dist.Categorical(logits=self.kind_logits(parts, found)[..., None, :])
+            distribution = dist.Categorical(logits=self.kind_logits(parts, proposals)[..., None, :])
             infer = {"enumerate": "parallel"} if self.kind == "enumerated" else {}
             kind = pyro.sample("object_kind", distribution, infer=infer)
         else:
             kind = labels[:, None].long()
-        pose, code = found.distributions(kind)
+        pose, code = proposals.distributions(kind)
         pyro.sample("object_pose", pose)
         pyro.sample("object_code", code)
 
     @torch.no_grad()
-    def kind_logits(self, parts: Capsules, found: KindProposals) -> Tensor:
+    def kind_logits(self, parts: Capsules, proposals: KindProposals) -> Tensor:
         """Compute the logits of q(k), (B, K): log p(k, a_k, m_k, parts) - log q(a_k, m_k | k).
 
         They have no gradient. At the best q(k) the gradient of the ELBO through it is zero.
         """
         joint: Callable[..., Tensor] = self.model.log_joint_of_kinds
         if parts.presence.dim() > 2:  # plates outside the model
-            return joint(parts, found.pose, found.code) - found.log_density_at_centers()
-        rows = max(1, _AT_ONCE // found.pose[0].numel())
-        each = (*parts, found.pose, found.code)
-        few = zip(*(x.split(rows) for x in each), strict=True)
-        found_in = [joint(Capsules(t, place), pose, code) for t, place, pose, code in few]
-        return torch.cat(found_in) - found.log_density_at_centers()
+            return joint(parts, proposals.pose, proposals.code) - proposals.log_density_at_centers()
+        rows = max(1, _AT_ONCE // proposals.pose[0].numel())
+        tensors = (*parts, proposals.pose, proposals.code)
+        chunks = zip(*(x.split(rows) for x in tensors), strict=True)
+        found_in = [joint(Capsules(t, place), pose, code) for t, place, pose, code in chunks]
+        return torch.cat(found_in) - proposals.log_density_at_centers()
 
     @torch.no_grad()
     def explained(self, parts: Capsules) -> Tensor:
@@ -170,6 +170,6 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         distribution = head(proposal.pose, proposal.features)
         if self.pose == "delta":
             return distribution
-        there = as_presence(presence, self.model.relaxed)[..., None]
-        scale = there * distribution.base_dist.scale + (1 - there) * self.model.shapes.sigma_off
+        part_presence = as_presence(presence, self.model.relaxed)[..., None]
+        scale = part_presence * distribution.base_dist.scale + (1 - part_presence) * self.model.shapes.sigma_off
         return dist.Normal(proposal.pose, scale).to_event(1)

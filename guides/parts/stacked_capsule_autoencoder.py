@@ -146,8 +146,8 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
         """Return what is read of the parts, (N, 1, parts, numbers): data of the scope "objects"."""
-        found = [self.read_parts(few) for few in images.split(batch_size)]
-        return torch.cat([as_reads(read) for read in found])
+        readings = [self.read_parts(batch) for batch in images.split(batch_size)]
+        return torch.cat([as_reads(read) for read in readings])
 
     def with_switches(
         self, stop_inputs: bool | None = None, noise: str | None = None, width: float | None = None

@@ -76,15 +76,15 @@ class PerImageGuide(Guide[Model]):
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
-        chosen = self.sharing_parameters(num_images=len(index), refinement=None)
-        chosen._modules = dict(self._modules)
+        subset = self.sharing_parameters(num_images=len(index), refinement=None)
+        subset._modules = dict(self._modules)
         for kind in _KINDS:
             tensors = getattr(self, kind).items()
-            chosen._modules[kind] = PyroModule[nn.ParameterDict](
+            subset._modules[kind] = PyroModule[nn.ParameterDict](
                 (name, nn.Parameter(tensor.detach()[index])) for name, tensor in tensors
             )  # pairs: ParameterDict sorts the names of a dict, and these have an order
-        chosen._rename()
-        return chosen
+        subset._rename()
+        return subset
 
     def continuous(self, name: str) -> Continuous:
         """Return the family of a site that is neither discrete nor relaxed."""
@@ -97,13 +97,13 @@ class PerImageGuide(Guide[Model]):
 
         Logits may be infinite, for values that are certain.
         """
-        found: dict[str, Tensor] = {}
+        masks: dict[str, Tensor] = {}
         for kind in _KINDS:
             for name, values in getattr(self, kind).items():
                 wrong = values.isnan() if kind == "logits" else ~values.isfinite()
                 rows = wrong.reshape(self.num_images, -1).any(1)
-                found[name] = found[name] | rows if name in found else rows
-        return found
+                masks[name] = masks[name] | rows if name in masks else rows
+        return masks
 
     def _repeats(self, images: Tensor) -> int:
         """Return how many times over `images` are the images that the parameters belong to.
@@ -128,7 +128,7 @@ def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
     """
     with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
         nodes = poutine.trace(model).get_trace(batch_size=1).nodes
-    found: dict[str, ByLogits | Continuous] = {}
+    families: dict[str, ByLogits | Continuous] = {}
     for site in model.latent_sites:
         if "images" not in site.plates:
             raise UnservedSite(
@@ -136,7 +136,7 @@ def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
                 "it belongs to no image; draw it inside the plate, or make it a parameter"
             )
         try:
-            found[site.name] = family_of(site.name, nodes[site.name]["fn"])
+            families[site.name] = family_of(site.name, nodes[site.name]["fn"])
         except UnservedSite as error:
             raise UnservedSite(f"{type(model).__name__}: {error}") from None
-    return found
+    return families

@@ -152,8 +152,8 @@ class FreeForm(PerImageGuide):
         inner = (1,) * (-1 - dim)  # the plates inside that of the images
         distribution = dist.LowRankMultivariateNormal(
             *(
-                tiled(each, repeats).unflatten(0, (-1, *inner))
-                for each in (loc, scale[..., None] * factor, scale.square())
+                tiled(parameter, repeats).unflatten(0, (-1, *inner))
+                for parameter in (loc, scale[..., None] * factor, scale.square())
             )
         )
         plates["images"] = pyro.plate("images", distribution.batch_shape[dim], dim=dim)

@@ -106,8 +106,8 @@ class GaussNewton(PerImageGuide):
             mixed = ModeMixture(distribution, weight) if several else distribution
             value = drawn[site.name] = draw_site(self.model, site, mixed, plates)
             if several:
-                each = distribution.log_prob(value).reshape(*weight.shape, -1).sum(2)
-                weight = (weight + each).log_softmax(0)
+                log_density = distribution.log_prob(value).reshape(*weight.shape, -1).sum(2)
+                weight = (weight + log_density).log_softmax(0)
             if site.name in self.locs and self.whole:
                 free = self.continuous(site.name).transform.inv(value)
                 noise.append(
@@ -126,7 +126,7 @@ class GaussNewton(PerImageGuide):
         loc = _modes_first(tiled(self.locs[site.name], repeats))
         rows = _modes_first(self.factors[site.name])
         if self.whole:
-            before = sum(each.shape[-2] for each in noise)
+            before = sum(tensor.shape[-2] for tensor in noise)
             if noise:
                 shift = rows[..., :before] @ torch.cat(noise, -2)  # ([M,] B, n, repeats)
                 loc = loc + shift.movedim(-1, -3).reshape(loc.shape)
@@ -188,8 +188,8 @@ class ChainedNormal(dist.TorchDistribution):
         """Compute the log density (*lead, rows, *batch) in nats; its sum over a row is exact."""
         noise = self.noise(value)
         scale = self.factor.diagonal(dim1=-2, dim2=-1)[..., None]
-        each = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2
-        return sum_rightmost(self._joined(each), len(self.event_shape))
+        log_density = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2
+        return sum_rightmost(self._joined(log_density), len(self.event_shape))
 
     def _split(self, value: Tensor) -> Tensor:
         """Return (*lead, rows, *shape) as (*lead, B, blocks, k, repeats)."""
@@ -229,11 +229,11 @@ class ModeMixture(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (rows, *batch) in nats; its sum over a row is exact."""
-        each = self.distribution.log_prob(value)
-        flat = each.reshape(*self.log_weight.shape, -1)
+        log_density = self.distribution.log_prob(value)
+        flat = log_density.reshape(*self.log_weight.shape, -1)
         joint = self.log_weight[..., None] + flat.cumsum(-1)
-        known = torch.cat([self.log_weight[..., None], joint[..., :-1]], -1)
-        return (joint.logsumexp(0) - known.logsumexp(0)).reshape(each.shape[1:])
+        prefix = torch.cat([self.log_weight[..., None], joint[..., :-1]], -1)
+        return (joint.logsumexp(0) - prefix.logsumexp(0)).reshape(log_density.shape[1:])
 
 
 def _modes_first(values: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ class Peeling(WindowReader):
         self.where = pose_head(hidden, sum(self.numbers))
 
     @pyro_method
-    def found(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         ground = self.backdrop(images)
         proposals = self._peeled(images, ground)
@@ -147,12 +147,12 @@ class Peeling(WindowReader):
                     sums = [a + b for a, b in zip(sums, last, strict=True)] if sums else last
                     canvas = self.model.mixed(sums, ground.drawn)[:, 0]
             left = self.unexplained(images, canvas).detach()
-            seen = blurred(left, scale)
+            residual = blurred(left, scale)
             if self.model.tinted:
-                left = left * alike(whole, color_at(whole, blurred(left, 1.0) * seen))
-                seen = blurred(left, scale)
+                left = left * alike(whole, color_at(whole, blurred(left, 1.0) * residual))
+                residual = blurred(left, scale)
             about = images.new_zeros(len(images), self.model.pose_size)
-            about[:, 1:3] = focus(seen, drawn)
+            about[:, 1:3] = focus(residual, drawn)
             looked = self._looked(images, left, about)
             proposals.append(self.propose(slot, self.read, plate, images, left, about, looked))
         return proposals

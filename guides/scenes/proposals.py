@@ -51,7 +51,7 @@ AT_ONCE = 256  # subsets that are painted at once, where there are more
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
 
 
-class Kept(TraceMessenger):
+class PrivateTrace(TraceMessenger):
     """A trace of sites that no handler outside sees; parameters pass through it unrecorded."""
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -93,7 +93,7 @@ class Proposal(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SceneProposals:
     """Proposals for all slots of a batch of scenes.
 
     Attributes:
@@ -122,7 +122,7 @@ class Found:
         return sum((p.score for p in self.proposals), self.ground.score)
 
 
-class Chosen(dist.TorchDistribution):
+class SlotDistribution(dist.TorchDistribution):
     """The distribution of a slot's site: the proposal's where it is on, otherwise the prior's.
 
     Its draw was made before: the proposal, or a draw from the prior.
@@ -158,8 +158,8 @@ class Chosen(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         flat = value.reshape(self.value.shape)
-        each = torch.where(self.on, self.proposal.log_prob(flat), self.prior.log_prob(flat))
-        return each.reshape(self.batch_shape)
+        log_density = torch.where(self.on, self.proposal.log_prob(flat), self.prior.log_prob(flat))
+        return log_density.reshape(self.batch_shape)
 
 
 class SubsetDistribution(dist.TorchDistribution):
@@ -212,15 +212,15 @@ class SubsetDistribution(dist.TorchDistribution):
 
     @torch.no_grad()
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        chosen = self.rows.take_along_dim(self.drawn()[..., None], 1)
-        return chosen.reshape(self.batch_shape + self.event_shape)
+        presences = self.rows.take_along_dim(self.drawn()[..., None], 1)
+        return presences.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
 
     def log_prob(self, value: Tensor) -> Tensor:
         same = (self.rows == value.reshape(len(self.rows), 1, -1)).all(-1)
-        found = torch.where(same, self.log_q, -math.inf).logsumexp(-1)
-        return found.reshape(self.batch_shape)
+        log_mass = torch.where(same, self.log_q, -math.inf).logsumexp(-1)
+        return log_mass.reshape(self.batch_shape)
 
     @property
     def mean(self) -> Tensor:
@@ -235,7 +235,7 @@ class SubsetDistribution(dist.TorchDistribution):
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
-def folded(distribution: Chosen | SubsetDistribution, outer: torch.Size) -> Any:
+def folded(distribution: SlotDistribution | SubsetDistribution, outer: torch.Size) -> Any:
     """Return a distribution of copies of a batch, (P B, ...), as (*outer, B, ...).
 
     Args:
@@ -282,13 +282,13 @@ class SceneGuide(Guide[Scenes]):
         model = self.model.with_objects(number)
         return self.sharing_parameters(_model=(model,), auxiliary=False)
 
-    def found(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> SceneProposals:
         """Draw proposals for all slots of images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must write found")
 
     def plate(self, images: Tensor) -> pyro.plate:
         """Return the plate of a batch for `propose`, which no handler outside sees made."""
-        with Kept():
+        with PrivateTrace():
             return self.model.plate(len(images))
 
     def propose(
@@ -306,10 +306,10 @@ class SceneGuide(Guide[Scenes]):
         draw = model.draw_ground if slot is None else model.draw_object
         named = AsObject("" if self.auxiliary else name)
         with nullcontext() if self.auxiliary else named:
-            recorded = Kept() if self.auxiliary else poutine.trace()
+            recorded = PrivateTrace() if self.auxiliary else poutine.trace()
             guide_trace = recorded(read).get_trace(images, *arguments, plate)
         replayed = poutine.replay(named(draw), trace=guide_trace)
-        model_trace = Kept()(replayed).get_trace(plate)
+        model_trace = PrivateTrace()(replayed).get_trace(plate)
         drawn = model_trace.nodes["_RETURN"]["value"]
         placed = drawn if slot is None else model.placed(drawn)
         log_p, log_q = (
@@ -318,20 +318,20 @@ class SceneGuide(Guide[Scenes]):
         return Proposal(guide_trace, drawn, placed, log_p - log_q)
 
     @pyro_method
-    def presence_distribution(self, images: Tensor, found: Found) -> SubsetDistribution:
+    def presence_distribution(self, images: Tensor, scene_proposals: SceneProposals) -> SubsetDistribution:
         """Return q(z | u), over all presences or, where they are many, over a family of them.
 
         The family of training holds the first slots of every number, and those without one of them.
         Otherwise it holds all presences on the way to the best ones. Each is a guide.
         """
-        slots, trained = len(found.proposals), self.training and torch.is_grad_enabled()
+        slots, trained = len(scene_proposals.proposals), self.training and torch.is_grad_enabled()
         if trained or 2**slots <= MOST_SUBSETS:
             all_fit = 2**slots <= (MOST_TRAINED if trained else MOST_SUBSETS)
             rows = (subsets_of if all_fit else prefixes_of)(slots, images)
-            return SubsetDistribution(self.log_weights(images, found, rows), rows, self.model.inner)
-        rows = self._climbed(images, found)
+            return SubsetDistribution(self.log_weights(images, scene_proposals, rows), rows, self.model.inner)
+        rows = self._climbed(images, scene_proposals)
         parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
-        weight = torch.cat([self.log_weights(images, found, part) for part in parts], 1)
+        weight = torch.cat([self.log_weights(images, scene_proposals, part) for part in parts], 1)
         powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
         code = (rows.long() * powers).sum(-1)
         code, order = code.sort(dim=1, stable=True)
@@ -339,33 +339,33 @@ class SceneGuide(Guide[Scenes]):
         again = same.gather(1, order.argsort(1))  # each row counts once
         return SubsetDistribution(weight.masked_fill(again, -math.inf), rows, self.model.inner)
 
-    def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
+    def log_weights(self, images: Tensor, scene_proposals: SceneProposals, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
-        model, ground = self.model, found.ground.drawn
-        each = rows.expand(len(images), *rows.shape[-2:])
+        model, ground = self.model, scene_proposals.ground.drawn
+        presences = rows.expand(len(images), *rows.shape[-2:])
 
-        def likelihood(few: Tensor, each: Tensor, ground: Tensor, *pictures: Tensor) -> tuple:
-            means = model.blend(each, Pictures(*pictures), ground)
-            return (model.log_likelihood(few, means),)
+        def likelihood(batch: Tensor, presences: Tensor, ground: Tensor, *pictures: Tensor) -> tuple:
+            means = model.blend(presences, Pictures(*pictures), ground)
+            return (model.log_likelihood(batch, means),)
 
         grounds = ground.expand(len(images), *ground.shape[-3:])
-        pictures = [x for x in found.pictures if x is not None]
+        pictures = [x for x in scene_proposals.pictures if x is not None]
         numbers = rows.shape[-2] * images[0].numel()
-        (seen,) = in_chunks(likelihood, (images, each, grounds, *pictures), (), numbers)
-        prior = model.presence_distribution(images).log_prob(each)
-        used = (each * found.log_ratio[:, None]).sum(-1)
-        return seen + prior + used + found.ground.log_ratio[:, None]
+        (log_image,) = in_chunks(likelihood, (images, presences, grounds, *pictures), (), numbers)
+        prior = model.presence_distribution(images).log_prob(presences)
+        used = (presences * scene_proposals.log_ratio[:, None]).sum(-1)
+        return log_image + prior + used + scene_proposals.ground.log_ratio[:, None]
 
     @torch.no_grad()
-    def _climbed(self, images: Tensor, found: Found) -> Tensor:
+    def _climbed(self, images: Tensor, scene_proposals: SceneProposals) -> Tensor:
         """Return presences on the way to the best ones by flips of one or two, (B, M, S)."""
-        slots = len(found.proposals)
+        slots = len(scene_proposals.proposals)
         flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
         for _ in track(range(2 * slots), "choosing objects", "rounds at most"):
             near = (now - flips).abs()
-            best = self.log_weights(images, found, near).argmax(1)
+            best = self.log_weights(images, scene_proposals, near).argmax(1)
             visited.append(near[:, 1:])
             now, before = near.take_along_dim(best[:, None, None], 1), now
             if torch.equal(now, before):
@@ -382,19 +382,19 @@ class SceneGuide(Guide[Scenes]):
         sizes = {frame.dim - dim: frame.size for frame in get_plates() if frame.dim is not None}
         outer = torch.Size(sizes.get(place, 1) for place in range(min([0, *sizes]), 0))
         copies = tiled(images, outer.numel())
-        found = self.found(copies)
-        presences = self.presence_distribution(copies, found)
-        distribution, how = folded(presences, outer), {}
+        scene_proposals = self.found(copies)
+        presences = self.presence_distribution(copies, scene_proposals)
+        distribution, infer_options = folded(presences, outer), {}
         if presences.baseline is not None:
-            how["baseline"] = {
+            infer_options["baseline"] = {
                 "baseline_value": presences.baseline.reshape(distribution.batch_shape)
             }
         with plate:
-            drawn = pyro.sample("scene_presence", distribution, infer=how)
+            drawn = pyro.sample("scene_presence", distribution, infer=infer_options)
         presence = drawn.reshape(len(copies), -1)
         always = torch.ones_like(presence[:, 0]) > 0
-        self._draw("ground", found.ground, found.ground.sites, always, outer, plate)
-        for slot, proposal in enumerate(found.proposals):
+        self._draw("ground", scene_proposals.ground, scene_proposals.ground.sites, always, outer, plate)
+        for slot, proposal in enumerate(scene_proposals.proposals):
             with poutine.block(hide_types=["sample"]):
                 prior = poutine.trace(AsObject()(self.model.draw_object))
                 sites = latent_sites(prior.get_trace(self.model.plate(len(copies))))
@@ -412,11 +412,11 @@ class SceneGuide(Guide[Scenes]):
     ) -> None:
         """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
         plates = {"images": plate}
-        for own, site in proposal.sites.items():
-            distribution = folded(Chosen(on, site, prior[own]), outer)
+        for site_name, site in proposal.sites.items():
+            distribution = folded(SlotDistribution(on, site, prior[site_name]), outer)
             with AsObject(name), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:
                         plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
                     scope.enter_context(plates[frame.name])
-                pyro.sample(own, distribution)
+                pyro.sample(site_name, distribution)

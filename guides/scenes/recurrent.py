@@ -99,7 +99,7 @@ class AttendInferRepeat(WindowReader):
         return super().on_model(model, **changes)
 
     @pyro_method
-    def found(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         ground = self.backdrop(images)
         left = self.unexplained(images, ground.drawn)
@@ -117,14 +117,14 @@ class AttendInferRepeat(WindowReader):
         return Found(proposals, ground, torch.stack(states, 1))
 
     @pyro_method
-    def presence_distribution(self, images: Tensor, found: Found) -> SubsetDistribution:
+    def presence_distribution(self, images: Tensor, scene_proposals: Found) -> SubsetDistribution:
         """Return q(z | u), over prefixes."""
-        states, slots = found.states, len(found.proposals)
+        states, slots = scene_proposals.states, len(scene_proposals.proposals)
         if states is None:
             raise ValueError("found must hold states; use the proposals of this guide's own found")
         log_q = prefix_log_probs(self.stay(states)[..., 0])
         rows = images.new_ones(slots + 1, slots).tril(-1)
-        weight = self.log_weights(images, found, rows)
-        seen = torch.cat([self.whole(images).flatten(1), states.mean(1)], -1).detach()
-        baseline = weight[:, 0].detach() + _UNIT * self.expected(seen)[:, 0]
+        weight = self.log_weights(images, scene_proposals, rows)
+        features = torch.cat([self.whole(images).flatten(1), states.mean(1)], -1).detach()
+        baseline = weight[:, 0].detach() + _UNIT * self.expected(features)[:, 0]
         return SubsetDistribution(weight, rows, self.model.inner, log_q, baseline)

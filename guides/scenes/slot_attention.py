@@ -101,14 +101,14 @@ class SlotAttention(WindowReader):
         slots = self.mean + self.spread.exp() * noise
         for _ in range(self.iterations):
             fraction = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, places, S)
-            seen = (fraction / fraction.sum(1, keepdim=True)).mT @ value
-            slots = self.update(seen.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+            slot_values = (fraction / fraction.sum(1, keepdim=True)).mT @ value
+            slots = self.update(slot_values.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             slots = slots + self.refine(slots)
         ink = fraction * (F.adaptive_avg_pool2d(left, maps.shape[-2:]).flatten(2).mT + _LEAST)
         return slots, (ink / ink.sum(1, keepdim=True)).mT @ places
 
     @pyro_method
-    def found(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         model = self.model
         noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))

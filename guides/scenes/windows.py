@@ -117,8 +117,8 @@ class WindowReader(SceneGuide):
     def _read_ground(self, images: Tensor, plate: pyro.plate) -> None:
         """Draw the sites of the ground, if it has some."""
         if self.ground_reader is not None and self.model.ground_model is not None:
-            seen = images if isinstance(self.model.ground, Tones) else self.whole(images)
-            self.ground_reader.forward(enlarged(seen, self.model.ground_model.image_shape[1:]))
+            inputs = images if isinstance(self.model.ground, Tones) else self.whole(images)
+            self.ground_reader.forward(enlarged(inputs, self.model.ground_model.image_shape[1:]))
 
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate
@@ -156,7 +156,7 @@ class WindowReader(SceneGuide):
     def _color_at(self, images: Tensor, left: Tensor, pose: Tensor) -> Tensor:
         """Return logits of the mean color of what is left unexplained in a window, (B, C)."""
         size = self.model.thing.image_shape[1:]
-        seen = crop(torch.cat([images, left], 1), pose, size, self.model.usual(pose))
-        color, weight = seen[:, :-1].detach(), seen[:, -1:].detach() + 1e-4
+        patch = crop(torch.cat([images, left], 1), pose, size, self.model.usual(pose))
+        color, weight = patch[:, :-1].detach(), patch[:, -1:].detach() + 1e-4
         mean = (color * weight).sum((-2, -1)) / weight.sum((-2, -1))
         return mean.clamp(0.02, 0.98).logit()

@@ -174,42 +174,42 @@ def annealed_log_likelihood(
     refuse_unnormalized(model)
     began = time.perf_counter()
     guides = _by_name(guide)
-    given: dict[str, Any] = dict(labels=None, seed=seed, discrete=discrete)
-    pairs = {name: prepare(model, each, images, **given) for name, each in guides.items()}
+    options: dict[str, Any] = dict(labels=None, seed=seed, discrete=discrete)
+    pairs = {name: prepare(model, proposal, images, **options) for name, proposal in guides.items()}
     for name, pair in pairs.items():
         refuse_start(pair, guides[name], simulated)
     bounds = _bounds(pairs, seed=seed, discrete=discrete, batch_size=batch_size)
     best = _highest(bounds)
-    pair = pairs[best] if guides else prepare(model, model, images, prior=True, **given)
+    pair = pairs[best] if guides else prepare(model, model, images, prior=True, **options)
     start = pair.guide if guides else None
     settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_fraction, progress
     mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, start, seed, *settings)
         rows = len(pair.images) if is_per_image(pair.guide) else max(1, batch_size // chains)
-        found, drawn = run.annealed(pair.images, rows), None
+        arrays, drawn = run.annealed(pair.images, rows), None
         if simulated:
             with seeded(run.stream(_SIMULATED, 0)):
                 drawn, latents = simulate(pair.model, simulated)
-            found |= run.annealed(drawn, rows, latents)
-    if len(bad := np.flatnonzero(~(found["log_weight"] < np.inf).all(0))):
-        what = f"the annealing of {name_of(model)} from {best!r}"
-        raise NonFiniteGuide.of(what, bad.tolist(), len(pair.images), None)
-    lower = log_mean(found["log_weight"]), log_mean_error(found["log_weight"])
-    if words := in_words(exceedances(lower, bounds)):
-        warn(words, stacklevel=2)
+            arrays |= run.annealed(drawn, rows, latents)
+    if len(bad := np.flatnonzero(~(arrays["log_weight"] < np.inf).all(0))):
+        subject = f"the annealing of {name_of(model)} from {best!r}"
+        raise NonFiniteGuide.of(subject, bad.tolist(), len(pair.images), None)
+    lower = log_mean(arrays["log_weight"]), log_mean_error(arrays["log_weight"])
+    if message := in_words(exceedances(lower, bounds)):
+        warn(message, stacklevel=2)
     attributes = {
         **_attributes(pair, start, seed),
         "start": best,
         "guides": json.dumps([*bounds]),
-        "exceeded": words,
+        "exceeded": message,
         "num_particles": index(chains),
         "temperatures": index(temperatures),
         "leapfrogs": index(leapfrogs),
         "simulated": index(simulated),
         "seconds": time.perf_counter() - began,
     }
-    return inference_data(_groups(pair, found, drawn, bounds), attributes)
+    return inference_data(_groups(pair, arrays, drawn, bounds), attributes)
 
 
 def _by_name(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Callable]:
@@ -218,7 +218,7 @@ def _by_name(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Calla
         return {}
     if not isinstance(guide, Mapping):
         return {name_of(guide): guide}
-    if wrong := [name for name, each in guide.items() if not callable(each)]:
+    if wrong := [name for name, candidate in guide.items() if not callable(candidate)]:
         raise ValueError(
             f"guide {wrong[0]!r} is not a guide; leave it out, or pass guide=None alone"
         )
@@ -227,10 +227,10 @@ def _by_name(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Calla
     return dict(guide)
 
 
-def _bounds(pairs: Mapping[str, Prepared], **how: Any) -> dict[str, Bound]:
+def _bounds(pairs: Mapping[str, Prepared], **options: Any) -> dict[str, Bound]:
     """Return the importance-weighted bound of each pair, by image."""
     return {
-        name: bound_of_guide(evaluate(*pair[:3], num_particles=_WEIGHED, draws=0, **how))
+        name: bound_of_guide(evaluate(*pair[:3], num_particles=_WEIGHED, draws=0, **options))
         for name, pair in pairs.items()
     }
 
@@ -271,27 +271,27 @@ def annealed_bounds(
             "annealed_log_likelihood returned, and summarize(idata) any other evaluation"
         )
     lower = annealed_bound(idata)
-    found: dict[str, Any] = {"lower": float(lower[0].mean()), "lower_se": standard_error(lower[0])}
+    result: dict[str, Any] = {"lower": float(lower[0].mean()), "lower_se": standard_error(lower[0])}
     stats = idata.sample_stats
     if "simulated_log_weight" in stats:
         below, above = _sides(idata)
         sides = {"simulated_lower": below, "simulated_upper": above, "gap": above - below}
         for name, values in sides.items():
-            found[name] = float(values.mean())
-            found[f"{name}_se"] = standard_error(values)
-        found["gap_median"] = float(np.median(above - below))
-        found["gap_largest"] = float((above - below).max())
-    found["acceptance_rate"] = float(stats["acceptance_rate"].mean())
+            result[name] = float(values.mean())
+            result[f"{name}_se"] = standard_error(values)
+        result["gap_median"] = float(np.median(above - below))
+        result["gap_largest"] = float((above - below).max())
+    result["acceptance_rate"] = float(stats["acceptance_rate"].mean())
     chains = int(stats.sizes["chain"] * stats.sizes["draw"])
     numbers = {"num_chains": chains, "num_images": len(lower[0])}
-    found |= {**numbers, "num_simulated": int(stats.sizes.get("simulated", 0))}
-    bounds = {name: bound_of_guide(each) for name, each in (guides or {}).items()}
+    result |= {**numbers, "num_simulated": int(stats.sizes.get("simulated", 0))}
+    bounds = {name: bound_of_guide(item) for name, item in (guides or {}).items()}
     exceeding = exceedances(lower, bounds_of_guides(idata) | bounds)
-    found["images_exceeded"] = len({image for each in exceeding for image in each.images})
-    words = in_words(exceeding)
-    if any(each.guide in bounds for each in exceeding):
-        warn(words, stacklevel=2)
-    return found | ({"warning": words} if words else {})
+    result["images_exceeded"] = len({image for item in exceeding for image in item.images})
+    message = in_words(exceeding)
+    if any(item.guide in bounds for item in exceeding):
+        warn(message, stacklevel=2)
+    return result | ({"warning": message} if message else {})
 
 
 def annealed_gaps(idata: "InferenceData") -> np.ndarray:
@@ -340,14 +340,14 @@ class _Run(NamedTuple):
         for number, part in enumerate(images.split(rows)):
             kind, last = "simulated images" if latents else "images", number * rows + len(part)
             announce(f"annealing {kind} {number * rows + 1} to {last} of {len(images)}")
-            known = latents and {name: value.split(rows)[number] for name, value in latents.items()}
+            part_latents = latents and {name: value.split(rows)[number] for name, value in latents.items()}
             try:
-                found = self._of_part(part, number, known)
+                arrays = self._of_part(part, number, part_latents)
             except NonFiniteGuide as error:  # which counts within the part
-                what = error.what if latents is None else f"{error.what}, to simulated images,"
+                subject = error.what if latents is None else f"{error.what}, to simulated images,"
                 bad = (number * rows + row for row in error.images)
-                raise NonFiniteGuide.of(what, bad, len(images), error.site) from None
-            parts.append({n: each.view(-1, len(part)).cpu().numpy() for n, each in found.items()})
+                raise NonFiniteGuide.of(subject, bad, len(images), error.site) from None
+            parts.append({n: array.view(-1, len(part)).cpu().numpy() for n, array in arrays.items()})
         return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
     def _of_part(
@@ -381,9 +381,9 @@ class _Run(NamedTuple):
             copies = self.pilot_chains, *[1] * (scale.dim() - 1)
             small = path.at(tiled(images, self.pilot_chains))
             whole = scale.dim() == 3
-            own = Moves(self.leapfrogs, flips, scale if whole else scale.repeat(copies))
-            found = pilot(small, len(images), betas, own)
-        placed, epsilons = spaced(betas, *found, self.temperatures)
+            initial_moves = Moves(self.leapfrogs, flips, scale if whole else scale.repeat(copies))
+            statistics = pilot(small, len(images), betas, initial_moves)
+        placed, epsilons = spaced(betas, *statistics, self.temperatures)
         scale = scale if whole else scale.repeat(self.chains, 1)
         moves = Moves(self.leapfrogs, flips, scale)
         return moves, placed.repeat(1, self.chains), epsilons.repeat(1, self.chains)
@@ -400,9 +400,9 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
     """
     orders = path.columns_in_orders()
     if isinstance(path.guide, GaussNewton) and path.guide.whole:
-        own = path.guide.factor()
-        order = path.columns_of(path.guide.locs).to(own.device)
-        factor = torch.empty_like(own).index_copy(1, order, own)
+        start_factor = path.guide.factor()
+        order = path.columns_of(path.guide.locs).to(start_factor.device)
+        factor = torch.empty_like(start_factor).index_copy(1, order, start_factor)
         if len(orders) == 1:
             return factor
         covariance = factor @ factor.mT
@@ -434,8 +434,8 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
         return
     mode = in_eval_mode(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, torch.no_grad(), seeded(0):
-        few = pair.images if is_per_image(guide) else pair.images[:2]
-        _, model_trace, guide_trace = log_weights(pair.model, pair.guide, few)
+        subset = pair.images if is_per_image(guide) else pair.images[:2]
+        _, model_trace, guide_trace = log_weights(pair.model, pair.guide, subset)
     drawn = latent_sites(guide_trace)
     names = [name for name, site in drawn.items() if site["infer"].get("is_auxiliary")]
     if names:
@@ -469,15 +469,15 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
 
 
 def _groups(
-    pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None, bounds: Mapping[str, Bound]
+    pair: Prepared, arrays: dict[str, np.ndarray], drawn: Tensor | None, bounds: Mapping[str, Bound]
 ) -> dict[str, Any]:
     """Return dims and arrays by group and variable."""
-    rows = {name: "simulated" if name in _OF_SIMULATED else "image" for name in found}
+    rows = {name: "simulated" if name in _OF_SIMULATED else "image" for name in arrays}
     space = space_of(pair.model)
     observed = {space.variable: (["image", *space.dims], pair.images.cpu().numpy())}
     if drawn is not None:
         observed[f"simulated_{space.variable}"] = (["simulated", *space.dims], drawn.cpu().numpy())
-    stats = {name: (["chain", "draw", rows[name]], array[None]) for name, array in found.items()}
+    stats = {name: (["chain", "draw", rows[name]], array[None]) for name, array in arrays.items()}
     groups = {"sample_stats": stats, "observed_data": observed}
     if bounds:
         named = zip(STORED, np.moveaxis(np.array([*bounds.values()]), 1, 0), strict=True)

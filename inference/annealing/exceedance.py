@@ -59,12 +59,12 @@ class Exceedance:
     number: int
 
     def __str__(self) -> str:
-        words = f"{self.guide!r} is {self.difference:.2f} ± {self.standard_error:.2f} nats higher"
-        words = f"{words} on average" if self.difference > 0 else f"{self.guide!r} is higher"
+        text = f"{self.guide!r} is {self.difference:.2f} ± {self.standard_error:.2f} nats higher"
+        text = f"{text} on average" if self.difference > 0 else f"{self.guide!r} is higher"
         if not self.images:
-            return words
+            return text
         return (
-            f"{words}, by up to {self.largest:.1f} nats on {len(self.images)} of {self.number} "
+            f"{text}, by up to {self.largest:.1f} nats on {len(self.images)} of {self.number} "
             f"images (most on image {self.images[0]})"
         )
 
@@ -108,7 +108,7 @@ def exceedances(lower: Bound, bounds: Mapping[str, Bound]) -> list[Exceedance]:
     error = np.maximum(error, math.sqrt(np.mean(error**2)))
     chance = NormalDist().cdf(-STANDARD_ERRORS)
     standard_errors = -NormalDist().inv_cdf(chance / number)
-    found = []
+    result = []
     for guide, (bound, bound_error) in bounds.items():
         if len(bound) != number:
             raise ValueError(
@@ -122,8 +122,8 @@ def exceedances(lower: Bound, bounds: Mapping[str, Bound]) -> list[Exceedance]:
         mean = float(difference.mean())
         if mean > max(STANDARD_ERRORS * total, NEGLIGIBLE) or len(images):
             largest = float(difference.max())
-            found.append(Exceedance(guide, mean, total, tuple(images.tolist()), largest, number))
-    return sorted(found, key=lambda each: -each.difference)
+            result.append(Exceedance(guide, mean, total, tuple(images.tolist()), largest, number))
+    return sorted(result, key=lambda item: -item.difference)
 
 
 def in_words(exceeding: list[Exceedance]) -> str:

@@ -121,7 +121,7 @@ class Terms(NamedTuple):
     def where(self, accepted: Tensor, other: "Terms") -> "Terms":
         """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
         both = [(a, b) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
-        return Terms(*(_where(accepted, *each) for each in both))
+        return Terms(*(_where(accepted, *pair) for pair in both))
 
 
 class AnnealedPath:
@@ -194,10 +194,10 @@ class AnnealedPath:
         like = prior[name]["fn"].batch_shape
         if math.prod(like[1:]) != self.choices[name].size:
             return []
-        places = {each: self.places[each] for each in after if each in self.places}
-        reals = [each for each, place in places.items() if place.transform == identity_transform]
-        free = [*reals, *(each for each in after if each in self.choices)]
-        return [each for each in free if prior[each]["fn"].batch_shape == like]
+        places = {site_name: self.places[site_name] for site_name in after if site_name in self.places}
+        reals = [site_name for site_name, place in places.items() if place.transform == identity_transform]
+        free = [*reals, *(site_name for site_name in after if site_name in self.choices)]
+        return [site_name for site_name in free if prior[site_name]["fn"].batch_shape == like]
 
     def at(self, images: Tensor) -> "AnnealedPath":
         """Return the same path for other rows."""
@@ -237,7 +237,7 @@ class AnnealedPath:
             minus that of the new element, (rows,).
         """
         rows = torch.arange(len(at), device=at.device)
-        old, new = (self._distribution(name, self.values(each)) for each in (state, proposed))
+        old, new = (self._distribution(name, self.values(candidate)) for candidate in (state, proposed))
         value = new.sample()
         before = old.log_prob(self.values(state)[name])
         ratio = (before - new.log_prob(value)).reshape(len(at), -1)[rows, at]
@@ -252,13 +252,13 @@ class AnnealedPath:
 
     def _distribution(self, name: str, values: Mapping[str, Tensor]) -> Any:
         """Return the prior of a site given the values before it, without running the rest."""
-        others = {each: value for each, value in values.items() if each != name}
+        others = {site_name: value for site_name, value in values.items() if site_name != name}
         stop = EscapeMessenger(lambda site: site["name"] == name)
         try:
-            with poutine.block(), stop, Given(others):
+            with poutine.block(), stop, ValueMessenger(others):
                 self.model(self.images)
-        except NonlocalExit as found:
-            return found.site["fn"]
+        except NonlocalExit as error:
+            return error.site["fn"]
 
     def values(self, state: State) -> dict[str, Tensor]:
         """Return the values of all sites, (rows, ...)."""
@@ -322,12 +322,12 @@ class AnnealedPath:
 
     def _guided(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
         """Return the log of the mean of a guide's density at the values in all orders, (rows,)."""
-        each = []
+        log_densities = []
         for order in self.orders:
-            with Given({name: values[order.get(name, name)] for name in values}):
+            with ValueMessenger({name: values[order.get(name, name)] for name in values}):
                 drawn = poutine.trace(guide).get_trace(self.images)
-            each.append(log_density(drawn, self.images))
-        return torch.stack(each).logsumexp(0) - math.log(len(each))
+            log_densities.append(log_density(drawn, self.images))
+        return torch.stack(log_densities).logsumexp(0) - math.log(len(log_densities))
 
     def columns_of(self, sites: Iterable[str]) -> Tensor:
         """Return the columns of continuous sites, one site after the other, (n,)."""
@@ -339,7 +339,7 @@ class AnnealedPath:
         return [self.columns_of(order.get(n, n) for n in self.places) for order in self.orders]
 
 
-class Given(Messenger):
+class ValueMessenger(Messenger):
     """A messenger that gives latent sites their values and lets the program score them.
 
     Unlike those of `poutine.condition` they stay latent, for programs that replay their own traces.
@@ -379,7 +379,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
     """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
-    with Given(values):
+    with ValueMessenger(values):
         trace = poutine.trace(model).get_trace(images)
         if not enumerated_sites(trace):
             return trace
@@ -392,15 +392,15 @@ def _prior_sites(model: Callable, images: Tensor) -> dict[str, dict]:
     with torch.no_grad(), poutine.block(), torch.random.fork_rng():
         trace = poutine.trace(model).get_trace(images)
     summed = enumerated_sites(trace)
-    found = {name: site for name, site in latent_sites(trace).items() if name not in summed}
-    for name, site in found.items():
+    sites = {name: site for name, site in latent_sites(trace).items() if name not in summed}
+    for name, site in sites.items():
         if len(site["value"]) != len(images):
             raise UnservedSite(
                 f"site {name!r} of {name_of(model)} has values of shape "
                 f"{tuple(site['value'].shape)} for {len(images)} images, so it belongs to no one "
                 "image; draw it inside pyro.plate('images', ...), or make it a parameter"
             )
-    return found
+    return sites
 
 
 def _family(model: Callable, name: str, distribution: Any) -> Any:

@@ -171,10 +171,10 @@ def flip_bits(
         back = _flip_distribution(new, end.slope(beta), shift)
         ratio = end.at(beta) - terms.at(beta)
         ratio = ratio + (back.log_prob(flips) - distribution.log_prob(flips)).sum(1)
-        found = ratio.exp().clamp(max=1).nan_to_num(0.0)
-        accepted = torch.rand_like(found) < found
+        acceptance = ratio.exp().clamp(max=1).nan_to_num(0.0)
+        accepted = torch.rand_like(acceptance) < acceptance
         state, terms = proposed.where(accepted, state), end.where(accepted, terms)
-        rate += found / moves.leapfrogs
+        rate += acceptance / moves.leapfrogs
     return state, terms, rate
 
 
@@ -196,16 +196,16 @@ def flip(
         name = path.flipped[site]
         other, at = changed(state.choices[name], path.choices[name])
         proposed = state._replace(choices={**state.choices, name: other})
-        kept = terms.at(beta)
+        density = terms.at(beta)
         if path.beside[name] and (kind := torch.randint(3, ())):
             moved = path.beside[name][torch.randint(len(path.beside[name]), ())]
             held = proposed if kind == 1 else state
             proposed, back = path.redrawn(state, held, moved, at)
-            kept = kept - back
-        found = path.terms(proposed)
-        ratio = (found.at(beta) - kept).nan_to_num(-math.inf)
+            density = density - back
+        proposed_terms = path.terms(proposed)
+        ratio = (proposed_terms.at(beta) - density).nan_to_num(-math.inf)
         accepted = torch.rand_like(ratio).log() < ratio
-        state, terms = proposed.where(accepted, state), found.where(accepted, terms)
+        state, terms = proposed.where(accepted, state), proposed_terms.where(accepted, terms)
     return state, terms
 
 
@@ -239,7 +239,7 @@ def pilot(
     state = path.draw()
     terms = path.terms(state)
     log_epsilon = state.position.new_full((images,), math.log(0.5))
-    found = [log_epsilon]
+    log_epsilons = [log_epsilon]
     spread = [_spread(terms.gain, images)]
     along = min(_QUICK, max(_SLOW, _CHANGE / len(betas)))
     warm_up = min(_WARM_UP, len(betas))
@@ -251,9 +251,9 @@ def pilot(
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
         of_image = rate.view(-1, images).mean(0)  # over its chains
         log_epsilon = log_epsilon + change * (of_image - TARGET)
-        found.append(log_epsilon)
+        log_epsilons.append(log_epsilon)
         spread.append(_spread(terms.gain, images))
-    return torch.stack(found[warm_up:]).exp(), torch.stack(spread[warm_up:])
+    return torch.stack(log_epsilons[warm_up:]).exp(), torch.stack(spread[warm_up:])
 
 
 def spaced(

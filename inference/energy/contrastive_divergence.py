@@ -226,8 +226,8 @@ class RunningMeans:
 def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> Tensor:
     """Return the same loss with gradient J J' g instead of g."""
     parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    gradient = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    gradient = {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
     with torch.no_grad():
         gradient |= _direction(gradient, model, means)
     return with_gradient(loss, [parameters[n] for n in gradient], list(gradient.values()))

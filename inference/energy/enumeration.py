@@ -62,8 +62,8 @@ def _listed(
     """Compute the log of a sum over states, which `log_mass` takes by their numbers."""
     total = model.weight.new_full((), -math.inf)
     for begin in track(range(0, states, CHUNK), "summing over states", "chunks"):
-        chosen = torch.arange(begin, min(begin + CHUNK, states), device=model.weight.device)
-        total = torch.logaddexp(total, log_mass(model, chosen).logsumexp(0))
+        indices = torch.arange(begin, min(begin + CHUNK, states), device=model.weight.device)
+        total = torch.logaddexp(total, log_mass(model, indices).logsumexp(0))
     return total
 
 
@@ -125,9 +125,9 @@ def _form_of_capsules(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
     bias = model.visible.bias.flatten().double()[:, None]
     fields = torch.cat([torch.cat(blocks, 2).flatten(1), bias], 1)  # of the pixels: fields @ y
     form = fields.mT @ (fields / precision[:, None])
-    own = torch.zeros_like(torch.cat(linear, 1))
-    own[:, :units] = model.hidden.precision.double()
-    form.diagonal()[:-1].sub_(own.flatten())
+    hidden_precision = torch.zeros_like(torch.cat(linear, 1))
+    hidden_precision[:, :units] = model.hidden.precision.double()
+    form.diagonal()[:-1].sub_(hidden_precision.flatten())
     form[:-1, -1] += torch.cat(linear, 1).flatten()
     form[-1, :-1] += torch.cat(linear, 1).flatten()
     return form, 0.5 * (len(precision) * math.log(2 * math.pi) - precision.log().sum())

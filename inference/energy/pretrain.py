@@ -57,8 +57,8 @@ def pretrain(
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
         rbm = _rbm_like(machine, generative, below, images)
-        own = copy.deepcopy(objective)  # chains of its own
-        runs.append(fit(rbm, ExactSwitches(rbm), images, objective=own, **{**defaults, **settings}))
+        layer_objective = copy.deepcopy(objective)  # chains of its own
+        runs.append(fit(rbm, ExactSwitches(rbm), images, objective=layer_objective, **{**defaults, **settings}))
         _take_over(guide, generative, recognition, below, rbm)
         with torch.no_grad():
             chunks = images.split(1000)

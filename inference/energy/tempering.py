@@ -102,9 +102,9 @@ class TemperedChains:
             distribution = machine.posterior(fields, rows)
             return machine.free_energy(images, distribution, rows).view(levels, chains)
 
-        own = energies(self.betas)
+        current_energy = energies(self.betas)
         hotter, colder = energies(self.betas.roll(-1)), energies(self.betas.roll(1))
-        log_ratio = own[:-1] + own[1:] - hotter[:-1] - colder[1:]
+        log_ratio = current_energy[:-1] + current_energy[1:] - hotter[:-1] - colder[1:]
         swap = torch.rand_like(log_ratio).log() < log_ratio
         swap[(self.exchanges + 1) % 2 :: 2] = False
         self.exchanges += 1

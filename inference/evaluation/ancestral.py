@@ -64,7 +64,7 @@ def infer(
 
 
 def draw_summed(
-    model: Model, images: Tensor | ImageStream, given: Sites, seed: int = 0, batch_size: int = 500
+    model: Model, images: Tensor | ImageStream, latents: Sites, seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
     """Return all latents, (N, ...) by site: those that are summed out from their posterior.
 
@@ -73,16 +73,16 @@ def draw_summed(
         given: values (N, ...) of the other sites.
     """
     discrete = model.discretized()
-    found: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
+    draws: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
     with torch.no_grad(), seeded(seed), in_eval_mode(discrete):
         begin = 0
         for batch in images.split(batch_size):
-            some = {name: value[begin : begin + len(batch)] for name, value in given.items()}
+            some = {name: value[begin : begin + len(batch)] for name, value in latents.items()}
             begin += len(batch)
             nodes = with_summed_drawn(discrete, some, batch).nodes
-            for name, values in found.items():
+            for name, values in draws.items():
                 values.append(nodes[name]["value"])
-    return {name: torch.cat(values) for name, values in found.items()}
+    return {name: torch.cat(values) for name, values in draws.items()}
 
 
 def distribution_means(
@@ -120,7 +120,7 @@ def _collected(
     batch_size: int,
 ) -> dict[str, Tensor]:
     """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
-    found: dict[str, list[Tensor]] = {name: [] for name in sites}
+    values_by_site: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
         batches = images.split(len(images) if is_per_image(guide) else batch_size)
@@ -130,9 +130,9 @@ def _collected(
             if missing:
                 drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
-            for name, values in found.items():
+            for name, values in values_by_site.items():
                 values.append(read(nodes[name]).detach())  # a value may be a parameter itself
-    return {name: torch.cat(values) for name, values in found.items()}
+    return {name: torch.cat(values) for name, values in values_by_site.items()}
 
 
 def _mean(site: dict) -> Tensor:
@@ -156,7 +156,7 @@ def _mean(site: dict) -> Tensor:
 def mean_images(
     model: Model,
     number: int,
-    given: Sites | None = None,
+    latents: Sites | None = None,
     seed: int = 0,
     batch_size: int = 500,
     images: Tensor | ImageStream | None = None,
@@ -172,13 +172,13 @@ def mean_images(
     def read(trace: Trace) -> Tensor:
         return model.space.as_batch(observed_in(trace, model)["fn"].mean)
 
-    return _run(model, read, number, given or {}, seed, batch_size, images)
+    return _run(model, read, number, latents or {}, seed, batch_size, images)
 
 
 def draw_images(
     model: Model,
     number: int,
-    given: Sites | None = None,
+    latents: Sites | None = None,
     seed: int = 0,
     batch_size: int = 500,
     images: Tensor | ImageStream | None = None,
@@ -193,12 +193,12 @@ def draw_images(
         drawn = site["value"] if images is None else site["fn"].sample()
         return model.space.as_batch(drawn)
 
-    return _run(model, read, number, given or {}, seed, batch_size, images)
+    return _run(model, read, number, latents or {}, seed, batch_size, images)
 
 
 @of_a_model
 def image_log_likelihood(
-    model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
+    model: Model, images: Tensor, latents: Sites, seed: int = 0, batch_size: int = 500
 ) -> Tensor:
     """Compute log p(image | latents) of every image, (N,), in nats; latents not given are drawn.
 
@@ -206,19 +206,19 @@ def image_log_likelihood(
         images: (N, C, H, W).
         given: values (N, ...) by site.
     """
-    return _run(model, _log_prob([model.space.site]), len(images), given, seed, batch_size, images)
+    return _run(model, _log_prob([model.space.site]), len(images), latents, seed, batch_size, images)
 
 
 @of_a_model
 @accept_arrays("given", like="model")
-def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
+def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
     Args:
         given: values (N, ...) of sites that depend on no sites other than each other.
     """
-    number = len(next(iter(given.values())))
-    return _run(model, _log_prob(list(given)), number, given, 0, batch_size)
+    number = len(next(iter(latents.values())))
+    return _run(model, _log_prob(list(latents)), number, latents, 0, batch_size)
 
 
 def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
@@ -240,7 +240,7 @@ def _run(
     model: Model,
     read: Callable[[Trace], Tensor],
     number: int,
-    given: Sites,
+    latents: Sites,
     seed: int,
     batch_size: int,
     images: Tensor | ImageStream | None = None,
@@ -251,19 +251,19 @@ def _run(
         ValueError: a given name that is no site of the model.
     """
     check_whole(1, number=number, batch_size=batch_size)
-    model, found = model.discretized(), []
+    model, results = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
         batches = repeat(None) if images is None else images.split(batch_size)
         firsts = track(range(0, number, batch_size), "drawing images", "batches")
         for begin, batch in zip(firsts, batches, strict=False):
             end = min(begin + batch_size, number)
-            conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
+            conditioned = poutine.condition(model, {k: v[begin:end] for k, v in latents.items()})
             traced = poutine.trace(conditioned)
             if batch is None:
                 trace = traced.get_trace(batch_size=end - begin)
             else:
                 trace = traced.get_trace(batch)
-            for name in given:  # Pyro ignores a name that the model does not have
+            for name in latents:  # Pyro ignores a name that the model does not have
                 check_known("site", name, list(scored_sites(trace)))
-            found.append(read(trace))
-    return torch.cat(found)
+            results.append(read(trace))
+    return torch.cat(results)

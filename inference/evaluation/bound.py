@@ -23,13 +23,13 @@ def point_sites(model_trace: Trace, guide_trace: Trace) -> set[str]:
         for name, site in drawn.items()
         if site["infer"].get("is_auxiliary") and not is_delta(site["fn"])
     }
-    own = {name: {f"{name}_unconstrained", f"{name}_aux"} for name in wanted}
-    shared = dense.difference(*own.values())
+    auxiliaries = {name: {f"{name}_unconstrained", f"{name}_aux"} for name in wanted}
+    shared = dense.difference(*auxiliaries.values())
     return {
         name
         for name, site in drawn.items()
         if name in wanted and is_delta(site["fn"]) and not is_discrete(wanted[name]["fn"])
-        if not shared and not own[name] & dense
+        if not shared and not auxiliaries[name] & dense
     }
 
 

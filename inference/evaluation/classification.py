@@ -156,9 +156,9 @@ def fgsm(
     if program is None:
         raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
     attacked, pixels = [], as_wanted(model, split, guide)
-    known = labels_of(split).to(pixels.device)
+    targets = labels_of(split).to(pixels.device)
     with in_eval_mode(program):
-        batches = zip(*(x.split(batch_size) for x in (pixels, known)), strict=True)
+        batches = zip(*(x.split(batch_size) for x in (pixels, targets)), strict=True)
         for images, labels in batches:
             low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)
             moved = images

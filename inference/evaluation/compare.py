@@ -43,8 +43,8 @@ class Comparison(pd.DataFrame):
 
     def __str__(self) -> str:
         """Return the whole table, one line a pair: a script's output is not cut to 80 columns."""
-        shown = self.dropna(axis=1, how="all").drop(columns="is_bound", errors="ignore")
-        return shown.round(2).to_string(na_rep="")
+        table = self.dropna(axis=1, how="all").drop(columns="is_bound", errors="ignore")
+        return table.round(2).to_string(na_rep="")
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
         """Draw ELBO and IWAE of each row with two standard errors, and MAP objectives separately.
@@ -98,10 +98,10 @@ def compare(
         raise ValueError(f'pairs must be {{"name": (model, guide)}}, not a {type(pairs).__name__}')
     if not pairs:
         raise ValueError('pairs is empty; give at least one, as {"name": (model, guide)}')
-    for name, given in pairs.items():
-        if not isinstance(given, tuple | list):
+    for name, candidate in pairs.items():
+        if not isinstance(candidate, tuple | list):
             raise ValueError(
-                f"the pair {name!r} must be (model, guide), not a {type(given).__name__}; of an "
+                f"the pair {name!r} must be (model, guide), not a {type(candidate).__name__}; of an "
                 "entry, pass (entry.model, entry.guide)"
             )
     _refuse_labels_next_to_images(pairs)
@@ -163,8 +163,8 @@ def _refuse_relaxed_next_to_others(presences: Mapping[str, str]) -> None:
 
 def _refuse_several(measured: Mapping[str, str]) -> None:
     if len(set(measured.values())) > 1:
-        found = "; ".join(f"{name!r} bounds {what}" for name, what in measured.items())
-        raise ValueError(f"rows measure different things: {found}; compare them separately")
+        listing = "; ".join(f"{name!r} bounds {quantity}" for name, quantity in measured.items())
+        raise ValueError(f"rows measure different things: {listing}; compare them separately")
 
 
 def _listed(names: list[str]) -> str:

@@ -128,12 +128,12 @@ def evaluate(
     pair = prepare(model, guide, images, labels=labels, seed=seed, discrete=discrete, streamed=True)
     model, guide = pair.model, pair.guide
     space = space_of(model)
-    kept: list[Chain] = []
+    chain_list: list[Chain] = []
     observed, count = Observed(keep=draws > 0), _count_passes(pair, num_particles, batch_size)
     began = time.perf_counter()
     with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
-            kept.append(Chain(draws, space, log_likelihood))
+            chain_list.append(Chain(draws, space, log_likelihood))
             passes = track(_passes(pair, num_particles, batch_size), "evaluating", "passes", count)
             with seeded(chain_seed(seed, number)):
                 for begin, particles, part, numbers in passes:
@@ -141,9 +141,9 @@ def evaluate(
                     if number == 0 and particles[0] == 0:
                         observed.add(part[:size])
                     places = begin, size, len(pair.images)
-                    found = _scored(model, guide, part, numbers, places)
-                    weight, model_trace, guide_trace = found
-                    kept[-1].add(particles, weight, model_trace, guide_trace)
+                    result = _scored(model, guide, part, numbers, places)
+                    weight, model_trace, guide_trace = result
+                    chain_list[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
     points = point_sites(model_trace, guide_trace)
     reasons = not_a_bound(model, model_trace, points)
@@ -158,7 +158,7 @@ def evaluate(
         "seconds": seconds,
         "checksum": observed.checksum,
     }
-    return inference_data(_groups(kept, observed, space), attributes)
+    return inference_data(_groups(chain_list, observed, space), attributes)
 
 
 def _scored(
@@ -176,23 +176,23 @@ def _scored(
     Raises:
         NonFiniteGuide: a log weight is not; the message names the image, as the caller counts it.
     """
-    what = f"{name_of(guide)} of {name_of(model)}"
+    subject = f"{name_of(guide)} of {name_of(model)}"
     site: str | None
     try:
-        found = log_weights(model, guide, images, labels)
+        result = log_weights(model, guide, images, labels)
     except NonFiniteGuide as error:  # of a guide that refines the images of the pass
-        rows, site, what = error.first.images, error.first.site, error.first.what
+        rows, site, subject = error.first.images, error.first.site, error.first.what
     except NAMING_NO_IMAGE:
         rows, site = non_finite(model, guide, images, labels)
         if not rows:
             raise
     else:
-        bad = not_a_number(found[0])
+        bad = not_a_number(result[0])
         if not bad.any():
-            return found
-        rows, site = bad.nonzero().flatten().tolist(), site_not_finite(images, *found[1:], bad)
+            return result
+        rows, site = bad.nonzero().flatten().tolist(), site_not_finite(images, *result[1:], bad)
     first, size, number = places
-    raise NonFiniteGuide.of(what, (first + row % size for row in rows), number, site)
+    raise NonFiniteGuide.of(subject, (first + row % size for row in rows), number, site)
 
 
 def chain_seed(seed: int, chain: int) -> int:
@@ -290,19 +290,19 @@ class Chain:
         drawn = latent_sites(guide_trace)
         for name, site in drawn.items():
             if name in model_trace.nodes:  # not an auxiliary site
-                found = named(model_trace.nodes[name], site["value"], self.space)
-                self._append("posterior", name, particles, *found)
+                array = named(model_trace.nodes[name], site["value"], self.space)
+                self._append("posterior", name, particles, *array)
         observed = model_trace.nodes.get(self.space.site)
         if observed is not None and latent_sites(model_trace).keys() <= drawn.keys():
             self._keep_observed(observed, bool(drawn), particles)
 
-    def _keep_observed(self, site: dict, given: bool, particles: tuple[int, int]) -> None:
+    def _keep_observed(self, site: dict, is_observed: bool, particles: tuple[int, int]) -> None:
         # a stream of its own: weights do not depend on `draws`
         with seeded(torch.initial_seed() + 1 + self._passes):
             redrawn = site["fn"].sample()
-        name, found = self.space.variable, named(site, redrawn, self.space)
-        self._append("posterior_predictive", name, particles, *found)
-        if given and self.log_likelihood:
+        name, array = self.space.variable, named(site, redrawn, self.space)
+        self._append("posterior_predictive", name, particles, *array)
+        if is_observed and self.log_likelihood:
             log_prob = site["fn"].log_prob(site["value"])
             by_image, _ = images_first(log_prob, plate_names(site, log_prob.dim()))
             total = by_image.reshape(len(by_image), -1).sum(1)
@@ -313,12 +313,12 @@ class Chain:
     ) -> None:
         """Append values (count images, ...): every log weight, and the draws to keep of others."""
         first, count = particles
-        kept = count if group == "sample_stats" else self.draws - first
+        limit = count if group == "sample_stats" else self.draws - first
         self.names[group][name] = names
         parts = self._kept[group].setdefault(name, [])
         if first == 0:
             parts.append([])  # the next images
-        draws = values.reshape(count, -1, *values.shape[1:])[:kept]
+        draws = values.reshape(count, -1, *values.shape[1:])[:limit]
         draws = draws.float() if draws.dtype is torch.bfloat16 else draws  # numpy has no such kind
         parts[-1].append(draws.cpu().numpy())
 
@@ -397,7 +397,7 @@ def dims_of_group(
     for variable, array in values.items():
         for name, size in zip(names[variable], array.shape[3:], strict=True):
             sizes.setdefault(name or "", set()).add(size)
-    good = {name for name, found in sizes.items() if len(found) == 1} - {""}
+    good = {name for name, lengths in sizes.items() if len(lengths) == 1} - {""}
     return {
         variable: ["chain", "draw", "image", *_unique(variable, names[variable], good, space.dims)]
         for variable in values

@@ -117,15 +117,15 @@ def prepare(
             "labels=True for those of the data, for log p(label | image), or measure "
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
-    shown = next(split_batches(pixels, classes, len(pixels) if whole else 2))
+    example = next(split_batches(pixels, classes, len(pixels) if whole else 2))
     mode = in_eval_mode(model, guide)
     with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
         if discrete:
-            refuse_relaxed_draws(model, discrete_form(guide), *shown)
+            refuse_relaxed_draws(model, discrete_form(guide), *example)
             model, guide = discrete_form(model), discrete_form(guide)
         if not prior:
             try:
-                check_pair(model, guide, *shown)
+                check_pair(model, guide, *example)
             except Exception as error:
                 number = str(len(pixels))
                 named = isinstance(pixels, Tensor) and number in str(error)
@@ -156,9 +156,9 @@ def discrete_form(program: P) -> P:
 
 def relaxed_sites(model: Callable) -> tuple[str, ...]:
     """Return the names of sites that are continuous in this model but discrete in evaluation."""
-    own, evaluated = (getattr(form, "sites", ()) for form in (model, discrete_form(model)))
+    model_sites, evaluated = (getattr(form, "sites", ()) for form in (model, discrete_form(model)))
     discrete = {site.name for site in evaluated if site.discrete}
-    return tuple(site.name for site in own if site.name in discrete and not site.discrete)
+    return tuple(site.name for site in model_sites if site.name in discrete and not site.discrete)
 
 
 def presence_of(model: Callable) -> str:

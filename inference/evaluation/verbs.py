@@ -89,18 +89,18 @@ def encode(
         ValueError: images that the model does not take, a number below 1, or a guide with relaxed
             presences only.
     """
-    found: dict[str, Tensor] = {}
+    totals: dict[str, Tensor] = {}
     sites = [site.name for site in model.latent_sites]
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
-        for each in passes:
+        for chunk in passes:
             means = distribution_means(
-                discrete_form(guide), each.images, sites, each.guide_seed, each.rows
+                discrete_form(guide), chunk.images, sites, chunk.guide_seed, chunk.rows
             )
             for name, values in means.items():
-                values = values.to(torch.promote_types(values.dtype, each.images.dtype))
-                total = values.unflatten(0, (each.draws, -1)).sum(0)
-                found[name] = found[name] + total if name in found else total
-    return {name: total / num_samples for name, total in found.items()}
+                values = values.to(torch.promote_types(values.dtype, chunk.images.dtype))
+                total = values.unflatten(0, (chunk.draws, -1)).sum(0)
+                totals[name] = totals[name] + total if name in totals else total
+    return {name: total / num_samples for name, total in totals.items()}
 
 
 @of_a_model
@@ -125,7 +125,7 @@ def reconstruct(
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
-        totals = [_painted(model, guide, each, mean_images).sum(0) for each in passes]
+        totals = [_painted(model, guide, chunk, mean_images).sum(0) for chunk in passes]
     return torch.stack(totals).sum(0) / num_samples
 
 
@@ -157,7 +157,7 @@ def posterior_predictive(
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
-        return torch.cat([_painted(model, guide, each, draw_images) for each in passes])
+        return torch.cat([_painted(model, guide, chunk, draw_images) for chunk in passes])
 
 
 @of_a_model
@@ -180,15 +180,15 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
         return draw_images(model, number, seed=seed, batch_size=batch_size)
 
 
-def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:
+def _painted(model: Model, guide: nn.Module, chunk: _Pass, paint: Callable[..., Tensor]) -> Tensor:
     """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
-    latents = infer(guide, each.images, sites, each.guide_seed, each.rows)
-    number, seed = len(each.images), each.model_seed
+    latents = infer(guide, chunk.images, sites, chunk.guide_seed, chunk.rows)
+    number, seed = len(chunk.images), chunk.model_seed
     if any(site.enumerated for site in model.sites):
-        latents = draw_summed(model, each.images, latents, seed, each.rows)
-    painted = paint(model, number, latents, seed, each.rows, images=each.images)
-    return painted.unflatten(0, (each.draws, -1))
+        latents = draw_summed(model, chunk.images, latents, seed, chunk.rows)
+    painted = paint(model, number, latents, seed, chunk.rows, images=chunk.images)
+    return painted.unflatten(0, (chunk.draws, -1))
 
 
 @contextmanager

@@ -27,9 +27,9 @@ class VoteHistory(NamedTuple):
     weight: Tensor
     wins: Tensor
 
-    def mean_distance(self, chosen: Tensor) -> Tensor:
+    def mean_distance(self, class_mask: Tensor) -> Tensor:
         """Return the mean distance (iterations, N) of votes for the chosen classes (N, classes)."""
-        weight = self.weight * chosen[:, :, None]
+        weight = self.weight * class_mask[:, :, None]
         return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
 
     def winner_fraction(self) -> Tensor:

@@ -98,8 +98,8 @@ def with_gradient(
     descent direction is not the gradient of their value. Where a gradient is None, the parameter
     has none.
     """
-    given = ((p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None)
-    slope = sum(((p * g).sum() for p, g in given), torch.zeros_like(value))
+    pairs = ((p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None)
+    slope = sum(((p * g).sum() for p, g in pairs), torch.zeros_like(value))
     return value.detach() + (slope - slope.detach())
 
 
@@ -148,12 +148,12 @@ def loss_per_image(
     check_objective(objective)
     if torch.is_grad_enabled():
         check_served(objective, model, guide)
-    own = isinstance(objective, Objective)
+    is_zoo_objective = isinstance(objective, Objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
-    evaluate = objective.differentiable_loss if own or torch.is_grad_enabled() else objective.loss
+    evaluate = objective.differentiable_loss if is_zoo_objective or torch.is_grad_enabled() else objective.loss
     with sharing():
         loss = evaluate(model, guide, *call_arguments(images, labels))
-    if own and not (isinstance(loss, Tensor) and loss.dim() == 0):
+    if is_zoo_objective and not (isinstance(loss, Tensor) and loss.dim() == 0):
         form = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
             f"differentiable_loss of {type(objective).__name__} must return a scalar tensor, the "
@@ -161,7 +161,7 @@ def loss_per_image(
         )
     if not isinstance(loss, Tensor):
         loss = images.new_tensor(loss)
-    return loss if own else loss / len(images)
+    return loss if is_zoo_objective else loss / len(images)
 
 
 def check_objective(objective: ELBO | None) -> None:

@@ -117,8 +117,8 @@ def score_credit(log_weight: Tensor, alpha: float = 0.0) -> Tensor:
     if count == 1:
         return bound[None] + 1.0
     others = (log_weight.sum(0) - log_weight) / (count - 1)  # log of their geometric mean
-    own = torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None]
-    replaced = torch.where(own, others[:, None], log_weight)  # (left out, K, B)
+    diagonal = torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None]
+    replaced = torch.where(diagonal, others[:, None], log_weight)  # (left out, K, B)
     return bound - log_power_mean(replaced.transpose(0, 1), alpha) + 1.0 / count
 
 

@@ -40,5 +40,5 @@ class SleepPhase(Objective):
                 f"SleepPhase trains an AmortizedMatching, not {type(guide).__name__}, which has "
                 "nothing to learn; use Trace_ELBO for the model's own parameters"
             )
-        seen, objects = dreams(model, len(points))
-        return -guide.log_assignment(seen, objects).mean()
+        scenes, objects = dreams(model, len(points))
+        return -guide.log_assignment(scenes, objects).mean()

@@ -117,8 +117,8 @@ class StackedCapsuleObjective(Objective):
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Return the weighted sum of the terms."""
-        found = self.terms(model, guide, *args, **kwargs)
-        return torch.stack([self.weights[name] * term for name, term in found.items()]).sum()
+        losses = self.terms(model, guide, *args, **kwargs)
+        return torch.stack([self.weights[name] * term for name, term in losses.items()]).sum()
 
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Compute every term by name, as scalars that are to be small, without their weights.
@@ -138,26 +138,26 @@ class StackedCapsuleObjective(Objective):
             guide = guide.with_switches(self.stop_inputs, *kind)
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
-        found = {}
+        losses = {}
         if model.scope != "objects":
             trace.compute_log_prob(site_filter=lambda name, site: name == "image")
             log_image = trace.nodes["image"]["log_prob"]
-            found["image"] = -log_image.sum() / len(log_image)
+            losses["image"] = -log_image.sum() / len(log_image)
         if model.scope == "parts":
-            return found
+            return losses
         objects, parts = (drawn_capsules(trace, level.name) for level in model.levels)
         votes = model.votes(objects, self.width if model.relaxed else 0.0)
-        return {**found, **self._of_objects(model, votes, parts)}
+        return {**losses, **self._of_objects(model, votes, parts)}
 
     def _of_objects(
         self, model: StackedCapsuleAutoencoder, votes: ObjectVotes, parts: FeaturedCapsules
     ) -> dict[str, Tensor]:
         """Return all terms that involve the objects."""
-        there, pose = as_presence(parts.presence, model.relaxed), parts.pose
+        part_presence, pose = as_presence(parts.presence, model.relaxed), parts.pose
         if self.stop_targets:
-            there, pose = there.detach(), pose.detach()
+            part_presence, pose = part_presence.detach(), pose.detach()
         log_joint = log_parents(votes, pose, *model.dummy, self.normalized)
-        log_parts = (there * log_joint.logsumexp(-1)).sum(-1)  # (B,)
+        log_parts = (part_presence * log_joint.logsumexp(-1)).sum(-1)  # (B,)
         explained = log_joint.softmax(-1)[..., 1:].mean(-2)  # (B, objects), fraction of all parts
         presence = votes.log_presence.exp().amax(-2)  # (B, objects)
         present = self.present or model.levels[0].size / model.classes
@@ -193,15 +193,15 @@ class TermHistory:
 
     def __call__(self, check: "Check") -> None:
         with torch.no_grad(), torch.random.fork_rng():
-            found = self.objective.terms(check.model, check.guide, self.images)
-        numbers = {name: term.item() for name, term in found.items()}
+            losses = self.objective.terms(check.model, check.guide, self.images)
+        numbers = {name: term.item() for name, term in losses.items()}
         self.rows.append({"step": float(check.step), **numbers})
 
 
 def drawn_capsules(trace: Trace, level: str) -> FeaturedCapsules:
     """Return the values of the sites of one level in a trace."""
     quantities = ("presence", "pose", "feature")
-    return FeaturedCapsules(*(trace.nodes[f"{level}_{each}"]["value"] for each in quantities))
+    return FeaturedCapsules(*(trace.nodes[f"{level}_{quantity}"]["value"] for quantity in quantities))
 
 
 def squared_sparsity(presence: Tensor, present: float, classes: int) -> tuple[Tensor, Tensor]:

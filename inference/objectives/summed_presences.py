@@ -58,10 +58,10 @@ class SummedPresences(Objective):
             ValueError: a guide that proposes no objects, or to another model.
         """
         self.check_pair(model, guide)
-        found = guide.found(images)
-        distribution = guide.presence_distribution(images, found)
+        scene_proposals = guide.found(images)
+        distribution = guide.presence_distribution(images, scene_proposals)
         if distribution.baseline is not None:
-            return _loss_of_a_draw(distribution, distribution.baseline, found.score)
+            return _loss_of_a_draw(distribution, distribution.baseline, scene_proposals.score)
         bound = distribution.log_total
         if torch.is_grad_enabled() and guide.training:
             left = max(0.0, 1 - self.done / self.updates)
@@ -71,7 +71,7 @@ class SummedPresences(Objective):
                 log_q = (distribution.log_q.detach() / heat).log_softmax(-1)
                 weight = distribution.log_q + distribution.log_total[:, None]
                 bound = (log_q.exp() * (weight - log_q)).sum(-1)
-        score = found.score
+        score = scene_proposals.score
         return -(bound + (bound.detach() * (score - score.detach()))).mean()
 
 

@@ -74,7 +74,7 @@ def points(intervals: int, first: float) -> list[float]:
     if intervals == 1:
         return [0.0, 1.0]
     power = [1 - i / (intervals - 1) for i in range(intervals)]  # 1 .. 0
-    return [0.0, *(first**each for each in power)]
+    return [0.0, *(first**exponent for exponent in power)]
 
 
 def thermodynamic_sum(log_p: Tensor, log_q: Tensor, points: list[float]) -> Tensor:

@@ -128,14 +128,14 @@ def sleep(
     with torch.no_grad(), poutine.block():
         program = poutine.trace(poutine.replay(model, trace=start))
         dream = program.get_trace(None, labels, batch_size=len(images))
-    seen = dream.nodes["_RETURN"]["value"]
+    samples = dream.nodes["_RETURN"]["value"]
     bounded = is_discrete(observed_in(dream, model)["fn"])
     # Gaussian pixels of dreams may leave the range of those that the guide takes
     with nullcontext() if bounded else pyro.validation_enabled(False):
         trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
-            *call_arguments(seen, labels)
+            *call_arguments(samples, labels)
         )
-    return log_density(trace, seen).mean()
+    return log_density(trace, samples).mean()
 
 
 def top_sites(model: nn.Module) -> Iterable[str]:
@@ -162,8 +162,8 @@ def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
     parameters: list[Tensor] = []
     gradients: list[Tensor | None] = []
     for module, loss in losses.items():
-        own = [p for p in module.parameters() if p.requires_grad]
-        if own and torch.is_grad_enabled():
-            parameters += own
-            gradients += torch.autograd.grad(loss, own, allow_unused=True)
+        module_parameters = [p for p in module.parameters() if p.requires_grad]
+        if module_parameters and torch.is_grad_enabled():
+            parameters += module_parameters
+            gradients += torch.autograd.grad(loss, module_parameters, allow_unused=True)
     return with_gradient(value, parameters, gradients)

@@ -115,20 +115,20 @@ def fill_in(
         raise ValueError("images holds NaN at observed pixels; mark these False in observed")
     with isolated_parameters(model, guide), in_eval_mode(model, guide), seeded(seed):
         whole = is_per_image(guide)
-        few, size = (len(images), len(images)) if whole else (2, batch_size)
-        check_pair(model, guide, hide(images[:few], observed[:few]))
+        check_size, size = (len(images), len(images)) if whole else (2, batch_size)
+        check_pair(model, guide, hide(images[:check_size], observed[:check_size]))
         parts = []
         batches = [*zip(images.split(size), observed.split(size), strict=True)]
         for batch, mask in track(batches, "filling in", "batches"):
-            seen = hide(batch, mask)
+            visible = hide(batch, mask)
             answer = guide
             if steps:
                 noise = int(torch.randint(2**31, ()))
-                answer = refine(model, guide, seen, steps=steps, distribution="normal", seed=noise)
+                answer = refine(model, guide, visible, steps=steps, distribution="normal", seed=noise)
             most = max(1, batch_size // len(batch))  # particles in one pass
             passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
             parts.append(_predicted(model, answer, batch, mask, passes, weighted))
-    return FilledIn(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return FilledIn(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
@@ -141,9 +141,9 @@ def _predicted(
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
     log_fraction = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
     fraction = log_fraction.exp()
-    chosen = torch.multinomial(fraction.T, 1).squeeze(1)
+    particles = torch.multinomial(fraction.T, 1).squeeze(1)
     mean = torch.einsum("kb,kb...->b...", fraction, means)
-    single = means[chosen, torch.arange(len(images))]
+    single = means[particles, torch.arange(len(images))]
     return (
         torch.where(observed, images, mean),
         torch.where(observed, images, single),
@@ -166,7 +166,7 @@ def _draws(
     image = observed_in(trace, model)
     distribution, site_shape = image["fn"].distribution, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)
-    given = images.nan_to_num(nan=0.0).reshape(site_shape)
-    log_hidden = log_prob_of_pixels(distribution, given, scored)
+    pixels = images.nan_to_num(nan=0.0).reshape(site_shape)
+    log_hidden = log_prob_of_pixels(distribution, pixels, scored)
     mean = model.space.as_batch(distribution.mean).unflatten(0, shape)
     return log_weight.view(shape), log_hidden.reshape(shape), mean

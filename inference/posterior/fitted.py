@@ -49,7 +49,7 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
-_FEW = 20  # steps of the semi-amortized guide, at most
+_MAX_AMORTIZED_STEPS = 20  # steps of the semi-amortized guide, at most
 _MODES = 4  # points of a mixture
 _MISSING = -1e6  # replaces NaN where images are compared
 F = TypeVar("F", bound=Callable)
@@ -246,7 +246,7 @@ def semi_amortized(
     model: Model, start: Guide, images: Images, *, steps: int, seed: int, **settings: Any
 ) -> SemiAmortized:
     """Return a `SemiAmortized` guide of at most 20 steps; nothing is fitted before it is called."""
-    return SemiAmortized(start, min(steps, _FEW), seed=seed, **settings)
+    return SemiAmortized(start, min(steps, _MAX_AMORTIZED_STEPS), seed=seed, **settings)
 
 
 @torch.inference_mode(False)
@@ -260,7 +260,7 @@ def auto_normal(
     """
     model = model.discretized()
     families = families_of(model).items()
-    if discrete := [name for name, each in families if not isinstance(each, Continuous)]:
+    if discrete := [name for name, family in families if not isinstance(family, Continuous)]:
         raise UnservedSite(
             f"AutoNormal draws no discrete site, and {type(model).__name__} has "
             f"{', '.join(discrete)}; use free_form or semi_amortized"

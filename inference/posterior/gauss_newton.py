@@ -143,7 +143,7 @@ def gauss_newton(
             "Gauss-Newton distribution; build it with selection='marginal', or use free_form"
         )
     images = as_wanted(model, images, start, check=check)
-    programs = [each for each in (model, start) if each is not None]
+    programs = [item for item in (model, start) if item is not None]
     mode, freeze = in_eval_mode(*programs), frozen(*programs)
     quiet = validation_enabled(False)
     with isolated_parameters(*programs), quiet, mode, freeze, seeded(seed), poutine.block():
@@ -162,10 +162,10 @@ def gauss_newton(
         rows = proper_rows(torch.stack([*improper.values()]).any(0), modes)
         improper = {name: wrong[rows] for name, wrong in improper.items()}
         refuse_improper(path, state, improper, modes, _measured_by_site)
-        state, precisions = state.rows(rows), [each[rows] for each in precisions]
+        state, precisions = state.rows(rows), [item[rows] for item in precisions]
         for logits in points.logits.values():
             logits.data.copy_(logits.data[rows])
-        factors = [_precision_to_scale_tril(each) for each in precisions]
+        factors = [_precision_to_scale_tril(item) for item in precisions]
         for name, loc in points.locs.items():
             loc.data.copy_(state.position[:, path.places[name].columns].reshape(loc.shape))
         by_site = _by_site(path, points, factors)
@@ -190,8 +190,8 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     first = path.at(path.images[:1])
     rows = max(1, _NUMBERS // (_dependent(first, state.rows([0]))[1].numel() * len(columns)))
     parts = torch.arange(len(path.images)).split(rows)
-    found = (_jacobian(path.at(path.images[i]), state.rows(i), columns) for i in parts)
-    return torch.cat([jacobian @ jacobian.mT for jacobian in found])
+    jacobians = (_jacobian(path.at(path.images[i]), state.rows(i), columns) for i in parts)
+    return torch.cat([jacobian @ jacobian.mT for jacobian in jacobians])
 
 
 def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     images = len(path.images)
     places, root = _dependent(path, state)
     unit = torch.eye(state.position.shape[1]).to(state.position)[columns]
-    found = []
+    derivatives = []
     for chunk in unit.split(max(1, _ROWS // images)):
         copies = path.at(tiled(path.images, len(chunk)))
         held = state.rows(torch.arange(images).repeat(len(chunk)))
@@ -210,8 +210,8 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
 
         rows = chunk.repeat_interleave(images, 0)
         along = _derivative(parameters, held.position, rows, path.model)
-        found.append(along.double().unflatten(0, (len(chunk), images)))
-    return (torch.cat(found) * root.double()).transpose(0, 1)
+        derivatives.append(along.double().unflatten(0, (len(chunk), images)))
+    return (torch.cat(derivatives) * root.double()).transpose(0, 1)
 
 
 @torch.no_grad()
@@ -240,15 +240,15 @@ def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
     """Return which parameters depend on the position, and their roots of information, (B, n)."""
     with torch.enable_grad():
         position = state.position.detach().requires_grad_()
-        found = _measured(path, state._replace(position=position))
-    places = [i for i, (values, _) in enumerate(found) if values.requires_grad]
-    roots = [found[i][1].detach().expand_as(found[i][0]) for i in places]
+        measurements = _measured(path, state._replace(position=position))
+    places = [i for i, (values, _) in enumerate(measurements) if values.requires_grad]
+    roots = [measurements[i][1].detach().expand_as(measurements[i][0]) for i in places]
     return places, torch.cat([root.reshape(len(position), -1) for root in roots], 1)
 
 
 def _measured(path: AnnealedPath, state: State) -> Measured:
     """Return the parameters of the distributions of all sites at a state; see `measured`."""
-    return [each for parameters in _measured_by_site(path, state).values() for each in parameters]
+    return [pair for parameters in _measured_by_site(path, state).values() for pair in parameters]
 
 
 def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
@@ -260,7 +260,7 @@ def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
     values = path.values(state)
     with poutine.block(), Given(values):
         trace = prune_subsample_sites(poutine.trace(path.model).get_trace(path.images))
-    found: dict[str, Measured] = {}
+    by_site: dict[str, Measured] = {}
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue
@@ -270,8 +270,8 @@ def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
                 f"site {name!r} of {name_of(path.model)} has the distribution {type(site['fn']).__name__} "
                 "without mean and variance, so there is no Gauss-Newton distribution; use free_form"
             )
-        found[name] = parameters
-    return found
+        by_site[name] = parameters
+    return by_site
 
 
 def measured(distribution: Any, value: Tensor) -> Measured:
@@ -304,10 +304,10 @@ def measured(distribution: Any, value: Tensor) -> Measured:
         dims = distribution.event_dim if masked else 0
         mask = torch.as_tensor(mask, device=value.device)
         mask = mask.reshape(*mask.shape, *[1] * dims)
-        return [(each, root * mask) for each, root in measured(inner, value)]
+        return [(item, root * mask) for item, root in measured(inner, value)]
     if isinstance(distribution, torch.distributions.TransformedDistribution):
         base: Any = distribution.base_dist
-        absolute = [type(each) for each in distribution.transforms] == [AbsTransform]
+        absolute = [type(item) for item in distribution.transforms] == [AbsTransform]
         if absolute and (information := _of_location_and_scale(base)) is not None:
             return [((value / base.scale).log(), information[1].sqrt())]
         return measured(
@@ -355,7 +355,7 @@ def _of_mixture(distribution: Any, value: Tensor) -> Measured:
         (parts.log_prob(padded) + distribution.mixture_distribution.logits).softmax(-1).sqrt()
     )
     fraction = fraction.reshape(*fraction.shape, *[1] * distribution.event_dim)
-    return [(each, root * fraction) for each, root in measured(parts, padded)]
+    return [(parameter, root * fraction) for parameter, root in measured(parts, padded)]
 
 
 def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
@@ -400,13 +400,13 @@ def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
     """Return the columns that are correlated with each other: all, or those of each element."""
     if not blocks:
         return [path.columns_of(points.locs)]
-    found: list[Tensor] = []
+    groups: list[Tensor] = []
     for site in points.discretized().model.latent_sites:
         if site.name in path.places:
             shape = path.places[site.name].shape
             inside = max(0, len(shape) - max(site.event_dim, 0))
-            found += path.columns_of([site.name]).view(-1, math.prod(shape[inside:]))
-    return found
+            groups += path.columns_of([site.name]).view(-1, math.prod(shape[inside:]))
+    return groups
 
 
 def climbed(
@@ -419,11 +419,11 @@ def climbed(
     """
     terms = path.terms(state, slopes=True)
     damping = terms.gain.new_zeros(len(terms.gain)).double()
-    found = [precision(path, state, group) for group in groups]
+    matrices = [precision(path, state, group) for group in groups]
     for _ in track(range(steps), "climbing", "steps"):
         slope = terms.slope(1.0).double()
         move = torch.zeros_like(slope)
-        for group, matrix in zip(groups, found, strict=True):
+        for group, matrix in zip(groups, matrices, strict=True):
             ridge = torch.diag_embed(matrix.diagonal(dim1=1, dim2=2) * damping[:, None])
             factor, _ = torch.linalg.cholesky_ex(matrix + ridge)  # a failed row does not move
             solved = torch.cholesky_solve(slope[:, group, None], factor)
@@ -434,8 +434,8 @@ def climbed(
         state, terms = other.where(better, state), higher.where(better, terms)
         damping = torch.where(better, damping / 10, (10 * damping).clamp(min=_DAMPING))
         if better.any():
-            found = [precision(path, state, group) for group in groups]
-    return state, found
+            matrices = [precision(path, state, group) for group in groups]
+    return state, matrices
 
 
 def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dict[str, Tensor]:
@@ -444,12 +444,12 @@ def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dic
     if len(factors) == 1:
         rows = factors[0].split([s.stop - s.start for s in sizes], 1)
         return dict(zip(points.locs, rows, strict=True))
-    found, first = {}, 0
+    site_factors, first = {}, 0
     for name, columns in zip(points.locs, sizes, strict=True):
         number = (columns.stop - columns.start) // factors[first].shape[-1]
-        found[name] = torch.stack(factors[first : first + number], 1)
+        site_factors[name] = torch.stack(factors[first : first + number], 1)
         first += number
-    return found
+    return site_factors
 
 
 @torch.no_grad()
@@ -459,15 +459,15 @@ def _several(
     """Return points to refine: the answer of a guide, points from the prior, and its own draws."""
     points = FreeForm(model, tiled(images, modes), start)
     discrete = points.discretized()
-    own = range(2, modes, 2) if start is not None else range(0)
-    climbed = [copy for copy in range(1, modes) if copy not in own]
-    few = images.split(max(1, _ROWS // climbing))
-    parts = [_from_prior(discrete.model, part, len(climbed), climbing) for part in few]
+    guide_copies = range(2, modes, 2) if start is not None else range(0)
+    climbed = [copy for copy in range(1, modes) if copy not in guide_copies]
+    chunks = images.split(max(1, _ROWS // climbing))
+    parts = [_from_prior(discrete.model, part, len(climbed), climbing) for part in chunks]
     for copy in range(1, modes):
         rows = slice(copy * len(images), (copy + 1) * len(images))
-        nodes = poutine.trace(start).get_trace(images).nodes if copy in own else {}
-        for name, family in (points if copy in own else discrete).families.items():
-            if copy in own:
+        nodes = poutine.trace(start).get_trace(images).nodes if copy in guide_copies else {}
+        for name, family in (points if copy in guide_copies else discrete).families.items():
+            if copy in guide_copies:
                 value = nodes[name]["value"]
             else:
                 value = torch.cat([part[name][climbed.index(copy)] for part in parts])
@@ -486,9 +486,9 @@ def _from_prior(model: Model, images: Tensor, number: int, climbing: int) -> dic
     climbing = max(climbing, number)
     path = AnnealedPath(model, None, tiled(images, climbing))
     drawn = [path.draw() for _ in range(_SCREENED)]
-    joint = torch.cat([path.terms(each).at(1.0) for each in drawn])
-    choices = {name: torch.cat([each.choices[name] for each in drawn]) for name in path.choices}
-    every = State(torch.cat([each.position for each in drawn]), choices)
+    joint = torch.cat([path.terms(candidate).at(1.0) for candidate in drawn])
+    choices = {name: torch.cat([candidate.choices[name] for candidate in drawn]) for name in path.choices}
+    every = State(torch.cat([candidate.position for candidate in drawn]), choices)
     state = every.rows(_likeliest(joint, len(images), climbing))
     unit = every.position.std(0).clamp(min=1e-6)
     place = torch.nn.Parameter(state.position / unit)

@@ -107,7 +107,7 @@ def intervene(
     pair = prepare(model, guide, images, labels=None, seed=seed, discrete=True)
     size = len(pair.images) if is_per_image(guide) else batch_size
     mode = in_eval_mode(pair.model, pair.guide)
-    found: list[Counterfactual] = []
+    outcomes: list[Counterfactual] = []
     with isolated_parameters(pair.model, pair.guide), mode, seeded(seed), torch.no_grad():
         for _ in range(num_samples):
             drawn = [_inferred(pair.model, pair.guide, batch) for batch in pair.images.split(size)]
@@ -117,8 +117,8 @@ def intervene(
                 _predicted(pair.model, pair.images[rows], _at(inferred, rows), _at(new, rows))
                 for rows in torch.arange(len(pair.images)).split(size)
             ]
-            found.append(Counterfactual(**_joined([vars(part) for part in parts], torch.cat)))
-    return Counterfactual(**_joined([vars(each) for each in found], torch.stack))
+            outcomes.append(Counterfactual(**_joined([vars(part) for part in parts], torch.cat)))
+    return Counterfactual(**_joined([vars(outcome) for outcome in outcomes], torch.stack))
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], join: Callable[[list[Tensor]], Tensor]) -> dict:
@@ -138,10 +138,10 @@ def _at(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 def _inferred(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
     """Draw every latent site (B, ...): from the guide, or its posterior if it is summed out."""
     drawn = latent_sites(poutine.trace(guide).get_trace(images))
-    known = latent_sites(poutine.trace(model).get_trace(images))
-    values = {name: drawn[name]["value"] for name in known if name in drawn}
+    names = latent_sites(poutine.trace(model).get_trace(images))
+    values = {name: drawn[name]["value"] for name in names if name in drawn}
     nodes = with_summed_drawn(model, values, images).nodes
-    return {name: nodes[name]["value"] for name in known}
+    return {name: nodes[name]["value"] for name in names}
 
 
 def _new_values(
@@ -150,7 +150,7 @@ def _new_values(
     """Return the new values (N, ...) of the sites that are set, or refuse them."""
     if not do:
         raise ValueError(f"do is empty; set one of the latent sites {list(inferred)}")
-    found = {}
+    new_values = {}
     for name, action in do.items():
         if name not in inferred:
             raise ValueError(
@@ -159,14 +159,14 @@ def _new_values(
         old = inferred[name]
         value = torch.as_tensor(action(old.clone()) if callable(action) else action).to(old)
         try:
-            found[name] = value.expand(old.shape)
+            new_values[name] = value.expand(old.shape)
         except RuntimeError:
             raise ValueError(
                 f"do sets {name!r} to a value of shape {tuple(value.shape)}, but the site has the "
                 f"shape {tuple(old.shape)}; give a value that broadcasts to it, or a function of "
                 "the inferred value"
             ) from None
-    return found
+    return new_values
 
 
 def _predicted(
@@ -178,9 +178,9 @@ def _predicted(
         after = poutine.trace(model).get_trace(images)
     site, space = model.space.site, model.space
     old, distribution = before.nodes[site]["fn"], after.nodes[site]["fn"]
-    kept = _carry(site, before.nodes[site]["value"], old, distribution)
+    carried_image = _carry(site, before.nodes[site]["value"], old, distribution)
     return Counterfactual(
-        images=space.as_batch(kept),
+        images=space.as_batch(carried_image),
         mean=space.as_batch(distribution.mean),
         reconstruction=space.as_batch(old.mean),
         latents={name: after.nodes[name]["value"] for name in inferred},

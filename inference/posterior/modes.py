@@ -35,11 +35,11 @@ def improper_by_site(
         factor[rows] = torch.eye(len(group)).to(factor)
         variance = torch.cholesky_inverse(factor).diagonal(dim1=1, dim2=2)
         scale[:, group] = variance.sqrt().to(scale)
-    by_site = {name: wrong[:, each.columns].any(1) for name, each in path.places.items()}
+    by_site = {name: wrong[:, item.columns].any(1) for name, item in path.places.items()}
     for side in (-_FAR, _FAR):
         values, _ = path.continuous.split(state.position + side * scale)
-        for name, each in values.items():
-            by_site[name] |= ~each.reshape(len(each), -1).isfinite().all(1)
+        for name, item in values.items():
+            by_site[name] |= ~item.reshape(len(item), -1).isfinite().all(1)
     return by_site
 
 
@@ -77,13 +77,13 @@ def refuse_improper(
     first = next(name for name, wrong in by_site.items() if wrong.any())
     sites = parameters_by_site(path.at(path.images[rows]), state.rows(rows))
     for name, parameters in sites.items():
-        weighted = [torch.where(root == 0, 0.0, root * each) for each, root in parameters]
-        if not all(each.isfinite().all() for each in weighted):
+        weighted = [torch.where(root == 0, 0.0, root * parameter) for parameter, root in parameters]
+        if not all(parameter.isfinite().all() for parameter in weighted):
             first = name
             break
-    what = f"the Gauss-Newton distribution of {name_of(path.model)}"
+    subject = f"the Gauss-Newton distribution of {name_of(path.model)}"
     number = len(path.images) // modes
-    raise NonFiniteGuide.of(what, (row % number for row in rows.tolist()), number, first)
+    raise NonFiniteGuide.of(subject, (row % number for row in rows.tolist()), number, first)
 
 
 @torch.no_grad()

@@ -134,8 +134,8 @@ def refine(
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
         if not bad:
             raise
-        what = f"{type(guide).__name__} of {type(model).__name__}"
-        raise NonFiniteGuide.of(what, bad, len(images), site) from None
+        subject = f"{type(guide).__name__} of {type(model).__name__}"
+        raise NonFiniteGuide.of(subject, bad, len(images), site) from None
     with isolated_parameters(model), in_eval_mode(model), seeded(seed), torch.no_grad():
         assert free.refinement is not None
         refuse_non_finite(free, images, free.refinement.end)
@@ -252,14 +252,14 @@ class _Best:
         # False for NaN, so such an answer is not kept, unless the one before is NaN too
         better = values > self.values.nan_to_num(-math.inf, math.inf, -math.inf)
         self.values = torch.where(better, values, self.values)
-        for kept, now in zip(self.parameters, self.free.parameters(), strict=True):
-            kept[better] = now.detach()[better]
+        for best, now in zip(self.parameters, self.free.parameters(), strict=True):
+            best[better] = now.detach()[better]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the best parameters back into the guide."""
-        for kept, now in zip(self.parameters, self.free.parameters(), strict=True):
-            now.copy_(kept)
+        for best, now in zip(self.parameters, self.free.parameters(), strict=True):
+            now.copy_(best)
 
 
 def _best_start(

@@ -79,20 +79,20 @@ def same_distribution(first: Any, second: Any) -> bool:
     )
 
 
-def _numbers(distribution: Any, seen: set[int]) -> list[Tensor]:
+def _numbers(distribution: Any, ids: set[int]) -> list[Tensor]:
     """Return all numbers of a distribution, and of distributions and transforms inside it."""
     if isinstance(distribution, Tensor | int | float):
         return [torch.as_tensor(distribution)]
     if isinstance(distribution, torch.distributions.Distribution | torch.distributions.Transform):
-        if id(distribution) in seen:
+        if id(distribution) in ids:
             return []
-        seen.add(id(distribution))
+        ids.add(id(distribution))
         derived = set(dir(type(distribution)))  # cached properties, which only some instances have
         distribution = [
-            each for name, each in sorted(vars(distribution).items()) if name not in derived
+            item for name, item in sorted(vars(distribution).items()) if name not in derived
         ]
     several = distribution if isinstance(distribution, list | tuple) else []
-    return [number for each in several for number in _numbers(each, seen)]
+    return [number for item in several for number in _numbers(item, ids)]
 
 
 @singledispatch
@@ -175,20 +175,20 @@ def _mixture(after: ParentMixture, before: ParentMixture, value: Tensor) -> Tens
     posterior = old.log_prob(before._pad(value)) + weights
     first = dist.Categorical(logits=posterior).sample()
     second = same_gumbels(first, weights, after.mixture_distribution.logits)
-    return carried(_chosen(new, second), _chosen(old, first), value)
+    return carried(_select_component(new, second), _select_component(old, first), value)
 
 
-def _chosen(components: Any, index: Tensor) -> Any:
+def _select_component(components: Any, index: Tensor) -> Any:
     """Return the distribution of the selected components, (*batch, *event)."""
     distribution, event = base_distribution(components), components.event_shape
     place = index[(..., None, *[None] * len(event))].expand(*index.shape, 1, *event)
-    chosen = {}
+    parameters = {}
     for name in ("loc", "scale") if isinstance(distribution, dist.Normal) else ("logits",):
         numbers = getattr(distribution, name).expand(
             *index.shape, components.batch_shape[-1], *event
         )
-        chosen[name] = numbers.gather(index.dim(), place).squeeze(index.dim())
-    return type(distribution)(**chosen)
+        parameters[name] = numbers.gather(index.dim(), place).squeeze(index.dim())
+    return type(distribution)(**parameters)
 
 
 @carried.register(PixelMixture)
@@ -234,17 +234,17 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
     rank = (value >= 0).cumsum(-1) - 1
     place = uniform.sort(-1).values.gather(-1, rank.clamp(min=0))
     held = value[..., None] == code  # (*batch, slots, corners)
-    own = torch.where(held, place[..., None], 0.0).sum(-2)
-    own = torch.where(held.any(-2), own, torch.rand_like(own))
-    own = own.masked_fill(after.presence[..., owner] < 0.5, torch.inf)
+    object_positions = torch.where(held, place[..., None], 0.0).sum(-2)
+    object_positions = torch.where(held.any(-2), object_positions, torch.rand_like(object_positions))
+    object_positions = object_positions.masked_fill(after.presence[..., owner] < 0.5, torch.inf)
     stray = place.masked_fill(value != 0, torch.inf)  # the clutter stays
-    places = torch.cat([own, stray], -1)
+    places = torch.cat([object_positions, stray], -1)
     if (places.isfinite().sum(-1) > slots).any():
         raise ValueError(
             f"the intervention needs more points than the {slots} slots of a scene; add slots of "
             "NaN to the scenes"
         )
-    codes = torch.cat([code.expand(own.shape), torch.zeros_like(value).long()], -1)
+    codes = torch.cat([code.expand(object_positions.shape), torch.zeros_like(value).long()], -1)
     codes = codes.masked_fill(places.isinf(), -1)
     ordered = codes.gather(-1, places.argsort(-1))[..., :slots]
     same = (after.presence == before.presence).all(-1, keepdim=True)
@@ -257,8 +257,8 @@ def _points(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tenso
     code = torch.arange(1, corners + 1, device=value.device)
     held = before.code[..., None] == code  # (*batch, slots, corners)
     slot = held.to(torch.int8).argmax(-2)
-    seen = value.gather(-2, slot[..., None].expand(*slot.shape, 2))
-    noise = (seen - before.places) / before.scale[..., None]
+    slot_points = value.gather(-2, slot[..., None].expand(*slot.shape, 2))
+    noise = (slot_points - before.places) / before.scale[..., None]
     noise = torch.where(held.any(-2)[..., None], noise, torch.randn_like(noise))
     moved = after.places + noise * after.scale[..., None]  # (*batch, corners, 2)
     index = (after.code.long() - 1).clamp(min=0)

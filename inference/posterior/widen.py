@@ -198,10 +198,10 @@ def widen(
     """
     check_module(guide)
     images = as_wanted(model, images, guide)
-    few = images if is_per_image(guide) else images[:2]
+    example = images if is_per_image(guide) else images[:2]
     with isolated_parameters(model, guide), in_eval_mode(guide):
-        check_pair(model, guide, few)
-        widened = Widened(model, guide, few, scale)
+        check_pair(model, guide, example)
+        widened = Widened(model, guide, example, scale)
     with frozen(guide):
         fit(
             model,

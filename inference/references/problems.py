@@ -78,12 +78,12 @@ def _matchings(model: Constellations, points: Tensor) -> dict[str, Tensor]:
     owner = corner_table(distribution)[0][1:]
     presences, codes = [], []
     for presence in itertools.product((0.0, 1.0), repeat=len(distribution.sizes)):
-        there = (torch.tensor(presence)[owner] > 0).nonzero()[:, 0] + 1
-        if not 0 <= number - len(there) <= model.clutter:
+        corner_codes = (torch.tensor(presence)[owner] > 0).nonzero()[:, 0] + 1
+        if not 0 <= number - len(corner_codes) <= model.clutter:
             continue
-        for slots in itertools.permutations(range(number), len(there)):
+        for slots in itertools.permutations(range(number), len(corner_codes)):
             code = torch.zeros(number, dtype=torch.long)
-            code[list(slots)] = there
+            code[list(slots)] = corner_codes
             codes.append(code)
             presences.append(presence)
     return {

@@ -191,10 +191,10 @@ class Reference:
     def _continuous(self) -> SiteVector:
         with isolated_parameters(self.model), torch.no_grad(), seeded(0):
             nodes = poutine.trace(self.model).get_trace(self.images).nodes
-        found = SiteVector()
+        vector = SiteVector()
         for name in (site.name for site in self.model.sites if site.name not in self.settings):
-            found.add(name, nodes[name]["value"], biject_to(nodes[name]["fn"].support))
-        return found
+            vector.add(name, nodes[name]["value"], biject_to(nodes[name]["fn"].support))
+        return vector
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1:] != (self.dimension,):
@@ -206,12 +206,12 @@ class Reference:
         """Return log sum_s p(image, values, s), (rows,)."""
         rows = len(next(iter(values.values())))
         count = len(next(iter(self.settings.values())))
-        given = {name: value.repeat_interleave(count, 0) for name, value in values.items()}
+        latents = {name: value.repeat_interleave(count, 0) for name, value in values.items()}
         for name, value in self.settings.items():
-            given[name] = value.repeat(rows, *[1] * (value.dim() - 1))
+            latents[name] = value.repeat(rows, *[1] * (value.dim() - 1))
         images = self.images.expand(rows * count, *self.images.shape[1:])
         with isolated_parameters(self.model), poutine.block():
-            trace = poutine.trace(poutine.condition(self.model, given)).get_trace(images)
+            trace = poutine.trace(poutine.condition(self.model, latents)).get_trace(images)
         return log_density(trace, images).view(rows, count).logsumexp(1)
 
 

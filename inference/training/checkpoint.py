@@ -55,10 +55,10 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
             header = file.metadata() or {}
             tree = json.loads(header.get("tree", "{}"))
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if (found := header.get("format", tree.get("format"))) != FORMAT:  # earlier files: a key
+        if (version := header.get("format", tree.get("format"))) != FORMAT:  # earlier files: a key
             raise CheckpointError(
                 f"{path} is no checkpoint of this version of the zoo: its format is "
-                f"{found!r}, not {FORMAT!r}"
+                f"{version!r}, not {FORMAT!r}"
             )
         return _unpack(tree, tensors)
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
@@ -71,16 +71,16 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 def check_same_modules(modules: dict[str, nn.Module], tree: dict) -> None:
     """Raise CheckpointError, listing every difference, unless a checkpoint is of these modules."""
     for role, module in modules.items():
-        own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         other = {name: tuple(value.shape) for name, value in tree[role].items()}
         held, kind = tree["classes"][role], type(module).__name__
         problems = [] if held == kind else [f"it holds a {held}, not a {kind}"]
-        problems += [f"it lacks {name} {own[name]}" for name in own if name not in other]
-        problems += [f"it has an extra {name} {other[name]}" for name in other if name not in own]
+        problems += [f"it lacks {name} {shapes[name]}" for name in shapes if name not in other]
+        problems += [f"it has an extra {name} {other[name]}" for name in other if name not in shapes]
         problems += [
-            f"{name} has shape {other[name]}, not {own[name]}"
-            for name in own
-            if name in other and own[name] != other[name]
+            f"{name} has shape {other[name]}, not {shapes[name]}"
+            for name in shapes
+            if name in other and shapes[name] != other[name]
         ]
         if problems:
             listing = "\n".join(f"  - {problem}" for problem in problems)

@@ -110,10 +110,10 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
-    own = paced(getattr(guide, "fit_settings", {}))
+    guide_settings = paced(getattr(guide, "fit_settings", {}))
     rate = {} if lr is None else {"lr": lr}
-    chosen = combined({"lr": 1e-3}, own, {"pace": pace, **rate})
-    updates = Updates(optimizer_factory(optimizer), **chosen)
+    arguments = combined({"lr": 1e-3}, guide_settings, {"pace": pace, **rate})
+    updates = Updates(optimizer_factory(optimizer), **arguments)
     _check_arguments(model, guide, freeze, updates)
     check_objective(objective)
     epochs, steps, batch_size, seed, every, patience = _whole_numbers(
@@ -222,9 +222,9 @@ def _check_arguments(
 
 def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
     """Return counts as ints and None as None; raise ValueError for the first that is not whole."""
-    found = []
+    result = []
     for name, value in counts.items():
         least = 1 if name in ("every", "patience") else None
         remedy = "; for part of an epoch give steps" if name == "epochs" else ""
-        found.append(None if value is None else whole(name, value, least, remedy=remedy))
-    return tuple(found)
+        result.append(None if value is None else whole(name, value, least, remedy=remedy))
+    return tuple(result)

@@ -38,12 +38,12 @@ class NonFiniteLoss(RuntimeError):
             where = "every site's value and log density is finite, so the gradient overflowed"
         else:
             where = f"the first site with a value or log density that is not is {self.site!r}"
-        kept = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
+        remark = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
         if self.restored is not None:
-            kept = f"; model and guide are as they were after step {self.restored}{kept}"
+            remark = f"; model and guide are as they were after step {self.restored}{remark}"
         return (
             f"the loss or its gradient is not finite at step {self.step}: {where}. "
-            f"Lower lr, or clip gradients, in Python by pace=Pace(clip=...){kept}"
+            f"Lower lr, or clip gradients, in Python by pace=Pace(clip=...){remark}"
         )
 
 

@@ -39,10 +39,10 @@ class Updates:
             ValueError: all parameters are frozen.
         """
         groups: list[dict[str, Any]] = []
-        seen: set[nn.Parameter] = set()
+        members: set[nn.Parameter] = set()
         for role, module in modules.items():
-            parameters = [p for p in module.parameters() if p.requires_grad and p not in seen]
-            seen.update(parameters)
+            parameters = [p for p in module.parameters() if p.requires_grad and p not in members]
+            members.update(parameters)
             if parameters:
                 rate = self.lr[role] if isinstance(self.lr, dict) else self.lr
                 groups.append({"params": parameters, "lr": rate})

@@ -30,10 +30,10 @@ def history_of(progress: dict) -> "pd.DataFrame":
     import pandas as pd  # a fifth of a second, which `list` and `show` need not wait for
 
     _, earlier, seconds, *_ = progress["before"]
-    own: Tensor = progress["history"].clone()
-    own[:, COLUMNS.index("step")] += len(earlier)
-    own[:, COLUMNS.index("seconds")] += seconds
-    table = pd.DataFrame([*earlier.tolist(), *own.tolist()], columns=list(COLUMNS))
+    rows: Tensor = progress["history"].clone()
+    rows[:, COLUMNS.index("step")] += len(earlier)
+    rows[:, COLUMNS.index("seconds")] += seconds
+    table = pd.DataFrame([*earlier.tolist(), *rows.tolist()], columns=list(COLUMNS))
     return table.astype({"step": int, "epoch": int})
 
 
@@ -75,8 +75,8 @@ class Run:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
         folder = Path(folder)
         write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
-        known = {k: None if value == math.inf else value for k, value in self.metrics.items()}
-        metrics = json.dumps(known, indent=2, allow_nan=False) + "\n"  # inf before the first check
+        finite_metrics = {k: None if value == math.inf else value for k, value in self.metrics.items()}
+        metrics = json.dumps(finite_metrics, indent=2, allow_nan=False) + "\n"  # inf before the first check
         write_whole(folder / "metrics.json", metrics.encode())
 
 
@@ -185,14 +185,14 @@ class Progress:
         Args:
             steps: include the number of steps, which a bar over seconds does not show.
         """
-        words = [f"{self.step:,} steps"] * steps
+        parts = [f"{self.step:,} steps"] * steps
         recent = [row[6] for row in self._rows[-_WINDOW:]]
         if len(recent) > 1 and recent[-1] > recent[0]:
-            words.append(f"{(len(recent) - 1) / (recent[-1] - recent[0]):.3g} steps/s")
-        words.append(f"loss {self.recent_loss:.2f}")
+            parts.append(f"{(len(recent) - 1) / (recent[-1] - recent[0]):.3g} steps/s")
+        parts.append(f"loss {self.recent_loss:.2f}")
         if self._checked and not math.isnan(held_out := self._rows[self._checked - 1][3]):
-            words.append(f"held-out {held_out:.2f}")
-        return ", ".join(words)
+            parts.append(f"held-out {held_out:.2f}")
+        return ", ".join(parts)
 
     def run(self, stopped: str) -> Run:
         """Return the record that `fit` returns, of all stages."""

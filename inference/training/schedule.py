@@ -47,8 +47,8 @@ class Budget:
                 raise ValueError(f"{name} must be positive and finite, not {limit!r}")
         most = min(limits.get("steps", math.inf), limits.get("epochs", math.inf) * per_epoch)
         seconds = 60 * limits.get("minutes", math.inf)
-        given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
-        return cls(most, seconds, given)
+        description = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
+        return cls(most, seconds, description)
 
     def after(self, steps: int, seconds: float) -> "Budget":
         """Return what is left of this length, at least one step and a moment."""

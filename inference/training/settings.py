@@ -52,14 +52,14 @@ class Group:
     """A group of settings, of which those that differ from their defaults are shown."""
 
     @property
-    def given(self) -> dict[str, Any]:
+    def overrides(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        values = {member.name: (getattr(self, member.name), member.default) for member in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 
     def __repr__(self) -> str:
-        words = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
-        return f"{type(self).__name__}({words})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"{type(self).__name__}({arguments})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +144,7 @@ class Checks(Group):
 
 
 _GROUPS: dict[str, type[Group]] = {"pace": Pace, "inputs": Inputs, "checks": Checks}
-_PLACES = {each.name: group for group, kind in _GROUPS.items() for each in fields(kind)}
+_PLACES = {member.name: group for group, kind in _GROUPS.items() for member in fields(kind)}
 
 
 def combined(*settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,13 +152,13 @@ def combined(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Of a group, only the fields that differ from their defaults are replaced.
     """
-    found: dict[str, Any] = {}
-    for name, value in (item for each in settings for item in each.items()):
-        earlier = found.get(name)
+    result: dict[str, Any] = {}
+    for name, value in (item for mapping in settings for item in mapping.items()):
+        earlier = result.get(name)
         if isinstance(value, Group) and isinstance(earlier, Group):
             value = replace(earlier, **value.given)
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def paced(fit_settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,10 +126,10 @@ def fit_stages(
             say(f"stage {number + 1} of {len(stages)}: {stage.name}")
         for module in (stage.model, stage.guide):
             module.to(usable_device(inputs.device))
-        given: Inputs = inputs
+        stage_inputs: Inputs = inputs
         prepared: Dataset | Split = data
         if stage.prepare is not None:
-            given = replace(inputs, transform=None)
+            stage_inputs = replace(inputs, transform=None)
             prepared = stage.prepare(_transformed(data, inputs.transform, batch_size, seed), seed)
         left = budget.after(len(before.rows), before.seconds)
         limits = left.shared(stage.steps / needed_steps(stages[number:]))
@@ -141,7 +141,7 @@ def fit_stages(
             prepared,
             batch_size=stage.batches * batch_size,
             seed=seed,
-            **combined(stage.settings, settings, {"inputs": given, "checks": checks}, limits),
+            **combined(stage.settings, settings, {"inputs": stage_inputs, "checks": checks}, limits),
         )
         if run.stopped == "interrupted":
             return run

@@ -68,7 +68,7 @@ class Pair:
         images = images.to(self.device, self.dtype or images.dtype)
         return images, labels.to(self.device) if self.labels and labels is not None else None
 
-    def objective(self, given: ELBO | None, images: Tensor, labels: Tensor | None) -> ELBO:
+    def objective(self, choice: ELBO | None, images: Tensor, labels: Tensor | None) -> ELBO:
         """Run the pair once and return the given objective, or by default one for this model.
 
         Afterwards all parameters exist, and the objective knows the plates. The random state is
@@ -79,9 +79,9 @@ class Pair:
             IncompatibleGuide: the guide does not fit the model.
         """
         example = self.takes(images, labels)
-        if given is not None:
-            check_served(given, *self.both)
-        objective = given or default_objective(self.model, *example)
+        if choice is not None:
+            check_served(choice, *self.both)
+        objective = choice or default_objective(self.model, *example)
         refuse_misfit(*self.both, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
             if not hasattr(objective, "state_dict"):
@@ -339,9 +339,9 @@ class Trainer:
         set_random_state(self.random, self.workers.device)
 
     def _check_settings(self, saved: dict) -> None:
-        own = self._config()
+        config = self._config()
         if differ := [
-            f"{k}={saved.get(k)!r}, not {own[k]!r}" for k in own if saved.get(k) != own[k]
+            f"{k}={saved.get(k)!r}, not {config[k]!r}" for k in config if saved.get(k) != config[k]
         ]:
             raise CheckpointError(
                 "the checkpoint is of a run with other settings; resume with the same ones: it has "
@@ -374,9 +374,9 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
             objective.load_state_dict(state)
 
 
-def _say(words: str | None) -> None:
-    if words is not None:
-        write_line(words)
+def _say(line: str | None) -> None:
+    if line is not None:
+        write_line(line)
 
 
 @contextmanager

@@ -71,10 +71,10 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
         if isinstance(source, DataLoader):
             return _first_images(read_loader(source, check, labels))
         shuffle = torch.randperm(items_in(source), generator=torch.Generator().manual_seed(0))
-        chosen = shuffle[:HELD_OUT_IMAGES]
+        indices = shuffle[:HELD_OUT_IMAGES]
         if isinstance(source, Split):
-            return source[chosen]
-        return Split(*read_items(source, chosen, check, labels))
+            return source[indices]
+        return Split(*read_items(source, indices, check, labels))
 
 
 def _first_images(batches: Iterable[Batch]) -> Split:

@@ -95,16 +95,16 @@ def is_first_process() -> bool:
 
 def usable_device(device: str | torch.device) -> torch.device:
     """Return a device by its name; if it is absent, raise ValueError with the present ones."""
-    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    names = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
-        there.append("mps:0")
+        names.append("mps:0")
     try:
-        chosen = torch.device(device)
+        torch_device = torch.device(device)
     except (RuntimeError, TypeError):
-        chosen = None
-    if chosen is None or f"{chosen.type}:{chosen.index or 0}" not in ["cpu:0", *there]:
-        raise ValueError(f"device must be one of {', '.join(there)}, not {str(device)!r}")
-    return chosen
+        torch_device = None
+    if torch_device is None or f"{torch_device.type}:{torch_device.index or 0}" not in ["cpu:0", *names]:
+        raise ValueError(f"device must be one of {', '.join(names)}, not {str(device)!r}")
+    return torch_device
 
 
 @contextmanager

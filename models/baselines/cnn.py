@@ -96,12 +96,12 @@ class EqualClassifier(Classifier):
             inputs, height, width = stem(torch.zeros(1, *image_shape)).shape[1:]
         for kernel, stride in layers:
             height, width = ((n - kernel) // stride + 1 for n in (height, width))
-        kept, area = sum(p.numel() for p in stem.parameters()), height * width
+        stem_parameters, area = sum(p.numel() for p in stem.parameters()), height * width
 
         def apart(maps: int) -> int:
             sizes = zip((inputs, *[maps] * (len(layers) - 1)), layers, strict=True)
             hidden = sum((before * kernel**2 + 1) * maps for before, (kernel, _) in sizes)
-            return abs(kept + hidden + (maps * area + 1) * classes - parameters)
+            return abs(stem_parameters + hidden + (maps * area + 1) * classes - parameters)
 
         maps, parts = min(range(1, 1 + parameters // area), key=apart), []
         for before, (kernel, stride) in zip((inputs, *[maps] * len(layers)), layers, strict=False):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 AT_ONCE = 2**22  # numbers to compute at a time; a chunk with its gradient fits in a cache
-KEPT = 2**25  # numbers to keep for the backward pass
+MAX_SAVED_NUMBERS = 2**25  # numbers to keep for the backward pass
 LARGER = 2**4  # times both on an accelerator, where every chunk costs the start of its kernels
 
 
@@ -19,12 +19,12 @@ class _InChunks(torch.autograd.Function):
     """The function that keeps only its inputs and is applied again for its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable, size: int, each: int, *tensors: Tensor) -> tuple:
+    def forward(ctx: Any, function: Callable, size: int, count: int, *tensors: Tensor) -> tuple:
         ctx.function = function
         ctx.size = size
-        ctx.each = each
+        ctx.each = count
         ctx.save_for_backward(*tensors)
-        return _apply_in_chunks(function, tensors[:each], tensors[each:], size)
+        return _apply_in_chunks(function, tensors[:count], tensors[count:], size)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
@@ -43,24 +43,24 @@ class _InChunks(torch.autograd.Function):
                 outputs = ctx.function(*inputs)
             leaves = [x for x in inputs if x.requires_grad]
             slopes = [g[chunk] for g in grads]
-            found = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
+            gradients = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
             for k, total in enumerate(totals):
-                if total is not None and (slope := next(found)) is not None:
+                if total is not None and (slope := next(gradients)) is not None:
                     (total[chunk] if k < ctx.each else total).add_(slope)
         return None, None, None, *totals
 
 
 def _apply_in_chunks(
-    function: Callable, each: tuple[Tensor, ...], shared: tuple[Tensor, ...], size: int
+    function: Callable, inputs: tuple[Tensor, ...], shared: tuple[Tensor, ...], size: int
 ) -> tuple[Tensor, ...]:
-    chunks = zip(*(x.split(size) for x in each), strict=True)
+    chunks = zip(*(x.split(size) for x in inputs), strict=True)
     outputs = zip(*(function(*chunk, *shared) for chunk in chunks), strict=True)
     return tuple(torch.cat(output) for output in outputs)
 
 
 def in_chunks(
     function: Callable,
-    each: tuple[Tensor, ...],
+    inputs: tuple[Tensor, ...],
     shared: tuple[Tensor, ...],
     numbers: int,
     recompute: bool | None = None,
@@ -81,16 +81,16 @@ def in_chunks(
             takes less memory and more time. By default it is done where the largest intermediate
             result of the batch has more than 2^25 numbers, or 2^29 on an accelerator.
     """
-    first = (*shared, *each)[0]
+    first = (*shared, *inputs)[0]
     device = first.device.type
     larger = 1 if device == "cpu" else LARGER
     if recompute is None:
-        recompute = len(each[0]) * numbers > KEPT * larger
+        recompute = len(inputs[0]) * numbers > MAX_SAVED_NUMBERS * larger
     if torch.is_autocast_enabled(device):
-        each = tuple(x.to(first.dtype) for x in each)
+        inputs = tuple(x.to(first.dtype) for x in inputs)
         with torch.autocast(device, enabled=False):
-            return in_chunks(function, each, shared, numbers, recompute)
+            return in_chunks(function, inputs, shared, numbers, recompute)
     size = max(1, AT_ONCE * larger // numbers)
     if recompute and torch.is_grad_enabled():
-        return _InChunks.apply(function, size, len(each), *each, *shared)
-    return _apply_in_chunks(function, each, shared, size)
+        return _InChunks.apply(function, size, len(inputs), *inputs, *shared)
+    return _apply_in_chunks(function, inputs, shared, size)

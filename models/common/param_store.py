@@ -28,7 +28,7 @@ from torch.distributions import constraints
 _NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
 _entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
 _STORE = pyro.get_param_store()
-_known: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
+_named_parameters: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
 
 
 class ReadingContext(_Context):
@@ -59,18 +59,18 @@ class StoredValues(Messenger):
     def _process_message(self, msg: Any) -> None:
         if msg["type"] != "param" or pyro_modules._MODULE_LOCAL_PARAMS:
             return
-        name, own = msg["name"], msg["args"][-1]
+        name, parameter = msg["name"], msg["args"][-1]
         stored = _STORE._params.get(name)
-        if own is name:  # a PyroParam, which Pyro has brought into agreement
+        if parameter is name:  # a PyroParam, which Pyro has brought into agreement
             if stored is not None and _entered.get(name) is not stored:
                 _entered[name] = stored
             return
-        if stored is own or not isinstance(own, nn.Parameter):
+        if stored is parameter or not isinstance(parameter, nn.Parameter):
             return
         if stored is None and not self._searched:
             self._searched = True
             _warn_of_other_numbers(name)
-        _settle(name, own, stored)
+        _settle(name, parameter, stored)
 
     def _postprocess_message(self, msg: Any) -> None:
         """Leave the result as it is."""
@@ -86,12 +86,12 @@ def take_over(module: PyroModule, warns: bool = False) -> None:
     if not params:
         return
     missing = None
-    for name, own in _named(module):
+    for name, parameter in _named(module):
         stored = params.get(name)
         if stored is None:
             missing = name
-        elif stored is not own:
-            _settle(name, own, stored)
+        elif stored is not parameter:
+            _settle(name, parameter, stored)
     if warns and missing is not None:
         _warn_of_other_numbers(missing)
 
@@ -104,35 +104,35 @@ def agree(module: PyroModule) -> None:
     params = _STORE._params
     if not params:
         return
-    if (known := _known.get(module)) is None:
-        known = _known[module] = list(_named(module))
-    if any(params.get(name, own) is not own for name, own in known):
+    if (pairs := _named_parameters.get(module)) is None:
+        pairs = _named_parameters[module] = list(_named(module))
+    if any(params.get(name, parameter) is not parameter for name, parameter in pairs):
         take_over(module)
-        _known[module] = list(_named(module))
+        _named_parameters[module] = list(_named(module))
 
 
 def forget_names(module: PyroModule) -> None:
     """Forget the names of a module that gets another one."""
-    _known.pop(module, None)
+    _named_parameters.pop(module, None)
 
 
 def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters of a module under their names in Pyro's store."""
-    for path, own in module.named_parameters():
+    for path, parameter in module.named_parameters():
         part: Any = module
         *parents, last = path.split(".")
         for depth, child in enumerate(parents):
             holder, part = part, part._modules[child]
             if not isinstance(part, PyroModule):
                 name = f"{holder._pyro_name}.{child}"
-                yield param_with_module_name(name, ".".join([*parents[depth + 1 :], last])), own
+                yield param_with_module_name(name, ".".join([*parents[depth + 1 :], last])), parameter
                 break
         else:
             last = last.removesuffix("_unconstrained")  # of a PyroParam
-            yield f"{part._pyro_name}.{last}", own
+            yield f"{part._pyro_name}.{last}", parameter
 
 
-def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
+def _settle(name: str, parameter: nn.Parameter, stored: Tensor | None) -> None:
     """Put a module's parameter into the store, with the values that were loaded there, if any.
 
     Raises:
@@ -140,18 +140,18 @@ def _settle(name: str, own: nn.Parameter, stored: Tensor | None) -> None:
     """
     if stored is not None:
         if _entered.get(name) is not stored:  # loaded or set, not left by the module itself
-            if stored.shape != own.shape:
+            if stored.shape != parameter.shape:
                 raise ValueError(
                     f"Pyro's parameter store holds {name!r} of shape {tuple(stored.shape)}, but "
-                    f"the module's has shape {tuple(own.shape)}: they are of another module; call "
+                    f"the module's has shape {tuple(parameter.shape)}: they are of another module; call "
                     "pyro.clear_param_store(), and save and load by state_dict"
                 )
-            own.data.copy_(stored.detach())
+            parameter.data.copy_(stored.detach())
         _STORE._param_to_name.pop(stored, None)
-    _STORE._params[name] = own
-    _STORE._param_to_name[own] = name
+    _STORE._params[name] = parameter
+    _STORE._param_to_name[parameter] = name
     _STORE._constraints.setdefault(name, constraints.real)
-    _entered[name] = own
+    _entered[name] = parameter
 
 
 def warn_of_unread(guide: Any) -> None:
@@ -175,11 +175,11 @@ def _warn_of_other_numbers(name: str) -> None:
     if start is None:
         return
     for other, stored in _STORE._params.items():
-        there = other.startswith(start["kind"]) and _NUMBERED.match(other)
-        if not there or there["kind"] != start["kind"] or there["number"] == start["number"]:
+        other_match = other.startswith(start["kind"]) and _NUMBERED.match(other)
+        if not other_match or other_match["kind"] != start["kind"] or other_match["number"] == start["number"]:
             continue
         if _entered.get(other) is not stored:
-            module, holder = (f"{x['kind']}_{x['number']}" for x in (start, there))
+            module, holder = (f"{x['kind']}_{x['number']}" for x in (start, other_match))
             warnings.warn(
                 f"Pyro's parameter store holds loaded values of {holder}, which {module} does not "
                 "take: names are numbered in the order in which modules are made; save and load "

@@ -126,8 +126,8 @@ class ImageSpace(AnyImages):
     def check(self, batch: Tensor) -> None:
         """Raise ValueError, with a remedy, unless `batch` is (B, *shape) with pixels in range."""
         _check_form(batch, self.shape)
-        seen = filled(batch, self.fill) if self.may_miss else batch
-        _check_pixels(seen, *self.pixel_range)
+        pixels = filled(batch, self.fill) if self.may_miss else batch
+        _check_pixels(pixels, *self.pixel_range)
 
 
 def space_of(program: Any) -> ObservationSpace:

@@ -53,11 +53,11 @@ def plain_log_density(sites: Mapping[str, dict], images: Tensor) -> Tensor:
     for name, site in sites.items():
         _plates_of(name, site, images)
         try:
-            each = site["fn"].log_prob(site["value"])
+            term = site["fn"].log_prob(site["value"])
         except ValueError as error:
             raise ValueError(f"site {name!r} has a value without a density: {error}") from error
-        each = scale_and_mask(each, site["scale"], site["mask"])
-        total = total + each.reshape(len(images), -1).sum(1)
+        term = scale_and_mask(term, site["scale"], site["mask"])
+        total = total + term.reshape(len(images), -1).sum(1)
     return total
 
 
@@ -85,16 +85,16 @@ def log_density(trace: Trace, images: Tensor) -> Tensor:
     for name, site in scored_sites(trace).items():
         frames = _plates_of(name, site, images)
         term = site["packed"]["log_prob"]
-        if chosen := set(term._pyro_dims) - plates:
-            summed |= chosen
+        if dims := set(term._pyro_dims) - plates:
+            summed |= dims
             ordinal = frozenset(trace.plate_to_symbol[frame] for frame in frames)
             factors.setdefault(ordinal, []).append(term)
         else:
             terms.append(term)
     contracted = contract_tensor_tree(factors, summed)
     terms += [term for group in contracted.values() for term in group]
-    kept = trace.plate_to_symbol.get(IMAGES_PLATE)
-    return sum((_sum_all_but(kept, term) for term in terms), images.new_zeros(len(images)))
+    image_symbol = trace.plate_to_symbol.get(IMAGES_PLATE)
+    return sum((_sum_all_but(image_symbol, term) for term in terms), images.new_zeros(len(images)))
 
 
 def _plates_of(name: str, site: dict, images: Tensor) -> list[str]:
@@ -109,8 +109,8 @@ def _plates_of(name: str, site: dict, images: Tensor) -> list[str]:
     return frames
 
 
-def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
+def _sum_all_but(image_symbol: str | None, term: Tensor) -> Tensor:
     """Sum a packed tensor over every dim but one; packing has dropped the dims of size 1."""
     symbols = term._pyro_dims  # type: ignore[attr-defined]  # left there by packing
-    others = [dim for dim, symbol in enumerate(symbols) if symbol != kept]
+    others = [dim for dim, symbol in enumerate(symbols) if symbol != image_symbol]
     return term.sum(others) if others else term

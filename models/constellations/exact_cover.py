@@ -86,7 +86,7 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
         states = {union: index for index, union in enumerate(into)}
         ways = max(map(len, into.values()), default=0)
         filler = [(0, -1)]
-        padded = [found + filler * (ways - len(found)) for found in into.values()]
+        padded = [entries + filler * (ways - len(entries)) for entries in into.values()]
         table = torch.tensor(padded, dtype=torch.int64).reshape(len(into), ways, 2)
         layers.append(Layer(table[..., 0].contiguous(), table[..., 1].contiguous()))
     left = torch.tensor([(full & ~union).bit_count() for union in states], dtype=torch.int64)
@@ -151,16 +151,16 @@ def backward(recursion: Plan, values: Sequence[Tensor], best: bool) -> list[Tens
         The number of the subset that each object takes, (B,), or the number of its subsets.
     """
     rows = torch.arange(len(values[0]))
-    state = chosen(values[-1][:, 0], best)
+    state = choose_index(values[-1][:, 0], best)
     taken = []
     for layer, value in zip(reversed(recursion.layers), reversed(values[:-1]), strict=True):
-        way = chosen(value[rows, state], best)
+        way = choose_index(value[rows, state], best)
         taken.append(layer.subset[state, way])
         state = layer.source[state, way]
     return taken[::-1]
 
 
-def chosen(log_weights: Tensor, best: bool) -> Tensor:
+def choose_index(log_weights: Tensor, best: bool) -> Tensor:
     """Return the likeliest index of each row (B, n) of log weights, or one that is drawn, (B,)."""
     if best:
         return log_weights.argmax(-1)
@@ -185,4 +185,4 @@ def all_covers(recursion: Plan) -> Tensor:
             ]
             for row in rows
         ]
-    return torch.tensor([path for found in paths for path in found], dtype=torch.int64)
+    return torch.tensor([path for group in paths for path in group], dtype=torch.int64)

@@ -99,11 +99,11 @@ class RandomMatching(dist.TorchDistribution):
         )
         count = torch.randint(clutter + 1, (*presence.shape[:-1], 1), device=presence.device)
         stray = torch.arange(clutter, device=presence.device) < count
-        there = torch.cat([presence[..., owner] > 0.5, stray], -1)
-        code = torch.arange(1, there.shape[-1] + 1, device=presence.device)
-        code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(there.shape)
-        code = torch.where(there, code, torch.full_like(code, -1))
-        place = torch.rand(there.shape, device=presence.device).masked_fill(~there, 2.0)
+        is_present = torch.cat([presence[..., owner] > 0.5, stray], -1)
+        code = torch.arange(1, is_present.shape[-1] + 1, device=presence.device)
+        code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(is_present.shape)
+        code = torch.where(is_present, code, torch.full_like(code, -1))
+        place = torch.rand(is_present.shape, device=presence.device).masked_fill(~is_present, 2.0)
         return code.gather(-1, place.argsort(-1))[..., : self.slots]
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class RandomMatching(dist.TorchDistribution):
         corners = torch.arange(1, len(owner) + 1, device=value.device)
         held = (value[..., None] == corners).sum(-2)
         right = (held == (self.presence[..., owner] > 0.5)).all(-1)
-        number, left = (each.sum(-1).to(self.presence) for each in (value >= 0, value == 0))
+        number, left = (mask.sum(-1).to(self.presence) for mask in (value >= 0, value == 0))
         right = right & (left <= self.distribution.clutter)
         log = (
             (left + 1.0).lgamma()
@@ -231,7 +231,7 @@ def symmetries(distribution: SceneDistribution) -> Tensor:
     rotations = [template.near_rotations.tolist() for template in distribution.templates]
     number = len(exchanges) * math.prod(map(len, rotations))
     if number > MOST_SYMMETRIES:
-        exchanges, rotations = exchanges[:1], [found[:1] for found in rotations]
+        exchanges, rotations = exchanges[:1], [rotation[:1] for rotation in rotations]
     first, maps = distribution.first.tolist(), []
     for exchange, cycles in itertools.product(exchanges, itertools.product(*rotations)):
         codes = [1 + first[exchange[k]] + c for k, cycle in enumerate(cycles) for c in cycle]

@@ -127,15 +127,15 @@ def object_fit(
         The fit; True where the object has any point, and where it has each corner once, (*batch).
     """
     template = distribution.templates[index]
-    own = objects == index
+    member_mask = objects == index
     number = torch.arange(len(template), device=objects.device)
-    held = own[..., None, :] & (corners[..., None, :] == number[:, None])  # (*batch, n, N)
+    held = member_mask[..., None, :] & (corners[..., None, :] == number[:, None])  # (*batch, n, N)
     slots = held.to(torch.int8).argmax(-1)
     everywhere = points.expand(*objects.shape, 2)
-    chosen = everywhere.gather(-2, slots[..., None].expand(*slots.shape, 2)).nan_to_num()
-    places = as_complex(chosen)
-    whole = (held.sum(-1) == 1).all(-1) & (own.sum(-1) == len(template))
-    return fit_of(places, template.corners.to(places)), own.any(-1), whole
+    object_points = everywhere.gather(-2, slots[..., None].expand(*slots.shape, 2)).nan_to_num()
+    places = as_complex(object_points)
+    whole = (held.sum(-1) == 1).all(-1) & (member_mask.sum(-1) == len(template))
+    return fit_of(places, template.corners.to(places)), member_mask.any(-1), whole
 
 
 def log_joint(
@@ -159,12 +159,12 @@ def log_joint(
     total = total - left * LOG_AREA - math.log(distribution.clutter + 1)
     total = total.masked_fill(left > distribution.clutter, -torch.inf)
     for k in range(len(distribution.templates)):
-        fit, there, whole = object_fit(distribution, points, objects, corners, k)
+        fit, is_present, whole = object_fit(distribution, points, objects, corners, k)
         evidence = on[k] + log_evidence(
             fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS
         )
         evidence = evidence.masked_fill(~whole, -torch.inf)
-        total = total + torch.where(there, evidence, off[k])
+        total = total + torch.where(is_present, evidence, off[k])
     return total
 
 
@@ -176,14 +176,14 @@ def log_equivalent(distribution: SceneDistribution, objects: Tensor) -> Tensor:
     Args:
         objects: of each point, (B, N), -1 for clutter and absent points.
     """
-    there = torch.stack([(objects == k).any(1) for k in range(len(distribution.templates))], 1)
+    is_present = torch.stack([(objects == k).any(1) for k in range(len(distribution.templates))], 1)
     symmetry_order = torch.tensor(
         [float(t.symmetry_order) for t in distribution.templates], device=objects.device
     ).log()
-    total = there.double() @ symmetry_order.double()
+    total = is_present.double() @ symmetry_order.double()
     kinds = torch.tensor(distribution.kinds, device=objects.device)
     for kind in kinds.unique():
         alike = kinds == kind
-        every, present = alike.sum(), there[:, alike].sum(1)
+        every, present = alike.sum(), is_present[:, alike].sum(1)
         total += (every + 1.0).double().lgamma() - (every - present + 1.0).double().lgamma()
     return total

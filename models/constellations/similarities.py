@@ -86,13 +86,13 @@ class Template:
         return self._rotations(NEARLY)
 
     def _rotations(self, tolerance: float) -> Tensor:
-        found = []
+        orders = []
         for order in itertools.permutations(range(len(self))):
             moved = self.corners[[*order]]
             rotation = (moved * self.corners.conj()).sum() / len(self)
             if (moved - rotation * self.corners).abs().max() < tolerance:
-                found.append(order)
-        return torch.tensor(found)
+                orders.append(order)
+        return torch.tensor(orders)
 
     @property
     def symmetry_order(self) -> int:
@@ -102,14 +102,14 @@ class Template:
     @cached_property
     def orders(self) -> Tensor:
         """One order of the corners for each class of equally likely ones, (n! / turns, n)."""
-        kept: list[tuple[int, ...]] = []
-        seen: set[tuple[int, ...]] = set()
+        representatives: list[tuple[int, ...]] = []
+        equivalents: set[tuple[int, ...]] = set()
         rotations = self.rotations.tolist()
         for order in itertools.permutations(range(len(self))):
-            if order not in seen:
-                kept.append(order)
-                seen |= {tuple(rotation[i] for i in order) for rotation in rotations}
-        return torch.tensor(kept)
+            if order not in equivalents:
+                representatives.append(order)
+                equivalents |= {tuple(rotation[i] for i in order) for rotation in rotations}
+        return torch.tensor(representatives)
 
 
 def centered(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,16 +249,16 @@ def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float)
         (B, subsets, orders): row k, order l puts point `subsets(n, len(template))[k, i]` at the
         corner `template.orders[l, i]`. Each order stands for `template.symmetry_order` equal ones.
     """
-    chosen = points[:, subsets(points.shape[1], len(template))]  # (B, subsets, size)
-    center = chosen.mean(-1)
-    spread = (chosen - center[..., None]).abs().square().sum(-1)
+    subset_points = points[:, subsets(points.shape[1], len(template))]  # (B, subsets, size)
+    center = subset_points.mean(-1)
+    spread = (subset_points - center[..., None]).abs().square().sum(-1)
     corners = template.corners.to(points)[template.orders]  # (orders, size)
-    cross = chosen @ corners.conj().mT
+    cross = subset_points @ corners.conj().mT
     fit = Fit(
         center[..., None].expand_as(cross), spread[..., None].expand_as(cross), cross, len(template)
     )
-    own = Noise(noise.floor, noise.proportional / template.radius)
-    return log_evidence(fit, own, tau)
+    template_noise = Noise(noise.floor, noise.proportional / template.radius)
+    return log_evidence(fit, template_noise, tau)
 
 
 def place_corners(pose: Tensor, corners: Tensor) -> Tensor:

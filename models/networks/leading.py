@@ -63,7 +63,7 @@ class ImagesOfClasses:
 
     num_classes: int
 
-    def seen(self, images: Tensor) -> Tensor:
+    def network_inputs(self, images: Tensor) -> Tensor:
         """Return what the capsules or the scores are computed from, of images (*batch, C, H, W)."""
         return images
 
@@ -94,7 +94,7 @@ class ImagesOfClasses:
 class PairsOfImages(ImagesOfClasses):
     """The leading dims of models that take each image laid over the previous one of the batch."""
 
-    def seen(self, images: Tensor) -> Tensor:
+    def network_inputs(self, images: Tensor) -> Tensor:
         return with_previous(images)
 
     def present(self, labels: Tensor) -> Tensor:

@@ -247,8 +247,8 @@ class PaintedParts(PartsModel):
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
         logits = Vindex(distribution.presence_logits)[..., parent]
         presence = pyro.sample(f"{name}_presence", self.presence_distribution(logits))
-        there = as_presence(presence, self.relaxed)
-        pose = pyro.sample(f"{name}_pose", distribution.chosen_pose_distribution(parent, there))
+        child_presence = as_presence(presence, self.relaxed)
+        pose = pyro.sample(f"{name}_pose", distribution.chosen_pose_distribution(parent, child_presence))
         return presence, pose
 
     def _marginal(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
@@ -290,10 +290,10 @@ class PaintedParts(PartsModel):
         Batch dims in front of B are flattened into it.
         """
         drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
-        there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
+        part_presence = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
         # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
         color, alpha = drawn.split([self.image_shape[0], 1], dim=1)
-        return color, alpha * there
+        return color, alpha * part_presence
 
     def canvas(self, like: Tensor) -> Tensor:
         """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.

@@ -83,26 +83,26 @@ class ChildDistribution(NamedTuple):
     scale_on: Tensor
     scale_off: Tensor
 
-    def scale(self, there: Tensor) -> Tensor:
+    def scale(self, presence: Tensor) -> Tensor:
         """Return the standard deviation of a child's pose for each choice of parent."""
-        there = there[..., None, None]
-        return there * self.scale_on + (1 - there) * self.scale_off  # (B, n, 1 + parents, 6 or 1)
+        presence = presence[..., None, None]
+        return presence * self.scale_on + (1 - presence) * self.scale_off  # (B, n, 1 + parents, 6 or 1)
 
-    def pose_distribution(self, there: Tensor) -> dist.TorchDistribution:
+    def pose_distribution(self, presence: Tensor) -> dist.TorchDistribution:
         """Return the distribution of a pose for each choice of parent, for children of presence t."""
-        return dist.Normal(self.vote, self.scale(there)).to_event(1)
+        return dist.Normal(self.vote, self.scale(presence)).to_event(1)
 
-    def chosen_pose_distribution(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+    def chosen_pose_distribution(self, parent: Tensor, presence: Tensor) -> dist.TorchDistribution:
         """Return the distribution of poses given parents, for children of presence t.
 
         Args:
             parent: choices that broadcast to (B, children); they may be enumerated.
             there: t, (B, children).
         """
-        there = there[..., None]
+        presence = presence[..., None]
         scale_on = Vindex(self.scale_on)[..., parent, :]
         scale_off = Vindex(self.scale_off)[..., parent, :]
-        scale = there * scale_on + (1 - there) * scale_off
+        scale = presence * scale_on + (1 - presence) * scale_off
         return dist.Normal(Vindex(self.vote)[..., parent, :], scale).to_event(1)
 
 

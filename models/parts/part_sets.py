@@ -29,9 +29,9 @@ class PartSets(ObservationSpace):
         """Raise ValueError, with a remedy, unless `batch` holds part sets of finite numbers."""
         shape = (1, self.parts, self.numbers)
         if not isinstance(batch, Tensor) or batch.shape[1:] != shape or not len(batch):
-            found = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
+            actual_shape = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
             raise ValueError(
-                f"part sets must be (B, {', '.join(map(str, shape))}), not {found}; read them off "
+                f"part sets must be (B, {', '.join(map(str, shape))}), not {actual_shape}; read them off "
                 "images with the same guide in the scope 'parts'"
             )
         if not batch.isfinite().all():

@@ -87,16 +87,16 @@ class PixelMixture(dist.TorchDistribution):
             distribution = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
         channels = dist.Normal(distribution.color, distribution.scale).log_prob(pixels)
         if observed is not None:
-            seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
-            channels = torch.where(seen, channels, 0.0)
-        each = channels.sum(1)
+            mask = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
+            channels = torch.where(mask, channels, 0.0)
+        log_density = channels.sum(1)
         fraction = distribution.mixing.squeeze(1).clamp_min(
-            torch.finfo(each.dtype).tiny
+            torch.finfo(log_density.dtype).tiny
         )  # no log of zero
-        density = (each + fraction.log()).logsumexp(0)  # (*batch, H, W)
+        density = (log_density + fraction.log()).logsumexp(0)  # (*batch, H, W)
         if observed is not None:
             density = torch.where(
-                seen.any(0), density, 0.0
+                mask.any(0), density, 0.0
             )  # no rounding error of the fractions' sum
         return density.sum((-1, -2)).unsqueeze(-1)
 
@@ -105,15 +105,15 @@ class PixelMixture(dist.TorchDistribution):
         fraction = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(fraction).sample(sample_shape)  # (*sample_shape, *batch, H, W)
         colors = self.color.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
-        chosen = torch.nn.functional.one_hot(which, len(self.color)).to(colors)
-        mean = (colors * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
+        indicator = torch.nn.functional.one_hot(which, len(self.color)).to(colors)
+        mean = (colors * indicator.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
         return (mean + self.scale * torch.randn_like(mean)).unsqueeze(-4)
 
 
 def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
     """Expand the batch dims of a stack (layers, channels, *own, H, W) to `batch`."""
-    layers, channels, *own, height, width = stack.shape
-    spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(own)), *own, height, width)
+    layers, channels, *outer, height, width = stack.shape
+    spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(outer)), *outer, height, width)
     return spread.expand(layers, channels, *batch, height, width)
 
 
@@ -148,18 +148,18 @@ class TintedMixture(dist.TorchDistribution):
         self,
         drawn: Tensor,
         tint: Tensor,
-        there: Tensor,
+        presence: Tensor,
         behind: Tensor,
         claim: Tensor,
         scale: float,
     ) -> None:
         self.drawn = drawn
         self.tint = tint
-        self.there = there
+        self.there = presence
         self.behind = behind
         self.claim = claim
         self.scale = scale
-        batch = torch.Size((*there.shape[:-1], 1))
+        batch = torch.Size((*presence.shape[:-1], 1))
         event = torch.Size((len(behind), *drawn.shape[-2:]))
         super().__init__(batch, event, validate_args=False)
 
@@ -167,8 +167,8 @@ class TintedMixture(dist.TorchDistribution):
         """Return colors (parts, C, B, H, W) and weights (parts, 1, B, H, W) of the parts alone."""
         shape, alpha = self.drawn.split([len(self.behind), 1], dim=1)
         tint = flat_batch(self.tint, 2).permute(1, 2, 0)
-        there = flat_batch(self.there, 1).T[:, None]
-        return shape * tint[..., None, None], alpha * there[..., None, None]
+        presence = flat_batch(self.there, 1).T[:, None]
+        return shape * tint[..., None, None], alpha * presence[..., None, None]
 
     @cached_property
     def stacked(self) -> PixelMixture:
@@ -222,13 +222,13 @@ class TintedMixture(dist.TorchDistribution):
         if value.requires_grad or value.shape[:-3] != self.batch_shape:
             return self.stacked.log_prob_where(value, observed)
         pixels = flat_batch(value.squeeze(-4), 3)
-        seen: Tensor | None = None
+        mask: Tensor | None = None
         if observed is not None:
-            seen = flat_batch(observed.expand(value.shape).squeeze(-4), 3)
-        tint, there = flat_batch(self.tint, 2), flat_batch(self.there, 1)
-        numbers = self.drawn, tint, there, self.behind, self.claim
-        found: Tensor = _LogDensity.apply(pixels, seen, self.scale, *numbers)
-        return unflat_batch(found, 0, self.batch_shape[:-1]).unsqueeze(-1)
+            mask = flat_batch(observed.expand(value.shape).squeeze(-4), 3)
+        tint, presence = flat_batch(self.tint, 2), flat_batch(self.there, 1)
+        numbers = self.drawn, tint, presence, self.behind, self.claim
+        log_density: Tensor = _LogDensity.apply(pixels, mask, self.scale, *numbers)
+        return unflat_batch(log_density, 0, self.batch_shape[:-1]).unsqueeze(-1)
 
 
 class _LogDensity(torch.autograd.Function):
@@ -242,74 +242,74 @@ class _LogDensity(torch.autograd.Function):
     def forward(
         ctx: Any,
         pixels: Tensor,
-        seen: Tensor | None,
+        mask: Tensor | None,
         scale: float,
         drawn: Tensor,
         tint: Tensor,
-        there: Tensor,
+        presence: Tensor,
         behind: Tensor,
         claim: Tensor,
     ) -> Tensor:
         rate = 1 / (2 * scale**2)
-        ground = _squared(_difference(pixels, behind[:, None, None], seen))
+        ground = _squared(_difference(pixels, behind[:, None, None], mask))
         nearest = ground.clone()
         tiny = torch.finfo(drawn.dtype).tiny
         distances = []
         for m in range(len(drawn)):
-            color, weight = _layer(drawn[m], tint[:, m], there[:, m])
-            distances.append(_squared(_difference(pixels, color, seen)))
+            color, weight = _layer(drawn[m], tint[:, m], presence[:, m])
+            distances.append(_squared(_difference(pixels, color, mask)))
             torch.minimum(nearest, distances[-1].where(weight > tiny, ground), out=nearest)
         top = claim * (-rate * (ground - nearest)).exp_()
         total = claim.expand_as(top).clone()
         for m, distance in enumerate(distances):
-            weight = drawn[m, -1] * there[:, m, None, None]
+            weight = drawn[m, -1] * presence[:, m, None, None]
             total.add_(weight)
             # a layer without weight may be nearer than the nearest one: its exponent is cut
             top.addcmul_(weight, distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_())
-        ctx.save_for_backward(pixels, seen, drawn, tint, there, behind, claim, nearest, top, total)
+        ctx.save_for_backward(pixels, mask, drawn, tint, presence, behind, claim, nearest, top, total)
         ctx.rate = rate
-        each = top.log().sub_(total.log()).sub_(nearest, alpha=rate)
-        if seen is None:
-            count = torch.full_like(each[:, 0, 0], pixels[0].numel())
+        log_density = top.log().sub_(total.log()).sub_(nearest, alpha=rate)
+        if mask is None:
+            count = torch.full_like(log_density[:, 0, 0], pixels[0].numel())
         else:
-            count = seen.sum((1, 2, 3)).to(each)
-            each = torch.where(seen.any(1), each, 0.0)  # no rounding error of two equal sums
-        return each.sum((-1, -2)) - count * (math.log(scale) + 0.5 * math.log(2 * math.pi))
+            count = mask.sum((1, 2, 3)).to(log_density)
+            log_density = torch.where(mask.any(1), log_density, 0.0)  # no rounding error of two equal sums
+        return log_density.sum((-1, -2)) - count * (math.log(scale) + 0.5 * math.log(2 * math.pi))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        pixels, seen, drawn, tint, there, behind, claim, nearest, top, total = ctx.saved_tensors
+        pixels, mask, drawn, tint, presence, behind, claim, nearest, top, total = ctx.saved_tensors
         rate = ctx.rate
         slopes = outer[:, None, None].expand_as(top)
-        if seen is not None:
-            slopes = slopes * seen.any(1)
+        if mask is not None:
+            slopes = slopes * mask.any(1)
         of_total = slopes / total
         of_top = slopes / top
-        slope, of_tint, of_there = (torch.empty_like(x) for x in (drawn, tint, there))
+        slope, of_tint, of_there = (torch.empty_like(x) for x in (drawn, tint, presence))
         for m in range(len(drawn)):
-            color, weight = _layer(drawn[m], tint[:, m], there[:, m])
-            difference = _difference(pixels, color, seen)  # (B, C, H, W)
+            color, weight = _layer(drawn[m], tint[:, m], presence[:, m])
+            difference = _difference(pixels, color, mask)  # (B, C, H, W)
             distance = _squared(difference)
             fraction = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
             of_color = difference.mul_((weight * fraction).mul_(2 * rate)[:, None])
             of_weight = fraction.sub_(of_total)
             slope[m, :-1] = (of_color * tint[:, m, :, None, None]).transpose(0, 1)
-            slope[m, -1] = of_weight * there[:, m, None, None]
+            slope[m, -1] = of_weight * presence[:, m, None, None]
             shape = drawn[m, :-1].transpose(0, 1)
             of_tint[:, m] = (of_color * shape).sum((-1, -2))
             of_there[:, m] = (of_weight * drawn[m, -1]).sum((-1, -2))
-        difference = _difference(pixels, behind[:, None, None], seen)
+        difference = _difference(pixels, behind[:, None, None], mask)
         fraction = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
         of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", fraction, difference)
         of_claim = (fraction - of_total).sum().reshape(claim.shape)
         return None, None, None, slope, of_tint, of_there, of_behind, of_claim
 
 
-def _difference(pixels: Tensor, color: Tensor, seen: Tensor | None) -> Tensor:
+def _difference(pixels: Tensor, color: Tensor, mask: Tensor | None) -> Tensor:
     """Return pixels minus color, (B, C, H, W), zero where a pixel is not seen."""
     difference = pixels - color
-    return difference if seen is None else difference.mul_(seen)
+    return difference if mask is None else difference.mul_(mask)
 
 
 def _squared(difference: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ def _squared(difference: Tensor) -> Tensor:
     return squares.sum(1) if squares.shape[1] > 1 else squares.squeeze(1)
 
 
-def _layer(drawn: Tensor, tint: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+def _layer(drawn: Tensor, tint: Tensor, presence: Tensor) -> tuple[Tensor, Tensor]:
     """Return color (B, C, H, W) and weight (B, H, W) of a part from (C + 1, B, H, W)."""
     color = drawn[:-1].transpose(0, 1) * tint[..., None, None]
-    return color, drawn[-1] * there[:, None, None]
+    return color, drawn[-1] * presence[:, None, None]

@@ -76,8 +76,8 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
 def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Apply `warp_templates` where every outer index has its own templates."""
     outer = pose.shape[:-3]
-    own = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
-    pairs = zip(own, pose.flatten(0, len(outer) - 1), strict=True)
+    stacks = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
+    pairs = zip(stacks, pose.flatten(0, len(outer) - 1), strict=True)
     return torch.cat([warp_templates(*pair, size) for pair in pairs], dim=2)
 
 

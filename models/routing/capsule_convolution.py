@@ -108,10 +108,10 @@ class _Cast(torch.autograd.Function):
         wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # for every row r
         votes = pose.new_empty(len(pose), len(wide), wide.shape[2])
         rows = max(1, _IN_CACHE // votes[0].numel())
-        for own, part in zip(pose.split(rows), votes.split(rows), strict=True):
-            torch.mul(own[:, None, 0], wide[:, 0], out=part)
+        for chunk, part in zip(pose.split(rows), votes.split(rows), strict=True):
+            torch.mul(chunk[:, None, 0], wide[:, 0], out=part)
             for k in range(1, POSE):
-                part.addcmul_(own[:, None, k], wide[:, k])
+                part.addcmul_(chunk[:, None, k], wide[:, k])
         return votes
 
     @staticmethod
@@ -240,8 +240,8 @@ class CapsuleLayer(Routed):
             pose: Tensor, logits: Tensor, transforms: Tensor, *learned: Tensor
         ) -> tuple[Tensor, Tensor]:
             votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
-            beta_a, beta_u, *own = learned
-            connections = own[0] if own else None
+            beta_a, beta_u, *extras = learned
+            connections = extras[0] if extras else None
             here = distribution._replace(beta_a=beta_a, beta_u=beta_u, connections=connections)
             return self.routing.parents(votes, here)
 

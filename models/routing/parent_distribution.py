@@ -95,18 +95,18 @@ def parent_logits(count: Tensor, variance: Tensor, distribution: ParentDistribut
 def free_energy(votes: Votes, belief: Belief, distribution: ParentDistribution) -> Tensor:
     """Compute the free energy F of a belief at the distribution's temperature, in nats, (N,)."""
     present = belief.presence
-    there = present[..., None]
+    parent_presence = present[..., None]
     density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
-    density = there * density + (1 - there) * distribution.beta_u[:, None]
+    density = parent_presence * density + (1 - parent_presence) * distribution.beta_u[:, None]
     claimed = belief.responsibility * (density + votes.uniform().log())
     claimed = votes.presence * (claimed - torch.xlogy(belief.responsibility, belief.responsibility))
     entropy = F.softplus(belief.logits) - present * belief.logits
-    own = (
+    parent_terms = (
         present * distribution.beta_a
         - F.softplus(distribution.beta_a)
         + entropy / distribution.inverse_temperature
     )
-    return -claimed.sum((1, 2, 3)) - own.sum((1, 2))
+    return -claimed.sum((1, 2, 3)) - parent_terms.sum((1, 2))
 
 
 def best_belief(votes: Votes, responsibility: Tensor, distribution: ParentDistribution) -> Belief:
@@ -138,10 +138,10 @@ class Routing(Settings):
         return self._iterations(votes, distribution)[-1]
 
     def _iterations(self, votes: Votes, distribution: ParentDistribution) -> list[Belief]:
-        found = list(self.beliefs(votes, distribution))
-        if not found or not all(isinstance(belief, Belief) for belief in found):
+        history = list(self.beliefs(votes, distribution))
+        if not history or not all(isinstance(belief, Belief) for belief in history):
             raise ValueError(f"beliefs of {type(self).__name__} must yield a Belief, at least once")
-        return found
+        return history
 
     def parents(self, votes: Votes, distribution: ParentDistribution) -> tuple[Tensor, Tensor]:
         """Return the mean and the logits of the last belief, which are all that a layer needs."""

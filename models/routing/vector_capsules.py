@@ -60,7 +60,7 @@ def primary_capsules(maps: Tensor) -> Tensor:
     return squash(vectors.flatten(1, 2))
 
 
-def margin_loss(length: Tensor, there: Tensor) -> Tensor:
+def margin_loss(length: Tensor, presence: Tensor) -> Tensor:
     """Compute sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
 
     Args:
@@ -68,7 +68,7 @@ def margin_loss(length: Tensor, there: Tensor) -> Tensor:
         there: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
     """
     missed, imagined = (0.9 - length).clamp_min(0), (length - 0.1).clamp_min(0)
-    return (there * missed.square() + 0.5 * (1 - there) * imagined.square()).sum(-1)
+    return (presence * missed.square() + 0.5 * (1 - presence) * imagined.square()).sum(-1)
 
 
 class ClassVectors(Routed):
@@ -216,12 +216,12 @@ class VectorCapsules(NamedModule):
         return self.classes(primary_capsules(self.primary(self.network(inputs))))
 
 
-def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
+def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, fan_in: float) -> None:
     """Initialize weights to keep the scale of inputs of which an activation passes about half.
 
     Args:
         seen: how many inputs an output sees, on average.
     """
-    nn.init.normal_(layer.weight, std=math.sqrt(2 / seen))
+    nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

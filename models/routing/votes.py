@@ -54,11 +54,11 @@ class Windows(NamedTuple):
         cells = grid.unfold(0, kernel, stride).unfold(1, kernel, stride)
         shape = cells.shape[0], cells.shape[1]
         cells = cells.reshape(shape[0] * shape[1], -1)
-        found: list[list[int]] = [[] for _ in range(height * width)]
+        entries_by_cell: list[list[int]] = [[] for _ in range(height * width)]
         for entry, cell in enumerate(cells.flatten().tolist()):
-            found[cell].append(entry)
-        most = max(map(len, found))
-        claims = [entries + [cells.numel()] * (most - len(entries)) for entries in found]
+            entries_by_cell[cell].append(entry)
+        most = max(map(len, entries_by_cell))
+        claims = [entries + [cells.numel()] * (most - len(entries)) for entries in entries_by_cell]
         return cls(cells, torch.tensor(claims, device=cells.device), shape)
 
     @classmethod
@@ -74,15 +74,15 @@ class Windows(NamedTuple):
         """Return the cells that each position sees of a grid, (N, positions, window, ...)."""
         return grid.index_select(1, self.cells.flatten()).unflatten(1, self.cells.shape)
 
-    def gather_claims(self, seen: Tensor, fill: float) -> Tensor:
+    def gather_claims(self, values: Tensor, fill: float) -> Tensor:
         """Gather the entries of all windows for each cell, (N, cells, claims, types).
 
         Args:
             seen: one number for each seen child, (N, positions, window x types).
             fill: value for a cell that is in fewer windows than others.
         """
-        entries = seen.reshape(len(seen), self.cells.numel(), -1)
-        entries = torch.cat([entries, entries.new_full((len(seen), 1, entries.shape[2]), fill)], 1)
+        entries = values.reshape(len(values), self.cells.numel(), -1)
+        entries = torch.cat([entries, entries.new_full((len(values), 1, entries.shape[2]), fill)], 1)
         return entries.index_select(1, self.claims.flatten()).unflatten(1, self.claims.shape)
 
     def num_claims(self) -> Tensor:
@@ -204,8 +204,8 @@ class _Gather(torch.autograd.Function):
 
 def _sums(weight: Tensor, values: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
     """Return sum_i weight_i V_i, and of V^2 if they are given; weight @ V.mT would be slower."""
-    each = (values,) if squares is None else (values, squares)
-    return tuple(torch.bmm(x, weight.mT).mT for x in each)
+    powers = (values,) if squares is None else (values, squares)
+    return tuple(torch.bmm(x, weight.mT).mT for x in powers)
 
 
 class _Score(torch.autograd.Function):
@@ -325,9 +325,9 @@ class Votes:
         some = torch.where(number > _TINY, number, 1.0)
         sums = self._gather(weight, *self.centered)
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
-        there = (number > _TINY).to(first)
+        has_votes = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
-        return Gathered(number, there * self.center + first, variance)
+        return Gathered(number, has_votes * self.center + first, variance)
 
     def gather_sum(self, responsibility: Tensor) -> Tensor:
         """Compute sum_i r_ij V_ij, (N, positions, parents, D), in half of the time of `gather`."""
@@ -360,8 +360,8 @@ class Votes:
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
         apart = mean - self.center
-        own = (precision * apart.square()).sum(3, keepdim=True)
-        return self._score(-2 * precision * apart, precision, *self.centered) + own
+        mean_term = (precision * apart.square()).sum(3, keepdim=True)
+        return self._score(-2 * precision * apart, precision, *self.centered) + mean_term
 
     def _score(
         self, linear: Tensor, square: Tensor | None, values: Tensor, squares: Tensor | None = None

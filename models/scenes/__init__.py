@@ -131,9 +131,9 @@ class Scenes(Model):
         parts = {"thing": self.thing, "ground": self.ground_model}
         for name, part in parts.items():
             if part is not None and (part.supervised or not part.normalized):
-                what = "explains labels" if part.supervised else "has a density up to a constant"
+                reason = "explains labels" if part.supervised else "has a density up to a constant"
                 raise ValueError(
-                    f"{name} is a {type(part).__name__}, which {what}; choose a directed model of "
+                    f"{name} is a {type(part).__name__}, which {reason}; choose a directed model of "
                     "images, such as that of the entry vae"
                 )
         if self.thing.image_shape[0] not in (1, channels + 1):
@@ -191,12 +191,12 @@ class Scenes(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         images = ("images",)
-        own = []
+        all_sites = []
         if self.presence != "all":
             summed = self.presence == "enumerate"
-            own.append(Site("scene_presence", images, 1, discrete=True, enumerated=summed))
+            all_sites.append(Site("scene_presence", images, 1, discrete=True, enumerated=summed))
         if self.ground_model is not None:
-            own += [replace(site, name=f"ground/{site.name}") for site in self.ground_model.sites]
+            all_sites += [replace(site, name=f"ground/{site.name}") for site in self.ground_model.sites]
         one = [Site("scene_pose", images, 1)]
         if self.tinted:
             one.append(Site("scene_color", images, 1))
@@ -204,8 +204,8 @@ class Scenes(Model):
             one.append(Site("scene_depth", images))
         for slot in range(self.slots):
             for site in (*one, *self.thing.sites):
-                own.append(replace(site, name=f"slot_{slot}/{site.name}"))
-        return tuple(own)
+                all_sites.append(replace(site, name=f"slot_{slot}/{site.name}"))
+        return tuple(all_sites)
 
     def orders(self) -> list[dict[str, str]]:
         """Return the S! ways to name the slots anew, each as the old name of every new name.
@@ -278,9 +278,9 @@ class Scenes(Model):
             return CountDistribution(
                 self._log_counts_of_rate(self.slots, like), validate_args=False
             )
-        known = self.count_logits.log_softmax(-1)
-        beyond = known.new_full((max(0, self.slots + 1 - len(known)),), -math.inf)
-        counts = torch.cat([known, beyond])[: self.slots + 1]
+        log_probs = self.count_logits.log_softmax(-1)
+        beyond = log_probs.new_full((max(0, self.slots + 1 - len(log_probs)),), -math.inf)
+        counts = torch.cat([log_probs, beyond])[: self.slots + 1]
         return CountDistribution(counts.log_softmax(-1), validate_args=False)
 
     def pose_distribution(self, like: Tensor) -> dist.TorchDistribution:
@@ -371,12 +371,12 @@ class Scenes(Model):
         return (1,) * (-1 - self.plate_dims["images"])
 
     def draw(
-        self, name: str, distribution: dist.TorchDistribution, plate: pyro.plate, **how: Any
+        self, name: str, distribution: dist.TorchDistribution, plate: pyro.plate, **options: Any
     ) -> Tensor:
         """Draw a site of the scene and return it without inner dims, (*batch, B, *event)."""
         with plate:
             return self.without_inner(
-                pyro.sample(name, distribution, **how), distribution.event_dim
+                pyro.sample(name, distribution, **options), distribution.event_dim
             )
 
     def with_inner(self, value: Tensor, event_dim: int) -> Tensor:
@@ -399,13 +399,13 @@ class Scenes(Model):
         It is the log density of `image_distribution` in half of the time. A pixel that is NaN is
         left out.
         """
-        seen, missing = images[:, None].expand_as(means), images.new_zeros(())
+        targets, missing = images[:, None].expand_as(means), images.new_zeros(())
         if self.missing_fill is not None:
             hidden = images[:, None].isnan()
-            seen, missing = torch.where(hidden, means, seen), hidden.flatten(2).sum(-1).to(means)
-        error = F.mse_loss(means, seen, reduction="none").flatten(2).sum(-1)  # in one kernel
-        each = math.log(self.sigma_image * math.sqrt(math.tau))
-        constant = images[0].numel() * each - missing * each
+            targets, missing = torch.where(hidden, means, targets), hidden.flatten(2).sum(-1).to(means)
+        error = F.mse_loss(means, targets, reduction="none").flatten(2).sum(-1)  # in one kernel
+        log_normalizer = math.log(self.sigma_image * math.sqrt(math.tau))
+        constant = images[0].numel() * log_normalizer - missing * log_normalizer
         return -0.5 * error / self.sigma_image**2 - constant
 
     def placed(self, drawn: Drawn) -> Pictures:
@@ -416,8 +416,8 @@ class Scenes(Model):
             cover, color = moved(picture, drawn.pose, size, self.usual(drawn.pose)), None
         else:
             whole = torch.cat([picture, torch.ones_like(picture[..., :1, :, :])], -3)
-            found = moved(whole, drawn.pose, size, self.usual(drawn.pose))
-            color, cover, inside = found.split([self.image_shape[0], 1, 1], -3)
+            canvases = moved(whole, drawn.pose, size, self.usual(drawn.pose))
+            color, cover, inside = canvases.split([self.image_shape[0], 1, 1], -3)
             color = color / inside.clamp_min(1e-3)
         if not self.thing.means_in_range:
             cover = cover.clamp(0, 1)
@@ -432,7 +432,7 @@ class Scenes(Model):
         Args:
             ground: see `draw_ground`.
         """
-        return self.mixed([_summed(presences, each) for each in self.layers(pictures)], ground)
+        return self.mixed([_summed(presences, layer) for layer in self.layers(pictures)], ground)
 
     def layers(self, pictures: Pictures) -> list[Tensor]:
         """Return what each slot adds to the sums of `mixed`, (*batch, S, 1 or C, H, W)."""

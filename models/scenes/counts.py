@@ -18,8 +18,8 @@ def subsets_of(slots: int, like: Tensor, most: int | None = None) -> Tensor:
         most: the largest number of objects; by default S.
     """
     numbers = range(1 + (slots if most is None else min(most, slots)))
-    chosen = [c for n in numbers for c in reversed([*itertools.combinations(range(slots), n)])]
-    return like.new_tensor([[float(slot in c) for slot in range(slots)] for c in chosen])
+    subsets = [c for n in numbers for c in reversed([*itertools.combinations(range(slots), n)])]
+    return like.new_tensor([[float(slot in c) for slot in range(slots)] for c in subsets])
 
 
 def prefixes_of(slots: int, like: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ class CountDistribution(dist.TorchDistribution):
         slots = self.event_shape[0]
         count = value.sum(-1).round().long()
         shape = torch.broadcast_shapes(count.shape, self.batch_shape)
-        each = (self.log_counts - log_binomials(slots, value)).expand(*shape, -1)
-        return each.gather(-1, count.expand(shape)[..., None])[..., 0]
+        log_probs = (self.log_counts - log_binomials(slots, value)).expand(*shape, -1)
+        return log_probs.gather(-1, count.expand(shape)[..., None])[..., 0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         values = subsets_of(self.event_shape[0], self.log_counts)

@@ -85,8 +85,8 @@ def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) 
     inverse = poses.inverse(poses.from_matrix(window(pose, usual))).reshape(-1, 2, 3)
     flat = pictures.reshape(-1, *pictures.shape[-3:])
     grid = F.affine_grid(inverse, [len(flat), flat.shape[1], *size], align_corners=False)
-    found = F.grid_sample(flat, grid, align_corners=False)
-    return found.reshape(*batch, *found.shape[1:])
+    canvases = F.grid_sample(flat, grid, align_corners=False)
+    return canvases.reshape(*batch, *canvases.shape[1:])
 
 
 def crop(

@@ -118,9 +118,9 @@ class ShapeCodes(PaintedParts):
     @property
     def sites(self) -> tuple[Site, ...]:
         images, both = ("images",), ("images", "parts")
-        each = ("images", "slots") if self.slots > 1 else images
-        kind = Site("object_kind", each, discrete=True, enumerated=self.kind == "enumerate")
-        objects = (kind, Site("object_pose", each, 1), Site("object_code", each, 1))
+        object_plates = ("images", "slots") if self.slots > 1 else images
+        kind = Site("object_kind", object_plates, discrete=True, enumerated=self.kind == "enumerate")
+        objects = (kind, Site("object_pose", object_plates, 1), Site("object_code", object_plates, 1))
         parts: tuple[Site, ...] = (
             Site("part_presence", both, discrete=not self.relaxed),
             Site("part_pose", both, event_dim=1),
@@ -166,10 +166,10 @@ class ShapeCodes(PaintedParts):
         with pyro.plate("images", batch, dim=-2):
             kind, pose, code = self._draw_object(labels)
             if self.scope == "objects":
-                seen = None if images is None else images[:, 0]
+                observation = None if images is None else images[:, 0]
                 with pyro.plate("parts", self.levels[-1].size, dim=-1):
                     distribution = self.shapes.part_distribution(kind, pose, code)
-                    return pyro.sample("part", distribution, obs=seen).unsqueeze(-3)
+                    return pyro.sample("part", distribution, obs=observation).unsqueeze(-3)
             draw = self._marginal if self.selection == "marginal" else self._enumerated
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
                 parts = draw("part", self.shapes(kind, pose, code))
@@ -185,8 +185,8 @@ class ShapeCodes(PaintedParts):
         options: dict[str, Any] = {} if labels is None else {"obs": labels[:, None].long()}
         if self.kind == "enumerate":
             options["infer"] = {"enumerate": "parallel"}
-        each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
-        with each:
+        slot_plate = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
+        with slot_plate:
             kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
             pose = pyro.sample("object_pose", self.pose.distribution(self.kind_logits))
             return kind, pose, pyro.sample("object_code", self.object_code_distribution())

@@ -99,14 +99,14 @@ class ShapeKinds(Relation):
         """
         vote, logits = self.votes(kind, pose, code)
         scale, affinity = self.scale[kind].movedim(-3, -2), self.log_affinity[kind].mT
-        own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
+        clutter = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
         dummy = dist.Normal(poses.identity_like(vote), self.sigma_dummy)
         log_odds = affinity - math.log(self.epsilon)
-        return PartDistribution(vote.movedim(-3, -2), logits.mT, scale, log_odds, own, dummy)
+        return PartDistribution(vote.movedim(-3, -2), logits.mT, scale, log_odds, clutter, dummy)
 
     @torch.no_grad()
     def start_from(
-        self, presence: Tensor, mean: Tensor, loadings: Tensor, std: Tensor, known: Tensor
+        self, presence: Tensor, mean: Tensor, loadings: Tensor, std: Tensor, mask: Tensor
     ) -> None:
         """Set the kinds to given distributions of their parts, of objects at the identity.
 
@@ -118,12 +118,12 @@ class ShapeKinds(Relation):
             loadings: how codes move the poses, (K, P, 6, d).
             known: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
-        known = known[:, None]
-        self.transform.copy_(torch.where(known, mean - poses.identity_like(mean), self.transform))
-        self.pose_codes.copy_(torch.where(known[..., None], loadings, self.pose_codes))
+        mask = mask[:, None]
+        self.transform.copy_(torch.where(mask, mean - poses.identity_like(mean), self.transform))
+        self.pose_codes.copy_(torch.where(mask[..., None], loadings, self.pose_codes))
         least = _NEAR_LEAST * self.sigma_min
         raw = (std - self.sigma_min).clamp(min=least).expm1().log()
-        self.raw_scale.copy_(torch.where(known, raw, self.raw_scale))
+        self.raw_scale.copy_(torch.where(mask, raw, self.raw_scale))
         self.presence_logits.copy_(presence.logit())
         self.presence_codes.zero_()
         self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_FRACTION))
@@ -182,25 +182,25 @@ class PartDistribution(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of parts (*batch, 7), in nats."""
-        there, pose = value[..., :1], value[..., None, 1:]
+        part_presence, pose = value[..., :1], value[..., None, 1:]
         distance = ((pose - self.vote) * self.scale.reciprocal()).square().sum(-1)
         constant = self.scale.log().sum(-1) + 3 * math.log(2 * math.pi)
-        presence = there * self.logits - F.softplus(self.logits)
-        own = self.log_odds + presence - there * (0.5 * distance + constant)
-        clutter = self.dummy_presence.log_prob(there)
-        clutter = clutter + there * self.dummy_pose.log_prob(pose).sum(-1)
+        presence = part_presence * self.logits - F.softplus(self.logits)
+        parent_terms = self.log_odds + presence - part_presence * (0.5 * distance + constant)
+        clutter = self.dummy_presence.log_prob(part_presence)
+        clutter = clutter + part_presence * self.dummy_pose.log_prob(pose).sum(-1)
         total = F.pad(self.log_odds, (1, 0)).logsumexp(-1)
-        return torch.logaddexp(own.logsumexp(-1), clutter.squeeze(-1)) - total
+        return torch.logaddexp(parent_terms.logsumexp(-1), clutter.squeeze(-1)) - total
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw parts (*sample_shape, *batch, 7)."""
-        chosen = self.choice.sample(sample_shape)[..., None]
-        clutter, parent = chosen == 0, (chosen - 1).clamp(min=0)
-        shape = (*chosen.shape[:-1], self.logits.shape[-1])
+        component = self.choice.sample(sample_shape)[..., None]
+        clutter, parent = component == 0, (component - 1).clamp(min=0)
+        shape = (*component.shape[:-1], self.logits.shape[-1])
         logits = self.logits.expand(shape).gather(-1, parent)
         logits = torch.where(clutter, self.dummy_presence.logits, logits)
         vote, scale = (
-            x.expand(*shape, 6).gather(-2, parent[..., None].expand(*chosen.shape, 6)).squeeze(-2)
+            x.expand(*shape, 6).gather(-2, parent[..., None].expand(*component.shape, 6)).squeeze(-2)
             for x in (self.vote, self.scale)
         )
         mean = torch.where(clutter, self.dummy_pose.mean, vote)

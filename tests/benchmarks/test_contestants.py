@@ -68,7 +68,7 @@ def test_all_agree_and_all_contestants_run(small, name):
     benchmark.check()
     contestants = benchmark.make()
     assert CONTESTANTS[name][0] <= contestants.keys()
-    timed = {each for each, run in contestants.items() if isinstance(run(), float)}
+    timed = {contestant for contestant, run in contestants.items() if isinstance(run(), float)}
     assert timed <= {"backward"}  # which has to time itself
 
 

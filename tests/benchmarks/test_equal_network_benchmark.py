@@ -18,7 +18,7 @@ def test_times_are_of_an_image_and_ratios_to_the_equal_network(equal, monkeypatc
         "interleave",
         lambda calls, rounds: {call: np.full(rounds, taken[call.split()[1]]) for call in calls},
     )
-    found = equal.measure(3)
-    assert found["128_a_call"]["a"][0] == pytest.approx(1000 * 4 / 128)
-    assert found["one_a_call"]["a_equal"][0] == pytest.approx(500)
-    assert found["times_equal_one_a_call"] == {"a": (8.0, 0.0, 3)}
+    times = equal.measure(3)
+    assert times["128_a_call"]["a"][0] == pytest.approx(1000 * 4 / 128)
+    assert times["one_a_call"]["a_equal"][0] == pytest.approx(500)
+    assert times["times_equal_one_a_call"] == {"a": (8.0, 0.0, 3)}

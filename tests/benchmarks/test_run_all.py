@@ -40,7 +40,7 @@ def test_every_benchmark_is_run_and_listed(run_all):
     listed = re.findall(
         r"^\| \[`(\w+)`\]\((\w+)\.py\)", (BENCHMARKS / "README.md").read_text(), re.M
     )
-    assert [shown for shown, _ in listed] == [file for _, file in listed] == run_all.names()
+    assert [label for label, _ in listed] == [file for _, file in listed] == run_all.names()
 
 
 def test_every_ratio_on_record_is_a_row():

@@ -17,14 +17,14 @@ def test_every_call_answers_its_number_of_images(serving, weights):
             answers.append(verb(*arguments))
 
         assert serving.timed(spy, weights, 2)() > 0
-        found = answers[0].values() if isinstance(answers[0], dict) else answers
-        assert [len(values) for values in found] == [2] * len(found)
+        outputs = answers[0].values() if isinstance(answers[0], dict) else answers
+        assert [len(values) for values in outputs] == [2] * len(outputs)
 
 
 def test_a_rate_is_images_a_second(serving, monkeypatch):
     monkeypatch.setattr(serving, "timed", lambda verb, weights, number: lambda: 0.25 * number**0.5)
-    found = serving.measure(2)
-    assert found.keys() == serving.CALLS.keys()
-    assert {value for value, _, _ in found["one_a_call"].values()} == {4.0}
-    assert {value for value, _, _ in found["64_a_call"].values()} == {32.0}
-    assert set(found["64_a_call"]) == set(found["one_a_call"]) >= {"matrix_capsules_classify"}
+    rates = serving.measure(2)
+    assert rates.keys() == serving.CALLS.keys()
+    assert {value for value, _, _ in rates["one_a_call"].values()} == {4.0}
+    assert {value for value, _, _ in rates["64_a_call"].values()} == {32.0}
+    assert set(rates["64_a_call"]) == set(rates["one_a_call"]) >= {"matrix_capsules_classify"}

@@ -94,11 +94,11 @@ def test_a_card_says_where_its_weights_come_from(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_card_holds_records_of_its_own_weights_alone(name):
     card = read_recipe(name)
-    for experiment, shown in card["records"].items():
+    for experiment, card_record in card["records"].items():
         record = read_record(experiment, RESULTS)
-        for made_by in (record, {**record, "command": shown["command"]}):  # now, and on the card
+        for made_by in (record, {**record, "command": card_record["command"]}):  # now, and on the card
             assert is_of(made_by, card["training"]["command"], name), experiment
-        old = [n for n, m in shown["metrics"].items() if m != record["metrics"].get(n)]
+        old = [n for n, m in card_record["metrics"].items() if m != record["metrics"].get(n)]
         assert not old, f"{experiment}: write the record's metrics into the card, such as {old[0]}"
 
 
@@ -114,12 +114,12 @@ def test_a_record_of_another_training_is_foreign():
 def test_every_number_of_shipped_weights_in_the_readme_is_of_the_weights():
     """A record that a card holds is of its weights; all others that the README shows say so."""
     text = (RESULTS.parent / "README.md").read_text()
-    shown = set(re.findall(r"<!-- (?:record|value): (\S+)", text))
+    experiments = set(re.findall(r"<!-- (?:record|value): (\S+)", text))
     cards_of = {name: read_recipe(name) for name in NAMES}
-    for experiment in shown:
+    for experiment in experiments:
         record = read_record(experiment, RESULTS)
-        own = any(is_of(record, c["training"]["command"], n) for n, c in cards_of.items())
-        assert own or experiment in NOT_KEPT, f"{experiment}: measure it by --run, or say so"
+        is_current = any(is_of(record, c["training"]["command"], n) for n, c in cards_of.items())
+        assert is_current or experiment in NOT_KEPT, f"{experiment}: measure it by --run, or say so"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,23 +132,23 @@ def test_weights_load_by_name_and_are_finite(name):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_headline_holds_on_a_few_images(name):
-    found, stated = measured_again(name, SUBSET)
-    assert SUBSET // 3 <= found["n"] <= SUBSET and agrees(found, stated), (found, stated)
+    measurement, stated = measured_again(name, SUBSET)
+    assert SUBSET // 3 <= measurement["n"] <= SUBSET and agrees(measurement, stated), (measurement, stated)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_headline_holds_on_all_images(name):
-    found, stated = measured_again(name, None)
-    assert found["n"] == stated["n"] and agrees(found, stated), (found, stated)
+    measurement, stated = measured_again(name, None)
+    assert measurement["n"] == stated["n"] and agrees(measurement, stated), (measurement, stated)
 
 
-def agrees(found: Headline, stated: Headline, errors: float = 5.0) -> bool:
+def agrees(measurement: Headline, stated: Headline, errors: float = 5.0) -> bool:
     """Return True if two headlines differ by at most `errors` standard errors."""
-    if found["metric"] != stated["metric"]:
+    if measurement["metric"] != stated["metric"]:
         return False
-    error = hypot(found["se"], stated["se"])
-    return abs(found["value"] - stated["value"]) <= errors * error + 1e-6 * abs(stated["value"])
+    error = hypot(measurement["se"], stated["se"])
+    return abs(measurement["value"] - stated["value"]) <= errors * error + 1e-6 * abs(stated["value"])
 
 
 def toy_split(shape: tuple[int, int, int], number: int = 8) -> Split:
@@ -163,10 +163,10 @@ def test_a_headline_of_blank_reconstructions_is_the_mean_square_of_the_images(na
     assert headline(entry, split) == headline(entry, split)
     monkeypatch.setattr(cards, "reconstruct", lambda *_, **__: 0)
     squares = split.images.square().sum((1, 2, 3))
-    found = headline(entry, split)
-    assert (found["metric"], found["n"]) == ("squared_error", 8)
-    assert found["value"] == pytest.approx(squares.mean().item())
-    assert found["se"] == pytest.approx(squares.std().item() / 8**0.5)
+    measurement = headline(entry, split)
+    assert (measurement["metric"], measurement["n"]) == ("squared_error", 8)
+    assert measurement["value"] == pytest.approx(squares.mean().item())
+    assert measurement["se"] == pytest.approx(squares.std().item() / 8**0.5)
 
 
 def test_a_classifier_is_known_by_how_often_it_errs():

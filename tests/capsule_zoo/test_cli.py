@@ -25,12 +25,12 @@ def last_json(capsys) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def refused(capsys, *words: str) -> str:
+def get_refusal(capsys, *arguments: str) -> str:
     """Return the message of a refused command."""
-    assert run(*words) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    assert run(*arguments) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +90,17 @@ def test_resume_goes_on_with_the_settings_of_the_run(tmp_path):
 
 
 def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
-    words = ["evaluate", trained, "--images", "6", "--particles", "4", "--json"]
-    assert run(*words) == 0
-    found = last_json(capsys)
-    assert run(*words, "--method", "bound") == 0
-    found["seconds_per_image"] = (again := last_json(capsys))["seconds_per_image"]
-    assert again == found
-    assert found["is_bound"] is False and found["elbo"] is None
-    assert found["num_images"] == 6 and found["num_particles"] == 4
-    kept = json.loads((trained / "metrics.json").read_text())
-    assert kept["bound"] == found
-    assert kept["steps"] == 3
+    command = ["evaluate", trained, "--images", "6", "--particles", "4", "--json"]
+    assert run(*command) == 0
+    metrics = last_json(capsys)
+    assert run(*command, "--method", "bound") == 0
+    metrics["seconds_per_image"] = (again := last_json(capsys))["seconds_per_image"]
+    assert again == metrics
+    assert metrics["is_bound"] is False and metrics["elbo"] is None
+    assert metrics["num_images"] == 6 and metrics["num_particles"] == 4
+    record = json.loads((trained / "metrics.json").read_text())
+    assert record["bound"] == metrics
+    assert record["steps"] == 3
 
 
 def test_a_number_of_one_image_is_printed_without_an_error(capsys):
@@ -110,12 +110,12 @@ def test_a_number_of_one_image_is_printed_without_an_error(capsys):
 
 def test_compare_widens_points_and_tunes_the_others(trained, capsys):
     before = {p.name: p.read_bytes() for p in trained.glob("*.safetensors")}
-    words = ["compare", trained, "--guides", "delta,normal", "--tune-steps", "2"]
-    assert run(*words, "--images", "6", "--particles", "4", "--json") == 0
-    found = last_json(capsys)
-    assert list(found) == ["delta", "delta, widened", "normal"]
-    assert [row["is_bound"] for row in found.values()] == [False, True, True]
-    assert found["delta"]["elbo"] is None and found["normal"]["elbo"] is not None
+    command = ["compare", trained, "--guides", "delta,normal", "--tune-steps", "2"]
+    assert run(*command, "--images", "6", "--particles", "4", "--json") == 0
+    table = last_json(capsys)
+    assert list(table) == ["delta", "delta, widened", "normal"]
+    assert [row["is_bound"] for row in table.values()] == [False, True, True]
+    assert table["delta"]["elbo"] is None and table["normal"]["elbo"] is not None
     assert (trained / "compare.png").is_file()
     assert len(pd.read_csv(trained / "compare.csv")) == 3
     assert {p.name: p.read_bytes() for p in trained.glob("*.safetensors")} == before
@@ -126,7 +126,7 @@ def test_figure_draws(trained, capsys):
     (trained / f"{name}.png").unlink()
     assert run("figure", name, trained) == 0
     assert (trained / f"{name}.png").is_file()
-    assert "unknown figure" in refused(capsys, "figure", f"{name}s", trained)
+    assert "unknown figure" in get_refusal(capsys, "figure", f"{name}s", trained)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_figure_draws(trained, capsys):
     ],
 )
 def test_trained_weights_are_named_or_read_by_another_function(words, message, capsys):
-    assert message in refused(capsys, *words)
+    assert message in get_refusal(capsys, *words)
 
 
 def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
@@ -158,28 +158,28 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
     lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     (column,) = (line.index("What a toy shows.") for line in lines if "test/toy" in line)
     assert all(line[:column].endswith("  ") and line[column] != " " for line in lines)
-    assert "did you mean 'test/toy'" in refused(capsys, "reproduce", "test/tiy")
+    assert "did you mean 'test/toy'" in get_refusal(capsys, "reproduce", "test/tiy")
     again = ["reproduce", "test/toy", "--out", tmp_path, "--keep", tmp_path]
-    assert "is in use" in refused(capsys, *again)
+    assert "is in use" in get_refusal(capsys, *again)
     with pytest.raises(ValueError, match="registered already"):
         experiment("test/toy")(toy)
 
 
 @pytest.mark.parametrize("words", [("evaluate",), ("figure", "samples")])
-def test_a_path_is_the_folder_of_a_run(words, capsys, tmp_path, monkeypatch):
+def test_a_path_is_the_folder_of_a_run(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = refused(capsys, *words, "runs/nothing")
-    assert said == (
+    message = get_refusal(capsys, *command, "runs/nothing")
+    assert message == (
         "capsule-zoo: no such run folder: runs/nothing; make one by: capsule-zoo train ENTRY\n"
     )
     for name in ("vae-digits-0", "vae-digits-1", "draw-mnist-0", "old"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.json").touch()
     (tmp_path / "runs" / "old" / "config.json").unlink()
-    said = refused(capsys, *words, "runs/vae-digit-1")
-    assert "no such run folder: runs/vae-digit-1; did you mean runs/vae-digits-1 or" in said
-    assert "holds no config.json: runs; did you mean runs/" in refused(capsys, *words, "runs")
-    assert "holds no config.json: runs/old; make one" in refused(capsys, *words, "runs/old")
+    message = get_refusal(capsys, *command, "runs/vae-digit-1")
+    assert "no such run folder: runs/vae-digit-1; did you mean runs/vae-digits-1 or" in message
+    assert "holds no config.json: runs; did you mean runs/" in get_refusal(capsys, *command, "runs")
+    assert "holds no config.json: runs/old; make one" in get_refusal(capsys, *command, "runs/old")
 
 
 @pytest.mark.parametrize(
@@ -187,26 +187,26 @@ def test_a_path_is_the_folder_of_a_run(words, capsys, tmp_path, monkeypatch):
     [("cnn", "nats per image, of log p(label | image)"), ("vae", "nats per image")],
 )
 def test_a_classifier_ends_training_with_an_error_rate(name, units, capsys, tmp_path):
-    words = ["train", name, *small_words(name, "classes"), "--steps", "2"]
-    assert run(*words, "--out", tmp_path / "run", "--json") == 0
-    found = last_json(capsys)
-    assert found["units"] == units and found == json.loads(
+    command = ["train", name, *small_words(name, "classes"), "--steps", "2"]
+    assert run(*command, "--out", tmp_path / "run", "--json") == 0
+    metrics = last_json(capsys)
+    assert metrics["units"] == units and metrics == json.loads(
         (tmp_path / "run" / "metrics.json").read_text()
     )
     if name == "vae":
-        assert "validation_error_rate" not in found
+        assert "validation_error_rate" not in metrics
         return
     entry = load(tmp_path / "run")
     rate = error_rate(entry.model, entry.guide, load_dataset("digits", size=8).validation)
-    assert found["validation_error_rate"] == rate.value
-    assert found["validation_error_rate_se"] == rate.se
+    assert metrics["validation_error_rate"] == rate.value
+    assert metrics["validation_error_rate_se"] == rate.se
 
 
 def test_a_warning_to_the_user_is_one_line(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     assert run("list", "vae") == 0
-    shown = warnings.formatwarning("be careful", UserWarning, "a.py", 3)
-    assert shown == "capsule-zoo: warning: be careful\n"
+    line = warnings.formatwarning("be careful", UserWarning, "a.py", 3)
+    assert line == "capsule-zoo: warning: be careful\n"
 
 
 def test_errors_of_ours_keep_their_traceback(monkeypatch):
@@ -227,5 +227,5 @@ def test_a_pair_of_a_notebook_is_measured_and_draws_samples(tmp_path, capsys):
     assert run("compare", tmp_path, "--images", 4, "--particles", 2, "--guides", "saved") == 0
     assert run("figure", "samples", tmp_path) == 0 and (tmp_path / "samples.png").is_file()
     capsys.readouterr()
-    assert "unknown figure 'parses'" in refused(capsys, "figure", "parses", tmp_path)
-    assert "which is no entry of the zoo" in refused(capsys, "show", tmp_path)
+    assert "unknown figure 'parses'" in get_refusal(capsys, "figure", "parses", tmp_path)
+    assert "which is no entry of the zoo" in get_refusal(capsys, "show", tmp_path)

@@ -36,11 +36,11 @@ def file(tmp_path):
 @pytest.mark.parametrize("guide", ["exact", "ransac", "sinkhorn"])
 def test_parse_file_writes_the_object_and_corner_of_every_point(file, guide, tmp_path):
     path, scenes = file
-    found = parse_file(path, tmp_path / "parsed.npz", guide, sigma=0.02)
-    assert found["scenes"] == 6 and found["points"] == int(scenes.present.sum())
+    summary = parse_file(path, tmp_path / "parsed.npz", guide, sigma=0.02)
+    assert summary["scenes"] == 6 and summary["points"] == int(scenes.present.sum())
     with np.load(tmp_path / "parsed.npz") as archive:
         assert np.array_equal(archive["objects"], scenes.objects)
-        assert archive["log_evidence"].mean() == pytest.approx(found["log_evidence"])
+        assert archive["log_evidence"].mean() == pytest.approx(summary["log_evidence"])
         triangles = (scenes.objects == 1).numpy()
         assert np.array_equal(archive["corners"][triangles], scenes.corners.numpy()[triangles])
 
@@ -84,9 +84,9 @@ FILES = {  # arrays of a file of scenes, and what is said of it
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_cannot_be_parsed_is_refused_and_writes_nothing(name, tmp_path):
-    arrays, words = FILES[name]
+    arrays, command = FILES[name]
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=command):
         parse_file(tmp_path / "x.npz", tmp_path / "out.npz", "exact")
     assert not (tmp_path / "out.npz").exists()
 
@@ -113,12 +113,12 @@ def test_pictures_show_what_was_found():
     for axis, scene in zip(figure.axes, points, strict=True):
         dots = [line for line in axis.lines if line.get_marker() == "o"]
         drawn = np.concatenate([line.get_xydata() for line in dots])
-        seen = scene[~scene[:, 0].isnan()].numpy()
-        assert np.allclose(np.sort(drawn[:, 0]), np.sort(seen[:, 0]))
+        positions = scene[~scene[:, 0].isnan()].numpy()
+        assert np.allclose(np.sort(drawn[:, 0]), np.sort(positions[:, 0]))
         for line in axis.lines:  # the corners of every template lie on points
             if line.get_marker() == "None":
                 for corner in line.get_xydata():
-                    assert np.abs(seen - corner).sum(1).min() < 0.15
+                    assert np.abs(positions - corner).sum(1).min() < 0.15
     assert len(scene_samples(entry.model).axes) == 6
 
 
@@ -134,8 +134,8 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
         )
     expected, error, count = metrics["expected_segmentation_025"]
     assert count == 24 and metrics["expected_scenes_025"][0] < expected <= 1
-    found = metrics["segmentation_exact_025"]
-    assert abs(found[0] - expected) < 5 * (found[1] + error)
+    accuracy = metrics["segmentation_exact_025"]
+    assert abs(accuracy[0] - expected) < 5 * (accuracy[1] + error)
     assert {"noise_025", "ambiguous"} == result.figures.keys()
     with pytest.raises(ValueError, match="leave --run out"):
         find_experiment("constellations/parse")(Options(run="any"))
@@ -160,9 +160,9 @@ def test_training_of_a_guide_leaves_learned_templates_as_em_found_them():
     (stage,) = entry.stages(entry)
     assert stage.prepare is not None and stage.settings["freeze"] == "model"
     assert isinstance(stage.settings["objective"], SleepPhase)
-    given = create("constellations")
-    assert given.stages(given) == []
-    (stage,) = given.stages(given.use_guide("amortized"))
+    constellations = create("constellations")
+    assert constellations.stages(constellations) == []
+    (stage,) = constellations.stages(constellations.use_guide("amortized"))
     assert stage.prepare is None and stage.settings["freeze"] == "model"
 
 
@@ -170,16 +170,16 @@ def one_wrong_of(points: int) -> tuple[Matchings, Scenes]:
     """Return a scene of many points, and a parse that has one of them wrong."""
     true = torch.zeros(1, points, dtype=torch.long)
     true[0, points // 2 :] = 1
-    found = true.clone()
-    found[0, 0] = 1
+    prediction = true.clone()
+    prediction[0, 0] = 1
     here = torch.ones(1, points, dtype=torch.bool)
     scenes = Scenes(torch.zeros(1, points, 2), here, true, true)
-    return Matchings(found, found, torch.zeros(1)), scenes
+    return Matchings(prediction, prediction, torch.zeros(1)), scenes
 
 
 def test_a_scene_with_one_wrong_point_of_many_is_wrong():
-    found, scenes = one_wrong_of(20)
-    measured = experiment.compare_with_truth({"mine": found}, scenes, (0, 1), "01").numbers
+    matchings, scenes = one_wrong_of(20)
+    measured = experiment.compare_with_truth({"mine": matchings}, scenes, (0, 1), "01").numbers
     assert measured["segmentation"]["mine"][0] == pytest.approx(0.95)
     assert measured["scenes"]["mine"][0] == 0
 

@@ -25,34 +25,34 @@ def entry(request):
 
 
 def test_a_description_holds_what_the_entry_consists_of(entry):
-    found, model = describe(entry), entry.model
-    known = flat(nested(entry.settings, registry.registered(entry.name).arguments, ""))
-    given = {name: value for name, value in known.items() if name in found.settings}
-    assert given and all(found.settings[name].default == value for name, value in given.items())
-    assert [guide.name for guide in found.guides] == list(entry.guides)
-    assert [guide.name for guide in found.guides if guide.default] == [entry.default_guide]
-    assert found.sites == model.sites and set(found.figures) == set(entry.figures)
+    overview, model = describe(entry), entry.model
+    flat_settings = flat(nested(entry.settings, registry.registered(entry.name).arguments, ""))
+    subset = {name: value for name, value in flat_settings.items() if name in overview.settings}
+    assert subset and all(overview.settings[name].default == value for name, value in subset.items())
+    assert [guide.name for guide in overview.guides] == list(entry.guides)
+    assert [guide.name for guide in overview.guides if guide.default] == [entry.default_guide]
+    assert overview.sites == model.sites and set(overview.figures) == set(entry.figures)
     discrete = [s.name for s in model.discretized().sites if s.discrete]
-    assert {*found.relaxed, *(s.name for s in model.sites if s.discrete)} >= set(discrete)
+    assert {*overview.relaxed, *(s.name for s in model.sites if s.discrete)} >= set(discrete)
     learned = [sum(p.numel() for p in part.parameters()) for part in (model, entry.guide)]
-    assert list(found.parameters.values()) == learned
-    assert found.objective.startswith(type(entry.objective).__name__)
-    assert found.training.keys() == entry.training.keys()
-    assert found.references and found.summary == registry.summary(entry.name)
+    assert list(overview.parameters.values()) == learned
+    assert overview.objective.startswith(type(entry.objective).__name__)
+    assert overview.training.keys() == entry.training.keys()
+    assert overview.references and overview.summary == registry.summary(entry.name)
 
 
 def test_everything_is_told_in_words_of_its_own(entry):
     """Not by a path of a module, not by the class of a guide alone, nor by another docstring."""
-    found = describe(entry)
-    told = [guide.what for guide in found.guides]
+    overview = describe(entry)
+    told = [guide.what for guide in overview.guides]
     assert len(set(told)) == len(told) and all(told)
-    assert "`" not in found.summary and "see" not in found.summary.split()
-    described = {name: setting.description for name, setting in found.settings.items()}
-    referring = [n for n, words in described.items() if words.startswith(("argument", "as for"))]
+    assert "`" not in overview.summary and "see" not in overview.summary.split()
+    described = {name: setting.description for name, setting in overview.settings.items()}
+    referring = [n for n, phrase in described.items() if phrase.startswith(("argument", "as for"))]
     assert all(described.values()) and referring == []
-    told += [*described.values(), found.summary, found.text]
+    told += [*described.values(), overview.summary, overview.text]
     unclear = r"(of|as|the same)\b|\w+\.?$|.*(the same, | the same for|top of this file|; see `)"
-    assert [words for words in told if re.match(unclear, words)] == []
+    assert [phrase for phrase in told if re.match(unclear, phrase)] == []
 
 
 def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
@@ -71,25 +71,25 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
 
 def test_the_description_of_weights_ends_in_their_card():
     for name in list_weights():
-        found, card = describe(name), read_recipe(name)
-        assert found.card == card == found.as_dict()["card"]
-        *_, last = str(found).partition(f"how {name} was made\n")
+        overview, card = describe(name), read_recipe(name)
+        assert overview.card == card == overview.as_dict()["card"]
+        *_, last = str(overview).partition(f"how {name} was made\n")
         told = [card["training"]["command"], f"seed      {card['seed']}\n", *card["checks"]]
         told += [record["command"] for record in card["records"].values()]
-        assert [words for words in told if words not in last] == []
+        assert [phrase for phrase in told if phrase not in last] == []
     assert describe("part-whole").card == {} and "was made" not in str(describe("part-whole"))
 
 
 def test_weights_are_listed_as_their_cards_say():
-    found = list_weights()
-    assert list(found) == sorted(path.stem for path in registry.WEIGHTS.glob("*.safetensors"))
-    for name, weights in found.items():
+    listing = list_weights()
+    assert list(listing) == sorted(path.stem for path in registry.WEIGHTS.glob("*.safetensors"))
+    for name, weights in listing.items():
         card = read_recipe(name)
         assert (weights.entry, weights.data) == (card["entry"], card["data"])
         assert weights.headline == card["headline"]
         assert weights.bytes == (registry.WEIGHTS / f"{name}.safetensors").stat().st_size
         assert weights in describe(weights.entry).weights
-    assert list(list_weights("part*")) == [n for n in found if n.startswith("part")]
+    assert list(list_weights("part*")) == [n for n in listing if n.startswith("part")]
 
 
 def test_list_shows_weights_and_says_that_it_can(capsys):
@@ -103,16 +103,16 @@ def test_list_shows_weights_and_says_that_it_can(capsys):
 def test_show_prints_the_description_and_json(capsys):
     assert run("show", "cnn", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    found, shown = describe("cnn"), "\n".join(lines)
-    places = [shown.index(f"\n{title}") for title in TITLES]
-    assert places == sorted(places) and "Mazzia" in shown
-    names = shown[places[-1] :]
-    assert all(f"{name}={each.default!r}" in names for name, each in found.settings.items())
-    assert json.loads(last) == found.as_dict() and found.data == "digits"
+    overview, output = describe("cnn"), "\n".join(lines)
+    places = [output.index(f"\n{title}") for title in TITLES]
+    assert places == sorted(places) and "Mazzia" in output
+    names = output[places[-1] :]
+    assert all(f"{name}={setting.default!r}" in names for name, setting in overview.settings.items())
+    assert json.loads(last) == overview.as_dict() and overview.data == "digits"
     assert run("show", "cnn", "--settings") == 0
-    shown = capsys.readouterr().out
-    assert all(each.description in shown for each in found.settings.values())
-    assert shown.endswith(f"{found.settings_list}\n")
+    output = capsys.readouterr().out
+    assert all(setting.description in output for setting in overview.settings.values())
+    assert output.endswith(f"{overview.settings_list}\n")
 
 
 def test_the_version_is_told(capsys):

@@ -22,28 +22,28 @@ QUICK = Options(minutes=0.005, progress=False, processes=1)
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
     """Use few digits for every data set, little annealing and short curves; RBMs are faster."""
-    few = few_digits(120, 30, size=12)
+    dataset = few_digits(120, 30, size=12)
     for module in (energy, capsule_rbm):
-        monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
+        monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: dataset)
     compare_small_machines(monkeypatch)
-    return few
+    return dataset
 
 
 def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(miniature, monkeypatch):
-    given = {}
+    arguments = {}
 
     def noted(train, labels, test, test_labels):
-        given.update(train=train, labels=labels, test=test, test_labels=test_labels)
-        return given, None
+        arguments.update(train=train, labels=labels, test=test, test_labels=test_labels)
+        return arguments, None
 
     monkeypatch.setattr(energy, "probe_scores", noted)
     entry = create("rbm", **{**small_settings("rbm"), "image_shape": miniature.image_shape})
     energy.probe(entry, miniature)
     for part, split in (("train", miniature.train.binarized()), ("test", miniature.test)):
         expected = list(energy.spectra(entry, split.images).values())[-1]
-        np.testing.assert_array_equal(given[part], expected)
-    assert torch.equal(given["labels"], miniature.train.labels)
-    assert torch.equal(given["test_labels"], miniature.test.labels)
+        np.testing.assert_array_equal(arguments[part], expected)
+    assert torch.equal(arguments["labels"], miniature.train.labels)
+    assert torch.equal(arguments["test_labels"], miniature.test.labels)
 
 
 def test_a_switch_is_silent_if_it_is_on_in_less_than_a_hundredth_of_the_images():
@@ -58,25 +58,25 @@ def test_a_switch_is_silent_if_it_is_on_in_less_than_a_hundredth_of_the_images()
 
 
 def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, monkeypatch):
-    given = {}
+    arguments = {}
 
     def noted(model, guide, images, **settings):
-        given.update(settings, images=images, weight=model.weight)
+        arguments.update(settings, images=images, weight=model.weight)
         with torch.no_grad():
             model.visible.bias.fill_(-7)  # not replaced by the mean of the data
 
     monkeypatch.setattr(capsule_helmholtz, "pretrain", noted)
-    how = capsule_helmholtz.with_pretraining(replace(QUICK, minutes=20.0))
-    assert how["minutes"] == 18.0
+    options = capsule_helmholtz.with_pretraining(replace(QUICK, minutes=20.0))
+    assert options["minutes"] == 18.0
     entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
-    train(entry, miniature, QUICK, name="run", start=how["start"], steps=1, lr=1e-9)
-    assert given["minutes"] == 1.0 and given["weight"] is entry.model.weight
-    assert isinstance(given["inputs"].transform, Binarize)
-    assert torch.equal(given["images"], miniature.train.images)
+    train(entry, miniature, QUICK, name="run", start=options["start"], steps=1, lr=1e-9)
+    assert arguments["minutes"] == 1.0 and arguments["weight"] is entry.model.weight
+    assert isinstance(arguments["inputs"].transform, Binarize)
+    assert torch.equal(arguments["images"], miniature.train.images)
     assert (entry.model.visible.bias + 7).abs().max() < 1e-6
     families = dict(visible_family="gaussian", hidden_family="gaussian")
-    how["start"](create("capsule-helmholtz", **families), miniature.train.images)
-    assert given["inputs"].transform is None  # of standardized pixels
+    options["start"](create("capsule-helmholtz", **families), miniature.train.images)
+    assert arguments["inputs"].transform is None  # of standardized pixels
 
 
 def test_log_likelihoods_are_about_the_exact_value(miniature):
@@ -87,7 +87,7 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
     free_energy = entry.model.free_energy(miniature.test.images).detach().numpy()
     exact = -free_energy.mean() - log_partition(entry.model).value
     annealing = capsule_rbm.Annealing(temperatures=300, chains=30)
-    found = annealing.log_likelihoods(entry, miniature, QUICK)
-    for value, error, count in found.values():
+    results = annealing.log_likelihoods(entry, miniature, QUICK)
+    for value, error, count in results.values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5

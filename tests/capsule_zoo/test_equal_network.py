@@ -23,7 +23,7 @@ CASES = [*((name, {}) for name in ENTRIES), *((name, OF_PAIRS) for name in PAIRS
 
 
 @pytest.fixture
-def few(monkeypatch, unpainted):
+def small_dataset(monkeypatch, unpainted):
     digits = few_digits(24, 12, size=17)
     monkeypatch.setattr(equal_network, "load_dataset", lambda *_, **__: digits)
     return digits
@@ -33,16 +33,16 @@ def few(monkeypatch, unpainted):
 @pytest.mark.parametrize("sizes", ["preset", "experiment"])
 @pytest.mark.parametrize(("name", "preset"), CASES)
 def test_both_networks_have_as_many_weights_and_one_stem(name, preset, sizes, size):
-    own = preset | ((PAIRS if preset else ENTRIES)[name] if sizes == "experiment" else {})
-    capsules = reader_of(create(name, image_shape=(1, size, size), **own))
-    plain = create("cnn", image_shape=(1, size, size), preset=name, capsules=own).model
+    settings = preset | ((PAIRS if preset else ENTRIES)[name] if sizes == "experiment" else {})
+    capsules = reader_of(create(name, image_shape=(1, size, size), **settings))
+    plain = create("cnn", image_shape=(1, size, size), preset=name, capsules=settings).model
     assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
     if name == "recurrent-capsules":
         stem = [*capsules.network.parameters(), *capsules.primary.parameters()]
     else:
         stem = (capsules.stem if name == "matrix-capsules" else capsules.primary).parameters()
-    shapes = [each.numel() for each in stem]
-    assert sorted(shapes) == sorted(each.numel() for each in plain.stem.parameters())
+    shapes = [parameter.numel() for parameter in stem]
+    assert sorted(shapes) == sorted(parameter.numel() for parameter in plain.stem.parameters())
 
 
 @pytest.mark.parametrize(("name", "preset"), CASES)
@@ -93,12 +93,12 @@ def test_settings_that_contradict_are_refused(settings, message):
         create("cnn", **settings)
 
 
-def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatch):
-    seen = {}
+def test_the_setting_with_the_lowest_validation_error_is_trained(small_dataset, monkeypatch):
+    jobs = {}
 
     def pretended(job):
         task = job.variant
-        seen[job.name, job.options.seed] = task, job.options.minutes
+        jobs[job.name, job.options.seed] = task, job.options.minutes
         if task.is_try:
             good = {"capsules": (0.01, 0.1), "plain": (0.001, 0.0)}[task.network]
             return {"validation_error": (float((task.rate, task.decay) != good), 0.1, 9)}
@@ -111,26 +111,26 @@ def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatc
     monkeypatch.setattr(equal_network, "learn", pretended)
     run = find_experiment("matrix-capsules/equal-network")
     run(Options(minutes=120, progress=False, processes=1), **SHORT)
-    trained = {n: task for (n, seed), (task, _) in seen.items() if not task.is_try and seed == 1}
+    trained = {n: task for (n, seed), (task, _) in jobs.items() if not task.is_try and seed == 1}
     for data in ("mnist", "fashion-mnist", "affnist"):
         assert trained[f"{data}-capsules"].rate == 0.01 and trained[f"{data}-capsules"].decay == 0.1
         assert trained[f"{data}-plain"].rate == 0.001 and trained[f"{data}-plain"].decay == 0
         assert trained[f"{data}-plain_equal_updates"].steps == 8  # the mean of 7 and 8, rounded
-    spent = [minutes for task, minutes in seen.values() if task.steps is None]
+    spent = [minutes for task, minutes in jobs.values() if task.steps is None]
     assert sum(spent) == pytest.approx(120) and len(set(map(round, spent))) == 2
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
+def test_an_attack_reaches_the_scores_of_guide_or_model(name, small_dataset):
     torch.manual_seed(0)
-    own = {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
-    entry = create(name, image_shape=few.image_shape, **own)
-    moved = fgsm(entry.model, few.test, 0.02, guide=entry.guide)
-    change = (moved.images - few.test.images).abs()
+    settings = {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
+    entry = create(name, image_shape=small_dataset.image_shape, **settings)
+    moved = fgsm(entry.model, small_dataset.test, 0.02, guide=entry.guide)
+    change = (moved.images - small_dataset.test.images).abs()
     assert 0 < change.max() <= 0.02 + 1e-6
     score = torch.nn.functional.cross_entropy
     program = reader_of(entry).eval()
-    losses = [score(program.scores(x.images), x.labels).item() for x in (few.test, moved)]
+    losses = [score(program.scores(x.images), x.labels).item() for x in (small_dataset.test, moved)]
     assert losses[1] > losses[0]
-    found = errors_of_changed(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
-    assert found["error_0_degrees"] == found["error_fgsm_0"]
+    errors = errors_of_changed(entry, small_dataset.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
+    assert errors["error_0_degrees"] == errors["error_fgsm_0"]

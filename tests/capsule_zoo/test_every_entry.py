@@ -22,7 +22,7 @@ from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
 
 ROOT = Path(__file__).parents[2]
-FEW = ("--images", "6", "--particles", "2")
+OPTIONS = ("--images", "6", "--particles", "2")
 FEW_SCENES = {"scenes": ("--data", "multi-digits:train=300,test=60")}  # drawn anew by every command
 
 
@@ -67,23 +67,23 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
         wanted: list[str] = []
         patched.setattr(runs, "draw", lambda entry, figure, *_: wanted.append(figure))
         terminal.run("train", name, *sizes, "--steps", 1, "--quiet", "--out", run)
-        own = load(run).training.get("batch_size", 128)
+        batch_size = load(run).training.get("batch_size", 128)
         stages = load(run).stages(load(run)) if load(run).stages else ()
         batches = stages[-1].batches if stages else 1
-        assert steps_of(run) == (1, batches * own)
-        assert json.loads((run / "config.json").read_text())["batch_size"] == own
-        said = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
+        assert steps_of(run) == (1, batches * batch_size)
+        assert json.loads((run / "config.json").read_text())["batch_size"] == batch_size
+        output = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
         last = 1 if stages else 2  # of two steps the last stage has a fraction, at least one
         assert (
-            steps_of(run) == (last, batches * own)
-            and f"written to {run}; now try: capsule-zoo " in said
+            steps_of(run) == (last, batches * batch_size)
+            and f"written to {run}; now try: capsule-zoo " in output
         )
-        given = ["--batch-size", 50, "--minutes", 9, "--steps", 1, "--quiet", "--out", "given"]
-        assert "9 minutes" in terminal.run("train", name, *sizes, *given)
+        options = ["--batch-size", 50, "--minutes", 9, "--steps", 1, "--quiet", "--out", "given"]
+        assert "9 minutes" in terminal.run("train", name, *sizes, *options)
         assert steps_of(Path("given")) == (1, batches * 50)
     entry = load(run)
     assert wanted == 3 * list(entry.figures)
-    check_measurements(name, entry, said, terminal)
+    check_measurements(name, entry, output, terminal)
     check_pictures(entry, terminal)
     publish(str(run), name, [], into=Path("weights"))
     card = json.loads(Path(f"weights/{name}.json").read_text())
@@ -91,26 +91,26 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
     assert (Path("weights") / f"{name}.safetensors").is_file()
 
 
-def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
+def check_measurements(name: str, entry, output: str, terminal: Terminal) -> None:
     """Check that `evaluate` measures an entry by what suits it, and refuses other methods."""
     if isinstance(entry.model, Classifier):
-        found = terminal.json("evaluate", "run")
-        assert found["num_images"] == 400 and 0 < found["error_rate_se"] < 0.5
-        assert terminal.json("evaluate", "run", "--method", "error-rate") == found
+        metrics = terminal.json("evaluate", "run")
+        assert metrics["num_images"] == 400 and 0 < metrics["error_rate_se"] < 0.5
+        assert terminal.json("evaluate", "run", "--method", "error-rate") == metrics
         wrong = {"bound", "anneal", "log-partition"}
         assert "error_rate  " in terminal.run("evaluate", "run", "--images", 50)
     elif not entry.model.normalized:
-        found = terminal.json("evaluate", "run", "--chains", 20, "--temperatures", 100)
-        low, high = found["log_likelihood_raise"], found["log_likelihood_ais"]
-        slack = 4 * (found["log_likelihood_raise_se"] + found["log_likelihood_ais_se"])
-        assert low < high + slack and found["log_likelihood_ais_lies"] == "above"
-        assert found["data"] == "digits/test binarized(0)" and found["num_images"] == 400
+        metrics = terminal.json("evaluate", "run", "--chains", 20, "--temperatures", 100)
+        low, high = metrics["log_likelihood_raise"], metrics["log_likelihood_ais"]
+        slack = 4 * (metrics["log_likelihood_raise_se"] + metrics["log_likelihood_ais_se"])
+        assert low < high + slack and metrics["log_likelihood_ais_lies"] == "above"
+        assert metrics["data"] == "digits/test binarized(0)" and metrics["num_images"] == 400
         wrong = {"bound", "anneal", "error-rate"}
     else:
-        found = terminal.json("evaluate", "run", *FEW)
-        value = found["elbo"] if found["is_bound"] else found["map_objective"]
+        metrics = terminal.json("evaluate", "run", *OPTIONS)
+        value = metrics["elbo"] if metrics["is_bound"] else metrics["map_objective"]
         assert value < 0 or value > 0
-        table = terminal.json("compare", "run", "--tune-steps", 1, "--quiet", *FEW)
+        table = terminal.json("compare", "run", "--tune-steps", 1, "--quiet", *OPTIONS)
         assert set(guides_of(entry)) <= set(table) and len(guides_of(entry)) >= 3
         assert any(row["is_bound"] for row in table.values())
         assert all(row["fit_seconds"] >= 0 for row in table.values())
@@ -120,10 +120,10 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
             rate = terminal.json("evaluate", "run", "--method", "error-rate")["error_rate"]
             assert 0 <= rate <= 1
             wrong = {"log-partition"}
-    assert "now try: capsule-zoo evaluate run\n" in said
+    assert "now try: capsule-zoo evaluate run\n" in output
     refused = [("evaluate", "run", "--method", method) for method in sorted(wrong)]
-    for words in [*refused, *([("compare", "run")] if "bound" in wrong else [])]:
-        told = terminal.refused(*words)
+    for command in [*refused, *([("compare", "run")] if "bound" in wrong else [])]:
+        told = terminal.refused(*command)
         assert name in told and "see: capsule-zoo evaluate RUN" in told
 
 
@@ -143,9 +143,9 @@ def test_an_entry_trains_from_a_shell(tmp_path, launcher):
     """The command runs as a user types it, in one process or two, and reports once."""
     if launcher and not torch.distributed.is_available():
         pytest.skip("torch has no distributed package")
-    words = ["train", "vae", *small_words("vae"), "--steps", "3", "--out", "run", "--quiet"]
+    arguments = ["train", "vae", *small_words("vae"), "--steps", "3", "--out", "run", "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-m", *launcher, "capsule_zoo", *words],
+        [sys.executable, "-m", *launcher, "capsule_zoo", *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

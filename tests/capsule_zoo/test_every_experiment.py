@@ -219,14 +219,14 @@ MINIATURES = {
 
 def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     """Let every experiment see few digits, whatever data it asks for, and tiny presets."""
-    few = few_digits(*small.digits, size=small.size)
+    dataset = few_digits(*small.digits, size=small.size)
     list_experiments()
     for name, module in list(sys.modules.items()):
         if name.startswith("capsule_zoo.experiments."):
             if hasattr(module, "load_dataset"):
-                monkeypatch.setattr(module, "load_dataset", lambda *_, **__: few)
+                monkeypatch.setattr(module, "load_dataset", lambda *_, **__: dataset)
             if hasattr(module, "binary_mnist"):
-                monkeypatch.setattr(module, "binary_mnist", lambda *_: few.binarized())
+                monkeypatch.setattr(module, "binary_mnist", lambda *_: dataset.binarized())
     patches: dict[str, Any] = {
         "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
         "zoo.guide_swaps.list_weights": dict,
@@ -234,7 +234,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
         "shape_codes.from_images.SIZES": SHAPES,
     }
     for place, value in {**patches, **small.patches}.items():
-        value = partial(value, few) if place in small.patches and "load_dataset" in place else value
+        value = partial(value, dataset) if place in small.patches and "load_dataset" in place else value
         monkeypatch.setattr(f"capsule_zoo.experiments.{place}", value)
     change_defaults(monkeypatch, "recurrent-capsules", **RECURRENT)
     compare_small_machines(monkeypatch)
@@ -252,13 +252,13 @@ def test_an_experiment_leaves_what_its_record_has(name, monkeypatch, unpainted, 
     small = MINIATURES[name]
     in_miniature(monkeypatch, small)
     options = Options(minutes=small.minutes, progress=False, processes=1)
-    found, figures = names_in_record(name, options, tmp_path, **small.settings)
+    names, figures = names_in_record(name, options, tmp_path, **small.settings)
     if not (RESULTS / f"{name}.json").exists():
         return
     record, stem = read_record(name, RESULTS), name.rpartition("/")[2]
     drawn = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(name, RESULTS)}
-    recorded = {each for each in record["metrics"] if not each.startswith("pareto_k")}
-    assert without_numbers(recorded) <= without_numbers(found)
+    recorded = {metric for metric in record["metrics"] if not metric.startswith("pareto_k")}
+    assert without_numbers(recorded) <= without_numbers(names)
     assert without_numbers(figures) == without_numbers(drawn)
     assert record["data"] == find_experiment(name).data
 

@@ -70,9 +70,9 @@ def test_rows_that_are_no_bound_give_no_metric():
 
 
 def test_means_over_seeds_are_of_what_all_seeds_have():
-    found = [{"elbo": (1.0, 0.1, 5), "pareto_k": (0.5, None, 5)}, {"elbo": (3.0, 0.1, 5)}]
-    assert over_seeds(found) == {"elbo": (2.0, 1.0, 2)}
-    assert over_seeds(found[:1]) == found[0]
+    metrics = [{"elbo": (1.0, 0.1, 5), "pareto_k": (0.5, None, 5)}, {"elbo": (3.0, 0.1, 5)}]
+    assert over_seeds(metrics) == {"elbo": (2.0, 1.0, 2)}
+    assert over_seeds(metrics[:1]) == metrics[0]
 
 
 def test_calibration_error_by_hand():
@@ -84,12 +84,12 @@ def test_calibration_error_by_hand():
 
 def test_the_worst_seed_is_the_one_with_the_lowest_value():
     """It comes with its own error; a number that a seed lacks has neither mean nor worst."""
-    found = [
+    metrics = [
         {"right": (0.9, 0.1, 5), "loss": (3.0, 0.1, 5), "early": (0.5, 0.1, 5)},
         {"right": (0.7, 0.2, 6), "loss": (1.0, 0.1, 5)},
         {"right": (0.8, 0.3, 7), "loss": (2.0, 0.1, 5), "early": (0.1, 0.1, 5)},
     ]
-    summary = with_worst(found, "[re]*")
+    summary = with_worst(metrics, "[re]*")
     assert summary["right_worst"] == (0.7, 0.2, 6) and summary["right"][0] == pytest.approx(0.8)
     assert summary.keys() == {"right", "loss", "right_worst"}
 

@@ -63,14 +63,14 @@ class Page:
         png = base64.b64decode(url.partition(",")[2])
         return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
 
-    def wait(self, what, words: str):
+    def wait(self, condition, description: str):
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            if (found := what()) is not None and found is not False:
-                return found
+            if (value := condition()) is not None and value is not False:
+                return value
             time.sleep(0.3)
         self.shoot("waiting")
-        pytest.fail(f"waited in vain for {words}; see {self.folder}")
+        pytest.fail(f"waited in vain for {description}; see {self.folder}")
 
     def changed(self, name: str, before: np.ndarray) -> np.ndarray:
         """Return the picture once it differs from the picture `before`."""
@@ -108,17 +108,17 @@ def page(trained, tmp_path, browser):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "voila", "explore-run.ipynb", "--no-browser", f"--port={port}"]
+    command = [sys.executable, "-m", "voila", "explore-run.ipynb", "--no-browser", f"--port={port}"]
     log = (tmp_path / "voila.log").open("w")
-    server = subprocess.Popen([*words, "--Voila.ip=127.0.0.1"], stdout=log, stderr=log)
+    server = subprocess.Popen([*command, "--Voila.ip=127.0.0.1"], stdout=log, stderr=log)
     browser.set_window_size(1100, 900)
     try:
         address = f"http://127.0.0.1:{port}/"
-        found = Page(browser, tmp_path)
-        found.wait(lambda: answers(f"{address}voila/static/favicon.ico"), "the server")
+        opened_page = Page(browser, tmp_path)
+        opened_page.wait(lambda: answers(f"{address}voila/static/favicon.ico"), "the server")
         browser.get(address)
-        found.wait(lambda: found.picture("parts"), "the pictures")
-        yield found
+        opened_page.wait(lambda: opened_page.picture("parts"), "the pictures")
+        yield opened_page
     finally:
         server.terminate()
         server.wait(PATIENCE)
@@ -146,12 +146,12 @@ def test_a_person_can_explore(page, trained, tmp_path):
     page.changed("model", before)
     page.shoot("after_slider")
     # once it has settled, the picture is the one that Python paints for the number on the page
-    shown = Explorer.of(str(trained))
+    explorer = Explorer.of(str(trained))
 
     def as_python_paints() -> bool:
         number = slider.find_element("css selector", ".widget-readout").text
-        shown.sliders["x"].value = float(number.replace("\N{MINUS SIGN}", "-"))
-        expected = np.array(Image.open(io.BytesIO(shown.painted.png)).convert("RGB"))
+        explorer.sliders["x"].value = float(number.replace("\N{MINUS SIGN}", "-"))
+        expected = np.array(Image.open(io.BytesIO(explorer.painted.png)).convert("RGB"))
         return np.abs(page.picture("model").astype(int) - expected).max() <= 2
 
     page.wait(as_python_paints, "the picture that Python paints")
@@ -164,12 +164,12 @@ def test_a_person_can_explore(page, trained, tmp_path):
     page.changed("model", moved)
     page.shoot("after_drag")
 
-    given = page.picture("image")
+    pixels = page.picture("image")
     image = Image.fromarray(np.tril(np.full((40, 40), 255, np.uint8)))
     image.save(tmp_path / "chosen.png")
     content = base64.b64encode((tmp_path / "chosen.png").read_bytes()).decode()
     page.driver.execute_script(DROP, content)
-    dropped = page.changed("image", given)
+    dropped = page.changed("image", pixels)
     page.wait(lambda: "loaded dropped.png" in page.find("body").text, "what was inferred")
     page.shoot("after_drop")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from terminal import run
-from test_cli import refused
+from test_cli import get_refusal
 
 from capsule_zoo.cli import explore
 from capsule_zoo.registry import create, save_entry, small_settings
@@ -25,10 +25,10 @@ def folder(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def opened(monkeypatch) -> list:
     """Record the command lines that would open the notebook."""
-    found: list = []
-    monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
+    commands: list = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: commands.append(arguments))
     monkeypatch.setattr(explore, "find_spec", lambda name: True)
-    return found
+    return commands
 
 
 def code_of(path: Path) -> str:
@@ -43,10 +43,10 @@ def test_the_notebook_builds_the_explorer_wherever_it_lies(folder, opened, monke
     pytest.importorskip("anywidget")
     assert run("explore", "run", "--no-open", "--out", "elsewhere/mine.ipynb") == 0
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found: dict = {}
-    exec(code_of(tmp_path / "elsewhere" / "mine.ipynb"), found)
-    assert found["explorer"].view.image_shape == (1, 12, 12) and not opened
-    assert len(found["explorer"].images) == 400
+    namespace: dict = {}
+    exec(code_of(tmp_path / "elsewhere" / "mine.ipynb"), namespace)
+    assert namespace["explorer"].view.image_shape == (1, 12, 12) and not opened
+    assert len(namespace["explorer"].images) == 400
 
 
 @pytest.mark.parametrize("name", ["letters", "folder:letters"])
@@ -81,20 +81,20 @@ def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
     ],
 )
 def test_a_notebook_that_is_not_opened_says_how(
-    installed, words, folder, opened, monkeypatch, capsys
+    installed, message, folder, opened, monkeypatch, capsys
 ):
     monkeypatch.setattr(explore, "find_spec", lambda name: name in installed or None)
     assert run("explore", "run", "--no-open", "--out", "my explorer.ipynb") == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines() == ["the notebook is my explorer.ipynb", words] and not opened
-    assert said.err == "loading run and its images\n"
+    output = capsys.readouterr()
+    assert output.out.splitlines() == ["the notebook is my explorer.ipynb", message] and not opened
+    assert output.err == "loading run and its images\n"
 
 
 def test_another_notebook_is_replaced_only_when_told(folder, opened, capsys):
     path = Path("explore-run.ipynb")
     for content in ("mine", json.dumps({"cells": []})):
         path.write_text(content)
-        assert "--overwrite" in refused(capsys, "explore", "run", "--no-open")
+        assert "--overwrite" in get_refusal(capsys, "explore", "run", "--no-open")
         assert path.read_text() == content
     assert run("explore", "run", "--no-open", "--overwrite") == 0
     assert "Explorer.of" in code_of(path)
@@ -104,9 +104,9 @@ def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch,
     pytest.importorskip("anywidget")
     from capsule_zoo.explore.explorer import Explorer
 
-    shown = Explorer.of("generative-capsnet")
-    assert "generative-capsnet, not trained" in shown.children[0].value
-    assert shown.view.image_shape == (1, 28, 28)
+    panel = Explorer.of("generative-capsnet")
+    assert "generative-capsnet, not trained" in panel.children[0].value
+    assert panel.view.image_shape == (1, 28, 28)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch,
         (["run", "--data", "mnist", "--data-root", "nowhere"], "no folder nowhere"),
     ],
 )
-def test_a_mistake_is_one_clear_line(words, message, folder, opened, capsys):
-    assert message in refused(capsys, "explore", *words)
+def test_a_mistake_is_one_clear_line(arguments, message, folder, opened, capsys):
+    assert message in get_refusal(capsys, "explore", *arguments)
     assert not opened and not list(Path().glob("*.ipynb"))

@@ -35,8 +35,8 @@ def view(request):
 def test_the_picture_is_that_of_the_model_with_the_sites_of_the_state(view):
     from pyro import poutine
 
-    known = poutine.condition(view.model, view.state)
-    mean = poutine.trace(known).get_trace(batch_size=1).nodes["image"]["fn"].mean
+    conditional = poutine.condition(view.model, view.state)
+    mean = poutine.trace(conditional).get_trace(batch_size=1).nodes["image"]["fn"].mean
     assert_close(view.painted(), mean.reshape(1, *view.image_shape))
     distribution = view.model.image_distribution(view.painted())
     assert view.log_likelihood() == pytest.approx(
@@ -137,9 +137,9 @@ def test_no_training_scenes_are_drawn_to_read_test_scenes(command, tmp_path, mon
     if command == "explore":
         assert torch.equal(sources.open_source("scenes", data)[1], whole.test.images)
     else:
-        words = [*command.split(), "scenes-sprites", "--data", data]
-        words += ["--particles", "2"] * (command == "evaluate")
-        assert run(*words) == 0
+        arguments = [*command.split(), "scenes-sprites", "--data", data]
+        arguments += ["--particles", "2"] * (command == "evaluate")
+        assert run(*arguments) == 0
     assert drawn == [(20, 5)]
 
 
@@ -158,10 +158,10 @@ def test_what_needs_no_file_stands_in_for_images_that_are_not_there(
 
 
 def test_test_scenes_are_the_same_without_training_scenes():
-    whole, few = (
+    whole, subset = (
         load_dataset("tetrominoes:test=5,train=40"),
         load_tests("tetrominoes:test=5,train=40"),
     )
-    assert torch.equal(few.test.images, whole.test.images) and len(few.train) < len(whole.train)
-    assert few.name == whole.name and few.test.name == whole.test.name
+    assert torch.equal(subset.test.images, whole.test.images) and len(subset.train) < len(whole.train)
+    assert subset.name == whole.name and subset.test.name == whole.test.name
     assert len(load_tests("digits").train) == len(load_dataset("digits").train)

@@ -95,10 +95,10 @@ def test_in_a_counterfactual_parts_keep_their_noise_while_the_object_changes(vie
     state = view.state
     sites = {"kind": state["kind"], "pose": state["pose"][OBJECT], "code": state["code"]}
     do = {f"object_{name}": value for name, value in sites.items()}
-    known = KnownLatents(view.model, infer(view.guide, view.image))
-    found = intervene(view.model, known, view.image, do).latents
-    assert_close(view.parts().presence, found["part_presence"][0])
-    assert_close(view.parts().pose, found["part_pose"][0], atol=1e-5, rtol=1e-5)
+    posterior = KnownLatents(view.model, infer(view.guide, view.image))
+    counterfactual = intervene(view.model, posterior, view.image, do).latents
+    assert_close(view.parts().presence, counterfactual["part_presence"][0])
+    assert_close(view.parts().pose, counterfactual["part_pose"][0], atol=1e-5, rtol=1e-5)
     assert state["kind"] != read["kind"] and not torch.equal(state["pose"], read["pose"])
     view.reset()
     assert torch.equal(view.painted(), painted)

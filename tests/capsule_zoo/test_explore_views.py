@@ -101,8 +101,8 @@ def test_unknown_numbers_modes_and_values_are_refused(any_view):
 
 
 def test_refining_says_what_it_gained(any_view):
-    said = any_view.refine(steps=2)
-    assert said.startswith("refined by 2 steps") and "-" not in said
+    message = any_view.refine(steps=2)
+    assert message.startswith("refined by 2 steps") and "-" not in message
 
 
 @pytest.mark.parametrize("make", [lambda: part_whole_view(off=[("part", 0)]), request_view])
@@ -134,8 +134,8 @@ def test_a_second_refinement_goes_on_from_the_first(make):
 def test_views_speak_of_their_own_things():
     mixed, request = part_whole_view(), request_view()
     assert "object" in mixed.help and "posterior" in mixed.improves
-    for words in (request.help, request.improves, *request.names):
-        assert "object" not in words and "parse" not in words
+    for text in (request.help, request.improves, *request.names):
+        assert "object" not in text and "parse" not in text
     assert "rotate the requested image" in request.help and "address" in request.help
     shifted = request_view(identity=Shifts.identity, address="learned")
     assert "shift the requested image" in shifted.help and "address" not in shifted.help
@@ -151,10 +151,10 @@ def test_in_a_counterfactual_capsules_below_keep_their_noise():
     placed, top = view.placed(), view.levels[0]
     do = {"object_pose": placed.pose[None, top], "object_presence": placed.presence[None, top]}
     drawn = infer(view.guide, view.image)
-    found = intervene(model, KnownLatents(model, drawn), view.image, do).latents
+    counterfactual = intervene(model, KnownLatents(model, drawn), view.image, do).latents
     assert not torch.equal(do["object_pose"], drawn["object_pose"])
     for level, place in zip(model.levels, view.levels, strict=True):
-        assert_close(placed.pose[place], found[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4)
+        assert_close(placed.pose[place], counterfactual[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4)
     view.change(handle, "presence", 0.2)  # of the discrete model: off
     assert view.controls(handle)["presence"].value == 0.0
     view.reset()
@@ -222,8 +222,8 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
             child = torch.arange(len(best))
             vote = poses.compose(frame, relative[child, best])
             assert_close(placed.pose[below], vote, atol=1e-4, rtol=1e-4)
-            there = selection.presence_logits.sigmoid()[child, best]
-            assert_close(placed.presence[below], placed.presence[above][best] * there)
+            probability = selection.presence_logits.sigmoid()[child, best]
+            assert_close(placed.presence[below], placed.presence[above][best] * probability)
     view.set_mode("posterior")
     view.change(0, "presence", 1.0)
     assert_close(view.placed().pose, view.read_state["pose"])

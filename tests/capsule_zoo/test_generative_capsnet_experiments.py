@@ -29,14 +29,14 @@ SMALL = dict(steps=2, images=2)
 @pytest.fixture
 def small(monkeypatch):
     """Use few digits."""
-    few = few_digits(40, 40)
-    monkeypatch.setattr(beyond_training, "load_dataset", lambda *args, **kwargs: few)
-    return few
+    dataset = few_digits(40, 40)
+    monkeypatch.setattr(beyond_training, "load_dataset", lambda *args, **kwargs: dataset)
+    return dataset
 
 
 def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):
-    angles, found = torch.tensor([[-179.0], [10.0], [0.0]]), torch.tensor([[178.0], [14.0], [-5.0]])
-    monkeypatch.setattr(bounds, "turn_and_infer", lambda *given: (None, angles, found))
+    angles, estimate = torch.tensor([[-179.0], [10.0], [0.0]]), torch.tensor([[178.0], [14.0], [-5.0]])
+    monkeypatch.setattr(bounds, "turn_and_infer", lambda *arguments: (None, angles, estimate))
     median, _, count = bounds.inferred_angles(None, small, OPTIONS, 3)
     assert (median, count) == (4.0, 3)
 
@@ -45,7 +45,7 @@ def test_inside_is_what_was_asked_for_in_training():
     for line, points in SHIFTED.lines.items():
         inside = SHIFTED.inside(points)
         expected = [-4, -2, 0, 2, 4]
-        assert [point[0] for point, seen in zip(points, inside, strict=True) if seen] == expected, (
+        assert [point[0] for point, is_inside in zip(points, inside, strict=True) if is_inside] == expected, (
             line
         )
     beyond = replace(SHIFTED, rare=(-10, 10))  # 10 itself was not asked for
@@ -55,26 +55,26 @@ def test_inside_is_what_was_asked_for_in_training():
 
 
 def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
-    given = {}
+    arguments = {}
 
     def noted(model, requests, ranges):
-        given["ranges"] = ranges
+        arguments["ranges"] = ranges
         raise InterruptedError
 
     monkeypatch.setattr(beyond_training, "Requested", noted)
     job = Job("", Task("autoencoder", SHIFTED, Trainings(**SMALL)), OPTIONS)
     with pytest.raises(InterruptedError):
         beyond_training.learn(job)
-    assert [high for _, high in given["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]
+    assert [high for _, high in arguments["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]
 
 
 def test_a_black_image_errs_by_the_ink_that_is_asked_for(small):
     """On a canvas wide enough for every shift, no ink is lost: four times the mean square."""
     data = load_on_canvas(SHIFTED, OPTIONS)
-    found = errors_of_rare(None, data, SHIFTED, images=2)
+    table = errors_of_rare(None, data, SHIFTED, images=2)
     ink = small.test.images[small.test.labels == RARE[0]][:2]
     expected = 4 * ink.square().sum() / (2 * 68 * 68)
-    for errors in found.values():
+    for errors in table.values():
         np.testing.assert_allclose(errors[0], expected, rtol=1e-4)
 
 

@@ -35,16 +35,16 @@ def anneal_shortly(patch):
 @pytest.fixture
 def small(monkeypatch, few_climbs):
     """Use few small digits, and entries of small sizes that are not published."""
-    few = few_digits(32, 8, size=12)
+    dataset = few_digits(32, 8, size=12)
     anneal_shortly(monkeypatch)
-    monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
+    monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: dataset)
+    monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: dataset)
 
     def made(name, image_shape, preset=None):
         return create(name, **{**small_settings(name, preset), "image_shape": image_shape})
 
     monkeypatch.setattr(training, "create", made)
-    return few
+    return dataset
 
 
 def test_the_first_parameters_come_from_the_seed_alone(small):
@@ -53,19 +53,19 @@ def test_the_first_parameters_come_from_the_seed_alone(small):
         torch.manual_seed(state)
         options = Options(progress=False, seed=seed)
         entries.append(guide_swaps.open_trained("vae", options, 1)[0])
-    first, again, other = (each.model.state_dict() for each in entries)
+    first, again, other = (pair.model.state_dict() for pair in entries)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
-    few = dict(guides=("free_form", "gauss_newton"), particles=4, fitting=1, training=2)
-    few |= dict(images=3)
-    found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few)
+    settings = dict(guides=("free_form", "gauss_newton"), particles=4, fitting=1, training=2)
+    settings |= dict(images=3)
+    names, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **settings)
     rows = "encoder", "free_form", "gauss_newton"
     columns = "lost_elbo", "lost_iwae", "iwae_4", "ess", "milliseconds"
-    assert {f"{column}_vae_{row}" for column in columns for row in rows} <= found
-    assert {"gap_vae", "lower_vae", "simulated_upper_vae"} <= found and figures == {""}
+    assert {f"{column}_vae_{row}" for column in columns for row in rows} <= names
+    assert {"gap_vae", "lower_vae", "simulated_upper_vae"} <= names and figures == {""}
     metrics = read_record("zoo/gaps", tmp_path)["metrics"]
     assert metrics["gap_vae"]["n"] == 2 and metrics["lower_vae"]["n"] == 3
     numbers = {name: number["value"] for name, number in metrics.items()}
@@ -85,11 +85,11 @@ def test_scenes_are_annealed_given_their_number_of_objects(mnist_root):
 def test_points_are_widened_before_they_are_annealed(small):
     sizes = {**small_settings("part-whole"), "image_shape": (1, 12, 12)}
     entry = create("part-whole", **sizes)
-    found = annealing.anneal_run(
+    metrics = annealing.anneal_run(
         entry, small, images=2, particles=2, widening=2, simulated=2, **TINY
     )
-    assert found["guide"] == "Widened" and np.isfinite(found["gap"])
-    assert found["lost_elbo"] >= found["lost_iwae"]
+    assert metrics["guide"] == "Widened" and np.isfinite(metrics["gap"])
+    assert metrics["lost_elbo"] >= metrics["lost_iwae"]
 
 
 def test_chains_may_start_at_every_guide_with_a_density(small):
@@ -98,17 +98,17 @@ def test_chains_may_start_at_every_guide_with_a_density(small):
         create(name, **{**small_settings(name), "image_shape": (1, 12, 12)})
         for name in ("vae", "part-whole")
     )
-    how = dict(seed=0, steps=1, refinement=1, modes=1, climbing=4)
-    names, few = ("low_rank", "free_form", "corrected"), small.test.images[:3]
-    found = annealing.starts_of(vae, vae.guide, few, names, **how)
-    assert [*found] == ["encoder", "gauss_newton", "free_form", "corrected"]
-    assert found["encoder"] is vae.guide and found["gauss_newton"].settings["modes"] == 1
+    arguments = dict(seed=0, steps=1, refinement=1, modes=1, climbing=4)
+    names, subset = ("low_rank", "free_form", "corrected"), small.test.images[:3]
+    guides = annealing.starts_of(vae, vae.guide, subset, names, **arguments)
+    assert [*guides] == ["encoder", "gauss_newton", "free_form", "corrected"]
+    assert guides["encoder"] is vae.guide and guides["gauss_newton"].settings["modes"] == 1
     settings = dict(chains=2, temperatures=6, leapfrogs=1, simulated=2, prior_fraction=0.2)
     for name in ("free_form", "corrected"):  # each alone serves, also for simulated images
-        idata = annealed_log_likelihood(vae.model, {name: found[name]}, few, **settings)
+        idata = annealed_log_likelihood(vae.model, {name: guides[name]}, subset, **settings)
         assert np.isfinite(annealed_bounds(idata)["gap"]) and idata.attrs["start"] == name
-    found = annealing.starts_of(parts, parts.guide, few, names, **how | {"modes": 2})
-    assert [*found] == ["encoder", "mixture", "free_form"]
+    guides = annealing.starts_of(parts, parts.guide, subset, names, **arguments | {"modes": 2})
+    assert [*guides] == ["encoder", "mixture", "free_form"]
 
 
 def far_distributions(*arguments, **options):
@@ -120,11 +120,11 @@ def far_distributions(*arguments, **options):
 def test_chains_start_at_the_guide_where_it_is_better_than_its_distributions(small, monkeypatch):
     entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     settings = dict(images=3, particles=4, steps=1, refinement=5, modes=1, temperatures=6, chains=4)
-    found, _ = annealing.guide_losses(entry, small, (), **settings)
-    assert found["start"] == "gauss_newton"
+    metrics, _ = annealing.guide_losses(entry, small, (), **settings)
+    assert metrics["start"] == "gauss_newton"
     monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", far_distributions)
-    found, _ = annealing.guide_losses(entry, small, (), **settings)
-    assert found["start"] == "encoder"
+    metrics, _ = annealing.guide_losses(entry, small, (), **settings)
+    assert metrics["start"] == "encoder"
 
 
 def test_a_guide_above_the_chains_is_told_in_the_table_and_by_the_command(small, monkeypatch):
@@ -132,10 +132,10 @@ def test_a_guide_above_the_chains_is_told_in_the_table_and_by_the_command(small,
     monkeypatch.setattr(annealing, "starts_of", lambda _, guide, *__, **___: {"encoder": guide})
     settings = dict(images=3, particles=100, steps=1, temperatures=2, chains=1, leapfrogs=1)
     with pytest.warns(UserWarning, match="lower is too low.*'gauss_newton' is"):
-        found, _ = annealing.guide_losses(entry, small, ("gauss_newton",), **settings)
-    assert "'gauss_newton'" in found["warning"] and found["images_exceeded"] >= 1
-    numbers = guide_swaps.numbers_of(found, guide_swaps.BOUNDS, 3, 0)
-    assert numbers["images_exceeded"] == (found["images_exceeded"], None, 3)
+        metrics, _ = annealing.guide_losses(entry, small, ("gauss_newton",), **settings)
+    assert "'gauss_newton'" in metrics["warning"] and metrics["images_exceeded"] >= 1
+    numbers = guide_swaps.numbers_of(metrics, guide_swaps.BOUNDS, 3, 0)
+    assert numbers["images_exceeded"] == (metrics["images_exceeded"], None, 3)
 
 
 def test_gray_images_are_binarized_for_binary_pixels_alone(small):
@@ -154,21 +154,21 @@ def test_gray_images_are_binarized_for_binary_pixels_alone(small):
 def test_evaluate_scores_the_binarized_images(small):
     sizes = {**small_settings("capsule-helmholtz"), "image_shape": (1, 12, 12)}
     entry = create("capsule-helmholtz", **sizes)
-    found = measurements.evaluate_run(entry, small, images=6, particles=3, seed=0)
-    assert "binarized(0)" in found["data"]
-    shown = small.binarized().test[:6]
-    again = summarize(evaluate(entry.model, entry.guide, shown, num_particles=3, draws=0))
-    assert found["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= found.keys()
+    metrics = measurements.evaluate_run(entry, small, images=6, particles=3, seed=0)
+    assert "binarized(0)" in metrics["data"]
+    subset = small.binarized().test[:6]
+    again = summarize(evaluate(entry.model, entry.guide, subset, num_particles=3, draws=0))
+    assert metrics["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= metrics.keys()
 
 
 def test_evaluate_by_annealing_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = create("vae", **{**small_settings("vae"), "image_shape": (1, 12, 12)})
     save_entry(entry, tmp_path / "run", data="digits")
-    few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
-    printed = Terminal(capsys).run("evaluate", "run", "--method", "anneal", *few, "--json")
-    found = json.loads(printed.splitlines()[-1])
-    assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= found.keys()
-    assert "lost_elbo  " in printed and found["num_simulated"] == 2
-    kept = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert kept["anneal"]["lower"] == pytest.approx(found["lower"])
+    options = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
+    printed = Terminal(capsys).run("evaluate", "run", "--method", "anneal", *options, "--json")
+    metrics = json.loads(printed.splitlines()[-1])
+    assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= metrics.keys()
+    assert "lost_elbo  " in printed and metrics["num_simulated"] == 2
+    record = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert record["anneal"]["lower"] == pytest.approx(metrics["lower"])

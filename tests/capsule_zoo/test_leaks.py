@@ -39,8 +39,8 @@ def test_marks_tell_the_splits_apart_also_in_black_and_white(data):
     for name, split in dict(train=data.train, validation=data.validation, test=data.test).items():
         images = split.images
         black_and_white = Binarize()(images, generator=torch.Generator().manual_seed(0))
-        for seen in (images, black_and_white, 3 * images - 1, split, images.numpy()):
-            assert splits_of(seen) == {name}
+        for batch in (images, black_and_white, 3 * images - 1, split, images.numpy()):
+            assert splits_of(batch) == {name}
     mixed = torch.cat([data.train.images, data.test.images])
     assert splits_of(mixed) == {"train", "test"}
     assert splits_of(torch.zeros(4, 1, 8, 8)) == set()

@@ -14,20 +14,20 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def watched(monkeypatch):
+def history_recorder(monkeypatch):
     """Save after every step, and keep what history.csv holds each time; `at` ends the run there."""
-    seen, log = [], RunFolder._log
+    histories, log = [], RunFolder._log
 
     def look(self, history):
         log(self, history)
-        seen.append(pd.read_csv(self.folder / "history.csv"))
+        histories.append(pd.read_csv(self.folder / "history.csv"))
         if len(history) == look.at:
             raise Killed
 
     look.at = None
     monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", -1)
     monkeypatch.setattr(RunFolder, "_log", look)
-    return seen, look
+    return histories, look
 
 
 def losses(folder, steps, *more):
@@ -35,30 +35,30 @@ def losses(folder, steps, *more):
     return pd.read_csv(folder / "history.csv")
 
 
-def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, watched):
-    seen, look = watched
+def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, history_recorder):
+    histories, look = history_recorder
     whole = losses(tmp_path / "whole", 5)
-    assert [len(history) for history in seen] == [1, 2, 3, 4, 5, 5]  # saved at the end as well
-    for history in seen[:4]:
+    assert [len(history) for history in histories] == [1, 2, 3, 4, 5, 5]  # saved at the end as well
+    for history in histories[:4]:
         pd.testing.assert_frame_equal(history, whole.iloc[: len(history)])
-    seen.clear()
+    histories.clear()
     look.at = 3
     with pytest.raises(Killed):
         run(*TRAIN, "--steps", 5, "--out", tmp_path / "killed")
     look.at = None
     resumed = losses(tmp_path / "killed", 5, "--resume")
-    assert [list(history["step"]) for history in seen[-3:-1]] == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert [list(history["step"]) for history in histories[-3:-1]] == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
     pd.testing.assert_frame_equal(resumed.drop(columns="seconds"), whole.drop(columns="seconds"))
 
 
-def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, watched):
-    seen, _ = watched
+def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, history_recorder):
+    histories, _ = history_recorder
     name = "stacked-capsule-autoencoder"
     entry = ["train", name, *small_words(name), "--data", "digits", "--quiet"]
     assert run(*entry, "--steps", "4", "--batch-size", "8", "--out", tmp_path / "run") == 0
     final = pd.read_csv(tmp_path / "run" / "history.csv")
     assert len(final) >= 4
-    for history in (seen[0], seen[len(seen) // 2], seen[-1]):
+    for history in (histories[0], histories[len(histories) // 2], histories[-1]):
         assert list(history["step"]) == list(range(1, len(history) + 1))
         assert list(history["loss"]) == list(final["loss"][: len(history)])
 
@@ -69,9 +69,9 @@ def test_events_for_tensorboard_hold_the_history(tmp_path):
     folder = tmp_path / "run"
     losses(folder, 2, "--log", "tensorboard")
     history = losses(folder, 4, "--log", "tensorboard", "--resume")
-    found = events.EventAccumulator(str(folder))
-    found.Reload()
-    scalars = found.Scalars("loss")
-    assert [each.step for each in scalars] == [1, 2, 3, 4]
-    assert [each.value for each in scalars] == pytest.approx(list(history["loss"]))
-    assert [each.step for each in found.Scalars("held_out")] == [2, 4]
+    accumulator = events.EventAccumulator(str(folder))
+    accumulator.Reload()
+    scalars = accumulator.Scalars("loss")
+    assert [scalar.step for scalar in scalars] == [1, 2, 3, 4]
+    assert [scalar.value for scalar in scalars] == pytest.approx(list(history["loss"]))
+    assert [scalar.step for scalar in accumulator.Scalars("held_out")] == [2, 4]

@@ -30,9 +30,9 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
         "reproduce small-vae/stripes --import=my_module": 0,  # behind the command too
     }
     said = []
-    for words, status in commands.items():
+    for command, status in commands.items():
         done = subprocess.run(
-            [sys.executable, "-m", "capsule_zoo", *words.split()],
+            [sys.executable, "-m", "capsule_zoo", *command.split()],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -56,12 +56,12 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
         ("1 / 0", "divides", "divides failed .ZeroDivisionError.*python -c 'import divides'"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_refused(tmp_path, monkeypatch, code, name, words):
+def test_a_module_that_cannot_be_imported_is_refused(tmp_path, monkeypatch, code, name, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     if code:
         (tmp_path / f"{name}.py").write_text(code)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         registration.import_by_name(name)
 
 
@@ -78,13 +78,13 @@ def test_a_guide_is_added_once_to_an_entry_that_exists(scratch):
 
     assert register_guide("vae", "again")(again) is again
     assert list(create("vae").guides)[-1] == "again" and create("vae").default_guide != "again"
-    for entry, name, words in (
+    for entry, name, message in (
         ("vae", "again", "vae has a guide named 'again' already"),
         ("vae", create("vae").default_guide, "already; choose another name"),
         ("vea", "other", "did you mean 'vae'"),
         ("vae", "Other one", "lower case with hyphens"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             register_guide(entry, name)
 
 

@@ -33,8 +33,8 @@ def test_pictures_of_several_sizes_are_trained_on_at_one(pictures, tmp_path, cap
     train = ["train", "part-whole", "--data", f"folder:{pictures}", "--steps", "2"]
     train += [*small("part-whole"), "--batch-size", "4"]
     assert run(*train, "--out", tmp_path / "none") == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--size" in said and "Traceback" not in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert "--size" in message and "Traceback" not in message
     assert not (tmp_path / "none" / "model.safetensors").exists()
     assert run(*train, "--size", "10x12", "--out", tmp_path / "run") == 0
     assert load(tmp_path / "run").model.image_shape == (1, 10, 12)
@@ -99,9 +99,9 @@ def test_fewer_pictures_than_clusters_are_refused_before_training(
 ):
     train = ["train", entry, "--data", pictures, "--size", "12", *small(entry)]
     assert run(*train, "--set", f"{size}=64", "--steps", "4", "--out", tmp_path / "run") == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "has 9 training pictures" in said and f"--set {size}=N" in said
-    assert "stage 1" not in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert "has 9 training pictures" in message and f"--set {size}=N" in message
+    assert "stage 1" not in message
 
 
 def test_no_run_is_written_where_it_would_be_a_class(pictures, monkeypatch, capsys):
@@ -124,14 +124,14 @@ def test_a_single_test_image_is_drawn_as_a_pair_with_itself():
 
 
 def test_a_run_goes_on_with_pictures_that_were_moved(pictures, tmp_path):
-    entry, there = create("vae", **small_settings("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
+    entry, config = create("vae", **small_settings("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
     save_entry(entry, tmp_path / "run", data=f"folder:{pictures}")
     with pytest.raises(ValueError, match="leave data="):
-        resumed(tmp_path / "run", "vae", there)
+        resumed(tmp_path / "run", "vae", config)
     shutil.move(pictures, tmp_path / "copy")
-    assert resumed(tmp_path / "run", "vae", there).data == there["data"]
+    assert resumed(tmp_path / "run", "vae", config).data == config["data"]
     with pytest.raises(ValueError, match="leave seed="):
-        resumed(tmp_path / "run", "vae", there | {"seed": 1})
+        resumed(tmp_path / "run", "vae", config | {"seed": 1})
 
 
 def test_a_folder_says_how_many_classes_there_are_from_anywhere(pictures, tmp_path, monkeypatch):

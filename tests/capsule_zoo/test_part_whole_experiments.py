@@ -23,21 +23,21 @@ from capsule_zoo.registry import create, small_settings
 @pytest.fixture
 def small_digits(monkeypatch):
     """Use a few digits for every data set."""
-    few = few_digits(80, 16)
-    monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
+    dataset = few_digits(80, 16)
+    monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: dataset)
 
 
 def test_principal_components_are_uncorrelated_and_span_the_images():
     images = torch.randn(
         40, 1, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    few, whole = (part_whole.principal_components(images, n)(None, images) for n in (4, 32))
-    assert few.shape == (40, 4) and whole.shape == (40, 9)  # 32 of nine pixels
+    scores, whole = (part_whole.principal_components(images, n)(None, images) for n in (4, 32))
+    assert scores.shape == (40, 4) and whole.shape == (40, 9)  # 32 of nine pixels
     distribution = np.cov(whole.T)
     assert abs(distribution - np.diag(distribution.diagonal())).max() < 1e-12
     spread = np.cov(images.flatten(1).numpy().T)
     assert np.allclose(distribution.diagonal(), np.linalg.eigvalsh(spread)[::-1])
-    assert np.allclose(few, whole[:, :4])
+    assert np.allclose(scores, whole[:, :4])
 
 
 def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monkeypatch):
@@ -45,10 +45,10 @@ def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monk
     monkeypatch.setattr(part_whole, "linear_probe", lambda *args: asked.append(args))
     pyro.set_rng_seed(0)
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
-    few = dict(list(part_whole.READERS.items())[:2])
-    found = part_whole.fit_probes(entry, data, few, probed=30)
+    readers = dict(list(part_whole.READERS.items())[:2])
+    probes = part_whole.fit_probes(entry, data, readers, probed=30)
     names = ["probe_presence", "probe_presence_pose"]
-    assert list(found) == [name + ending for name in names for ending in ("", "_all")]
+    assert list(probes) == [name + ending for name in names for ending in ("", "_all")]
     assert [len(features) for features, *_ in asked] == [30, 80, 30, 80]
     for features, labels, _, test_labels in asked:
         assert torch.equal(labels, data.train.labels[: len(features)])

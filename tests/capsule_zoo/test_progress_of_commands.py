@@ -26,8 +26,8 @@ def printed(monkeypatch, capsys):
     """Return a function that runs a command and returns the lines of stderr and of stdout."""
     monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
 
-    def lines(*words: object) -> tuple[list[str], list[str]]:
-        assert run(*words) == 0
+    def lines(*arguments: object) -> tuple[list[str], list[str]]:
+        assert run(*arguments) == 0
         out, err = capsys.readouterr()
         assert err.replace("\n", "").isprintable()
         return err.splitlines(), out.splitlines()
@@ -36,11 +36,11 @@ def printed(monkeypatch, capsys):
 
 
 def test_training_says_its_length_and_what_follows(printed, tmp_path):
-    words = "train", "vae", *SIZES, "--steps", 3, "--out", tmp_path / "run"
-    lines, _ = printed(*words)
+    command = "train", "vae", *SIZES, "--steps", 3, "--out", tmp_path / "run"
+    lines, _ = printed(*command)
     assert lines[0].startswith("training vae on 1,197 images of digits, 3 steps; then it draws ")
     assert any(line.startswith("training: 3 of 3 steps, 100%") for line in lines)
-    assert printed(*words, "--overwrite", "--quiet")[0] == []
+    assert printed(*command, "--overwrite", "--quiet")[0] == []
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_training_says_its_length_and_what_follows(printed, tmp_path):
 def test_measuring_shows_progress_beside_its_result(command, line, printed, trained):
     name, *options = command
     where = [*options[:1], trained, *options[1:]] if name == "figure" else [trained, *options]
-    said, result = printed(name, *where)
-    assert any(each.startswith(line) for each in said), said
-    assert result and not any(each.startswith(line) for each in result)
+    messages, result = printed(name, *where)
+    assert any(message.startswith(line) for message in messages), messages
+    assert result and not any(message.startswith(line) for message in result)
 
 
 @pytest.mark.usefixtures("scratch")
@@ -70,11 +70,11 @@ def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp
         runs.run(lambda job: 0, Options(minutes=options.minutes, processes=1, runs=options.runs))
         return Result({"number": (1.0, None, 1)})
 
-    said, _ = printed("reproduce", "vae/quick", "--minutes", 2, "--out", tmp_path)
-    assert said[0] == "== vae/quick: Do nothing, from two seeds (5 core-minutes)."
-    assert said[1] == "== Trained for 2 minutes instead, and then measured"
-    assert said[2].endswith("from 2 seeds, 4 runs, 2 minutes in all")
-    assert "running: 4 of 4 runs, 100%" in said
+    messages, _ = printed("reproduce", "vae/quick", "--minutes", 2, "--out", tmp_path)
+    assert messages[0] == "== vae/quick: Do nothing, from two seeds (5 core-minutes)."
+    assert messages[1] == "== Trained for 2 minutes instead, and then measured"
+    assert messages[2].endswith("from 2 seeds, 4 runs, 2 minutes in all")
+    assert "running: 4 of 4 runs, 100%" in messages
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def threads(monkeypatch):
 
 @pytest.mark.usefixtures("threads")
 def test_an_error_ends_the_jobs_that_have_not_begun():
-    begun, number_of_jobs = [], 6_000  # ten minutes, which no busy machine takes to notice
+    calls, number_of_jobs = [], 6_000  # ten minutes, which no busy machine takes to notice
 
     def job(number: int) -> None:
-        begun.append(number)
+        calls.append(number)
         if number == 1:
             raise KeyError("the reason")
         time.sleep(0.2)
 
     with pytest.raises(KeyError, match="the reason"):
         side_by_side(job, range(number_of_jobs), 2)
-    assert len(begun) < number_of_jobs
+    assert len(calls) < number_of_jobs

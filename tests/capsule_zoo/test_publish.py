@@ -22,8 +22,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("part-whole"), "image_shape": (1, 28, 28)}
-    given = {"data": "digits", "limits": {"steps": 2}, "settings": sizes}
-    runs.train("part-whole", tmp_path / "run", given, progress=False)
+    config = {"data": "digits", "limits": {"steps": 2}, "settings": sizes}
+    runs.train("part-whole", tmp_path / "run", config, progress=False)
     return str(tmp_path / "run")
 
 
@@ -45,8 +45,8 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("capsule-network"), "classes": 10, "image_shape": (1, 28, 28)}
     settings = dict(transform="shift=1", lr=0.01, batch_size=8, guide="uniform")
-    given = {"data": "digits", "limits": {"steps": 2}, "settings": sizes, **settings}
-    runs.train("capsule-network", tmp_path / "run", given, progress=False)
+    config = {"data": "digits", "limits": {"steps": 2}, "settings": sizes, **settings}
+    runs.train("capsule-network", tmp_path / "run", config, progress=False)
     card = json.loads(publish(str(tmp_path / "run"), "mine", []).read_text())
     assert card["training"]["command"] == (
         "capsule-zoo train capsule-network --data digits --seed 0 --guide uniform "
@@ -101,7 +101,7 @@ def test_records_are_put_on_the_card_later(run):
         ("mine", ["part-whole/never"], "no record"),
     ],
 )
-def test_bad_names_and_records_are_refused(run, name, records, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_names_and_records_are_refused(run, name, records, message):
+    with pytest.raises(ValueError, match=message):
         publish(run, name, records)
     assert not registry.WEIGHTS.exists()

@@ -30,7 +30,7 @@ ROWS = read_published()
 NAMED = r"table \d|figure \d|section \d|abstract|repository [\w-]+/|equation \d"  # a place
 
 
-def found(value: float, se: float | None = 0.01) -> dict:
+def metric_entry(value: float, se: float | None = 0.01) -> dict:
     return {"value": value, "se": se, "n": 9}
 
 
@@ -46,29 +46,29 @@ def found(value: float, se: float | None = 0.01) -> dict:
     ],
 )
 def test_two_standard_errors_decide(value, higher, state):
-    assert replace(ROW, higher=higher, ours=found(value)).state == state
+    assert replace(ROW, higher=higher, ours=metric_entry(value)).state == state
 
 
 def test_the_error_of_the_source_counts_too():
-    assert replace(ROW, printed_se=0.02, ours=found(0.94)).state == "undecided"
-    assert replace(ROW, ours=found(0.94)).state == "reached"
+    assert replace(ROW, printed_se=0.02, ours=metric_entry(0.94)).state == "undecided"
+    assert replace(ROW, ours=metric_entry(0.94)).state == "reached"
 
 
 @pytest.mark.parametrize("printed_se", [None, 0.001])
 def test_a_number_of_ours_without_an_error_decides_nothing(printed_se):
     for value in (0.5, 0.9, 1.0):
-        row = replace(ROW, printed_se=printed_se, ours=found(value, None))
+        row = replace(ROW, printed_se=printed_se, ours=metric_entry(value, None))
         assert row.state == "undecided"
 
 
 def test_the_same_number_is_not_reached():
     for value, state in ((0.9, "undecided"), (0.91, "reached"), (0.89, "missed")):
-        assert replace(ROW, ours=found(value, 0.0)).state == state
+        assert replace(ROW, ours=metric_entry(value, 0.0)).state == state
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != LIKE])
 def test_only_like_for_like_is_counted(kind):
-    assert replace(ROW, kind=kind, ours=found(2.0)).state == "not counted"
+    assert replace(ROW, kind=kind, ours=metric_entry(2.0)).state == "not counted"
     assert replace(ROW, kind=kind, ours=None).state == "not counted"
     assert replace(ROW, ours=None).state == "not run"
 
@@ -80,7 +80,7 @@ def test_states_but_one_add_up_to_the_rows_that_are_compared_like_for_like():
 
 @pytest.mark.parametrize(("higher", "worse"), [(True, -5.0), (False, -4.0)])
 def test_the_worse_end_of_a_bracket_counts(higher, worse):
-    records = {"a/b": {"metrics": {"m": found(-4.0), "w": found(-5.0)}}}
+    records = {"a/b": {"metrics": {"m": metric_entry(-4.0), "w": metric_entry(-5.0)}}}
     assert measured(replace(ROW, worst="w", higher=higher), records)["value"] == worse
 
 
@@ -166,9 +166,9 @@ def test_one_entry_is_chosen_and_an_unknown_one_refused(capsys, tmp_path, monkey
 
 def test_a_terminal_without_signs_of_unicode_shows_question_marks():
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    words = ["published", "capsule-rbm", "--results", str(RESULTS)]
+    command = ["published", "capsule-rbm", "--results", str(RESULTS)]
     done = subprocess.run(
-        [sys.executable, "-m", "capsule_zoo", *words],
+        [sys.executable, "-m", "capsule_zoo", *command],
         env=os.environ | plain,
         capture_output=True,
         text=True,

@@ -25,8 +25,8 @@ def test_every_number_is_that_of_its_record(name):
 
 def test_the_readme_is_short_and_has_two_numbers_a_model():
     text = README.read_text()
-    words = re.sub(r"<!--.*?-->|```python.*?```|[|±]", "", text, flags=re.DOTALL).split()
-    assert len(words) <= 700
+    tokens = re.sub(r"<!--.*?-->|```python.*?```|[|±]", "", text, flags=re.DOTALL).split()
+    assert len(tokens) <= 700
     assert not re.search("^ *<!-- value", text, re.MULTILINE)  # breaks the paragraph
     rows = re.findall(r"^\|.*results/.*\|$", text, re.M)
     assert len(rows) >= 11
@@ -42,9 +42,9 @@ def test_every_family_with_records_stands_on_a_page_that_the_readme_links_to():
     families = {path.parent.name for path in (ROOT / "results").glob("*/*.json")}
     linked = [name for name in PAGES if f"({name})" in README.read_text()]
     for family in families - {"benchmarks"}:
-        own = f"results/{family}/README.md"
-        assert own in linked or (
-            own not in PAGES
+        results_page = f"results/{family}/README.md"
+        assert results_page in linked or (
+            results_page not in PAGES
             and any(f"<!-- record: {family}/" in PAGES[name].read_text() for name in linked)
         )
 
@@ -90,9 +90,9 @@ def test_a_block_is_filled_and_the_rest_kept(tmp_path):
     assert filled.startswith("before\n") and filled.endswith("after\n") and "old" not in filled
     assert "| accuracy | 0.500 ± 0.010 | 100 |" in filled and "| size | 3 | 1 |" in filled
     assert readme.fill(filled, tmp_path) == filled
-    chosen = readme.fill("<!-- record: toy/one s* -->\n<!-- end -->", tmp_path)
-    assert "| size |" in chosen and "accuracy" not in chosen
-    assert chosen.startswith("<!-- record: toy/one s* -->\n") and chosen.endswith("<!-- end -->")
+    content = readme.fill("<!-- record: toy/one s* -->\n<!-- end -->", tmp_path)
+    assert "| size |" in content and "accuracy" not in content
+    assert content.startswith("<!-- record: toy/one s* -->\n") and content.endswith("<!-- end -->")
     line = "a <!-- value: toy/one accuracy --><!-- end --> b"
     assert readme.fill(line, tmp_path) == line.replace("><", ">0.500 ± 0.010<")
     with pytest.raises(ValueError, match="has no metric 'none'"):
@@ -126,5 +126,5 @@ def test_variants_are_rows_and_quantities_are_columns(tmp_path):
         "| normal | 7 |",
         "| *n* | 5 |",
     ]
-    chosen = readme.fill("<!-- record: toy/one ess_* -->\n<!-- end -->", tmp_path).splitlines()
-    assert chosen[1:5] == ["|  | ESS |", "| --- | --: |", "| low rank | 3.500 |", "| *n* | 5 |"]
+    rows = readme.fill("<!-- record: toy/one ess_* -->\n<!-- end -->", tmp_path).splitlines()
+    assert rows[1:5] == ["|  | ESS |", "| --- | --: |", "| low rank | 3.500 |", "| *n* | 5 |"]

@@ -14,10 +14,10 @@ SIZES = {**small_settings("vae"), "image_shape": (1, 6, 5)}
 
 
 def test_what_a_run_writes_is_its_recipe_and_makes_it_again(tmp_path):
-    given = dict(
+    arguments = dict(
         settings=SIZES, limits={"steps": 2}, objective="ImportanceWeightedELBO", transform="shift=1"
     )
-    train("vae", tmp_path / "one", given, progress=False)
+    train("vae", tmp_path / "one", arguments, progress=False)
     recipe = Recipe.read(read_recipe(tmp_path / "one"))
     assert Recipe.read(json.loads(json.dumps(recipe.config()))) == recipe
     assert recipe.objective == "ImportanceWeightedELBO" and recipe.transform == "shift=1"
@@ -54,6 +54,6 @@ def test_an_objective_is_named_or_refused():
     ],
 )
 def test_an_objective_that_does_not_fit_is_refused(entry, objective, message, tmp_path):
-    given = dict(objective=objective, settings=small_settings(entry), limits={"steps": 1})
+    config = dict(objective=objective, settings=small_settings(entry), limits={"steps": 1})
     with pytest.raises(ValueError, match=message):
-        train(entry, tmp_path / "run", given, progress=False)
+        train(entry, tmp_path / "run", config, progress=False)

@@ -51,7 +51,7 @@ def test_figures_have_few_colors_where_no_pixel_shows_it(kind, mode, tmp_path):
     save_figure(figure, tmp_path / "saved.png")
     with Image.open(tmp_path / "whole.png") as whole, Image.open(tmp_path / "saved.png") as saved:
         assert (saved.mode, saved.info["dpi"]) == (mode, whole.info["dpi"])
-        both = [np.asarray(each.convert("RGB")) for each in (whole, saved)]
+        both = [np.asarray(image.convert("RGB")) for image in (whole, saved)]
     assert np.array_equal(*both)
     sizes = [(tmp_path / f"{name}.png").stat().st_size for name in ("saved", "whole")]
     assert sizes[0] <= 0.7 * sizes[1] if mode == "P" else sizes[0] == sizes[1]
@@ -64,8 +64,8 @@ def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
     }
     for name, figures in drawn.items():
         write_record(f"part-whole/{name}", METRICS, figures=figures, folder=tmp_path, **REST)
-    found = [path.name for path in figures_of("part-whole/one", tmp_path)]
-    assert found == ["one.png", "one_guides.png", "one_templates.png"]
+    names = [path.name for path in figures_of("part-whole/one", tmp_path)]
+    assert names == ["one.png", "one_guides.png", "one_templates.png"]
     assert plt.get_fignums() == []
 
 

@@ -36,10 +36,10 @@ def digest(folder: Path) -> dict[str, str]:
 def trained(tmp_path_factory) -> Path:
     """Return a folder with a run of two steps, broken copies of it, a picture and weights."""
     place = tmp_path_factory.mktemp("refusals")
-    given = {"settings": small_settings("vae"), "limits": {"steps": 2}, "seed": 1}
+    config = {"settings": small_settings("vae"), "limits": {"steps": 2}, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runs, "draw", lambda *_: None)
-        runs.train("vae", place / "run", given, progress=False)
+        runs.train("vae", place / "run", config, progress=False)
     shutil.copytree(place / "run", place / "damaged")
     (place / "damaged" / "metrics.json").write_text("steps: 2")
     shutil.copytree(place / "run", place / "begun")
@@ -62,8 +62,8 @@ def place(trained, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(*words: object) -> list[str]:
-    return ["train", "vae", "--steps", "3", "--quiet", *map(str, words)]
+def train(*arguments: object) -> list[str]:
+    return ["train", "vae", "--steps", "3", "--quiet", *map(str, arguments)]
 
 
 RESUME = ["--out", "run", "--resume"]
@@ -191,14 +191,14 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_refused_command_changes_nothing(name, place, capsys):
-    words, message = COMMANDS[name]
+    command, message = COMMANDS[name]
     before = digest(place)
-    assert run(*words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("capsule-zoo: ") and message in said, said
-    assert "Traceback" not in said and said.strip().count("\n") == 0
+    assert run(*command) == 2
+    output = capsys.readouterr().err
+    assert output.startswith("capsule-zoo: ") and message in output, output
+    assert "Traceback" not in output and output.strip().count("\n") == 0
     assert digest(place) == before and not (place / "new").exists()
-    assert "last good checkpoint" not in said
+    assert "last good checkpoint" not in output
 
 
 def test_the_last_good_checkpoint_is_named_where_there_is_one(place, capsys):
@@ -220,15 +220,15 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
     assert run("evaluate", "run", "--images", "2") == 0
     (place / "run" / "notes.txt").write_text("mine")
     (place / "run" / "compare.png").write_bytes(b"a comparison of the old run")
-    before, seen, step = digest(place / "run"), [], Trainer._step
+    before, digests, step = digest(place / "run"), [], Trainer._step
 
     def watched(self: Trainer, *arguments: object) -> None:
-        seen.append(digest(place / "run"))
+        digests.append(digest(place / "run"))
         step(self, *arguments)
 
     monkeypatch.setattr(Trainer, "_step", watched)
     assert run(*train(*OVERWRITE, "--set", "latent=4", "--seed", 5)) == 0
-    assert seen == [before] * 3
+    assert digests == [before] * 3
     assert load("run").model.latent == 4 and read_recipe("run")["seed"] == 5
     assert (place / "run" / "notes.txt").read_text() == "mine"
     assert not (place / "run" / "compare.png").exists()
@@ -240,12 +240,12 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
 def test_training_that_ctrl_c_ended_goes_on_to_the_same_numbers(killed, monkeypatch, capsys):
     """The status is 130, and --resume continues from the folder, even if it holds nothing else."""
     assert run(*train("--out", "whole", *SMALL, "--seed", 7)) == 0
-    words, step = train("--out", "new", *SMALL, "--seed", 7), Trainer._step
+    command, step = train("--out", "new", *SMALL, "--seed", 7), Trainer._step
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_step", _interrupted_in_step_two(step))
         if killed:
             patched.setattr(runs.RunFolder, "finish", lambda *_: sys.exit(9))
-        assert run(*words) == (9 if killed else 130)
+        assert run(*command) == (9 if killed else 130)
     files = {path.name for path in Path("new").iterdir()}
     if killed:
         assert files == {"config.json", "checkpoint.safetensors", "history.csv"}
@@ -305,7 +305,7 @@ def test_two_processes_write_and_print_once(place):
         assert done.returncode == 0, done.stderr
         assert "in use" not in done.stderr
         lines = [line.split() for line in done.stdout.splitlines()]
-        assert [words[0] for words in lines] == [
+        assert [fields[0] for fields in lines] == [
             *("best_loss", "best_step", "steps", "seconds", "stopped", "units", "written")
         ]
     assert load("new").model.latent == 2 and Path("new/samples.png").is_file()
@@ -314,8 +314,8 @@ def test_two_processes_write_and_print_once(place):
 
 
 def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
-    monkeypatch.setattr(measurements, "evaluate_run", lambda *_, **how: pytest.fail("measured"))
-    monkeypatch.setattr(measurements, "compare_run", lambda *_, **how: pytest.fail("measured"))
+    monkeypatch.setattr(measurements, "evaluate_run", lambda *_, **options: pytest.fail("measured"))
+    monkeypatch.setattr(measurements, "compare_run", lambda *_, **options: pytest.fail("measured"))
     (place / "runs").write_text("a file")
     for command in ("evaluate", "compare"):
         assert run(command, "taken") == 2
@@ -323,6 +323,6 @@ def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["evaluate", "run"], ["segment", "run"], ["reproduce", DIGITS]])
-def test_every_seed_is_in_range(words, place, capsys):
-    assert run(*words, "--seed", 10**23) == 2
+def test_every_seed_is_in_range(command, place, capsys):
+    assert run(*command, "--seed", 10**23) == 2
     assert "--seed" in capsys.readouterr().err

@@ -98,23 +98,23 @@ def test_a_name_is_registered_once(scratch):
 
 def test_an_entry_has_the_arguments_of_its_classes_as_settings(scratch):
     register_toy()
-    known = registered("of-a-test").arguments
-    assert list(known) == ["image_shape", "latent", "guide"]
-    assert known["latent"].type == "int" and known["latent"].description == "numbers of the code."
-    assert known["guide"].inner["hidden"].default == 256
+    settings = registered("of-a-test").arguments
+    assert list(settings) == ["image_shape", "latent", "guide"]
+    assert settings["latent"].type == "int" and settings["latent"].description == "numbers of the code."
+    assert settings["guide"].inner["hidden"].default == 256
     entry = create("of-a-test", latent=2, guide=dict(hidden=5))
     assert isinstance(entry.model, Toy) and entry.model.latent == 2
     numbers = ConvolutionalEncoder(entry.model, 5).num_parameters
     assert entry.guide.num_parameters == entry.make_guide("network").num_parameters == numbers
     assert entry.use_guide("again").default_guide == "again"
     assert create("of-a-test", **{"guide.hidden": 5}).guide.num_parameters > 0
-    for wrong, words in (
+    for wrong, message in (
         (dict(latant=2), "did you mean 'latent'"),
         (dict(latent="2"), "latent of of-a-test must be a whole number"),
         (dict(guide=dict(hiden=2)), "of-a-test's guide 'hiden'; did you mean 'hidden'"),
         (dict(hidden=2), r"of its guide; give guide.hidden"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             create("of-a-test", **wrong)
 
 
@@ -305,12 +305,12 @@ def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
     ("change", "words"),
     [({"class": "PartHole"}, "did you mean"), ({"parents": 3}, "unknown argument")],
 )
-def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, words):
+def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, message):
     save(entry.model, entry.guide, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     content["pair"]["model"] |= change
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
 
 

@@ -31,16 +31,16 @@ def marked(monkeypatch):
     list_experiments()
     watch(monkeypatch)
     read = counts.load_dataset
-    marks = lambda *given, **options: watermarked(read(*given, **options))  # noqa: E731
+    marks = lambda *arguments, **options: watermarked(read(*arguments, **options))  # noqa: E731
     monkeypatch.setattr(counts, "load_dataset", marks)
 
 
 def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.DATA", "multi-mnist:train=40,test=6")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
-    chosen = dict(seeds=2, length=0.002, every=2, draws=1, tested=6, bounds=2, more=2, sizes=SIZES)
+    settings = dict(seeds=2, length=0.002, every=2, draws=1, tested=6, bounds=2, more=2, sizes=SIZES)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    result = find_experiment("scenes/counts")(options, **chosen)
+    result = find_experiment("scenes/counts")(options, **settings)
     right = result.metrics["count_accuracy"]
     assert {"elbo", "iwae_100"} <= result.metrics.keys() and "3_digits" in right
     assert right["5_minutes_worst"][0] <= right["5_minutes"][0]
@@ -54,8 +54,8 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
         for step, passed in enumerate(seconds):
             checks.callbacks[0](SimpleNamespace(seconds=passed, step=step))
 
-    few = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
-    monkeypatch.setattr(counts, "load_dataset", lambda *_: few)
+    dataset = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
+    monkeypatch.setattr(counts, "load_dataset", lambda *_: dataset)
     monkeypatch.setattr(
         counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
     )
@@ -63,13 +63,13 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(fractions), 0.01, 2))
     monkeypatch.setattr(counts, "MORE", ())
     job = Job("scenes", counts.Settings(bounds=2), Options(progress=False))
-    found = counts.one_seed(job)["numbers"]
-    assert found["count_accuracy_5_minutes"][0] == 0.8
-    assert found["count_accuracy_30_minutes"][0] == 0.6 and found["steps"][0] == 3
+    metrics = counts.one_seed(job)["numbers"]
+    assert metrics["count_accuracy_5_minutes"][0] == 0.8
+    assert metrics["count_accuracy_30_minutes"][0] == 0.6 and metrics["steps"][0] == 3
     seconds = (301.0,)
-    found = counts.one_seed(job)["numbers"]
-    assert "count_accuracy_5_minutes" not in found  # nothing was measured by then
-    assert found["count_accuracy_30_minutes"][0] == 0.5
+    metrics = counts.one_seed(job)["numbers"]
+    assert "count_accuracy_5_minutes" not in metrics  # nothing was measured by then
+    assert metrics["count_accuracy_30_minutes"][0] == 0.5
 
 
 def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
@@ -78,8 +78,8 @@ def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
     wide = on_canvas(reader, *LARGE)
     assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
     assert wide.guide.temperature == PLACES and wide.guide.model is wide.model
-    own = [p.data_ptr() for p in entry.guide.parameters()]
-    assert own == [p.data_ptr() for p in reader.guide.parameters()]
+    addresses = [p.data_ptr() for p in entry.guide.parameters()]
+    assert addresses == [p.data_ptr() for p in reader.guide.parameters()]
 
 
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch, marked):
@@ -97,12 +97,12 @@ def test_confidence_and_calibration_are_of_the_most_likely_number(monkeypatch):
     """Three of four counts are right, and the wrong one is as sure as the others."""
     chances = torch.tensor([[0.9, 0.1, 0], [0.1, 0.9, 0], [0, 0.1, 0.9], [0.9, 0, 0.1]])
     read = SimpleNamespace(count_probabilities=chances, counts=chances.argmax(1))
-    known = Objects(
+    truth = Objects(
         torch.zeros(4, 1, 1),
         torch.tensor([[-1, -1], [1, -1], [1, 2], [1, 2]]),
         torch.zeros(4, 2, 4),
     )
-    scenes = Split(torch.zeros(4, 1, 1, 1), objects=known)
+    scenes = Split(torch.zeros(4, 1, 1, 1), objects=truth)
     monkeypatch.setattr(counts, "load", lambda _: create("scenes", **small_settings("scenes")))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: SimpleNamespace(test=scenes))
     monkeypatch.setattr(counts, "find_objects", lambda *_, **__: read)
@@ -110,20 +110,20 @@ def test_confidence_and_calibration_are_of_the_most_likely_number(monkeypatch):
     monkeypatch.setattr(counts, "pixel_agreement", lambda *_: {"ari": {"ink_50": (1.0, None, 1)}})
     monkeypatch.setattr(counts, "figures_of", lambda *_: {})
     monkeypatch.setattr(counts, "MORE", ())
-    found = find_experiment("scenes/reading")(Options(progress=False), scenes=4).metrics
+    results = find_experiment("scenes/reading")(Options(progress=False), scenes=4).metrics
     for name in ("peeling", "two_sweeps", "drawn_places"):
-        assert found["count_accuracy"][name][::2] == (0.75, 4)
-        assert found["count_accuracy_one_draw"][name][::2] == (0.75, 4)
-        assert found["count_confidence"][name][0] == pytest.approx(0.9)
-        assert found["count_calibration"][name][0] == pytest.approx(0.15)
+        assert results["count_accuracy"][name][::2] == (0.75, 4)
+        assert results["count_accuracy_one_draw"][name][::2] == (0.75, 4)
+        assert results["count_confidence"][name][0] == pytest.approx(0.9)
+        assert results["count_calibration"][name][0] == pytest.approx(0.15)
 
 
 def test_pixels_agree_with_true_masks_of_three_sizes(mnist_root, monkeypatch):
     """Owners by the image itself are right at every size; with a border at .4, pale pixels go."""
     read = lambda ink: load_dataset(f"multi-mnist:train=20,ink={ink}", mnist_root).test[:40]  # noqa: E731
     scenes, pale = read(0.1), read(0.4).objects
-    found = SimpleNamespace(numbers=pale.numbers.long(), owners=scenes.objects.numbers.long())
-    rows = counts.pixel_agreement(found, Options(data_root=mnist_root))
+    prediction = SimpleNamespace(numbers=pale.numbers.long(), owners=scenes.objects.numbers.long())
+    rows = counts.pixel_agreement(prediction, Options(data_root=mnist_root))
     assert {n: number[0] for n, number in rows["ari_objects_alone"].items()} == pytest.approx(
         dict.fromkeys(("ink_50", "ink_30", "ink_10"), 1), abs=0.01
     )
@@ -149,21 +149,21 @@ def test_ways_of_reading_by_number():
 
 def test_wrong_counts_by_their_doubt():
     doubt, wrong = torch.tensor([1e-12, 0.02, 0.04, 2e-12]), torch.tensor([0.0, 1, 0, 0])
-    found = counts.bin_by_doubt(doubt, wrong)
-    assert {place: (fraction, n) for place, (fraction, _, n) in found.items()} == {
+    bins = counts.bin_by_doubt(doubt, wrong)
+    assert {place: (fraction, n) for place, (fraction, _, n) in bins.items()} == {
         "1e-09": (0, 2), "0.03": (0.5, 2)
     }  # fmt: skip
-    assert all(error > 0 for _, error, _ in found.values())
+    assert all(error > 0 for _, error, _ in bins.values())
 
 
 def test_segmentation_scores_the_pixels_that_are_given_to_objects_or_ground(monkeypatch):
     """The record's ARI is of `numbers`, for which the ground is an answer, not of `owners`."""
     numbers = torch.tensor([[[1, 1, 1, 2, 2, 2]]])
-    known = Objects(numbers, torch.tensor([[3, 4]]), torch.zeros(1, 2, 4))
-    scenes = Split(torch.zeros(1, 1, 1, 6), objects=known)
+    truth = Objects(numbers, torch.tensor([[3, 4]]), torch.zeros(1, 2, 4))
+    scenes = Split(torch.zeros(1, 1, 1, 6), objects=truth)
     answer = torch.tensor([[[1, 1, 0, 0, 2, 2]]])  # two pixels for the ground
-    found = SimpleNamespace(numbers=answer, owners=numbers, counts=torch.tensor([2]))
-    monkeypatch.setattr(segmentation, "find_objects", lambda *_, **__: found)
+    prediction = SimpleNamespace(numbers=answer, owners=numbers, counts=torch.tensor([2]))
+    monkeypatch.setattr(segmentation, "find_objects", lambda *_, **__: prediction)
     entry = create("scenes", **small_settings("scenes"))
     _, row = segmentation.measure_objects(entry, scenes)
     expected = adjusted_rand_score(numbers.flatten(), answer.flatten())
@@ -183,8 +183,8 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch, marked):
 
     monkeypatch.setattr(f"{module}.load_dataset", read)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    chosen = dict(seeds=2, length=0.001, draws=1, tested=2, named=20, sizes=SIZES)
-    result = find_experiment("scenes/segmentation")(options, **chosen)
+    settings = dict(seeds=2, length=0.001, draws=1, tested=2, named=20, sizes=SIZES)
+    result = find_experiment("scenes/segmentation")(options, **settings)
     sets = {name.replace("-", "_") for name in small}
     assert result.metrics["ari"].keys() == {*sets, "tetrominoes_best"}
     assert result.metrics["ari_worst"].keys() == sets == set(result.figures)
@@ -213,27 +213,27 @@ def test_a_window_shows_a_digit_as_mnist_does():
     dirty = digit.clone()
     dirty[:, 0, 14, 2] = 0.9  # a crumb of another digit
     owners = torch.where(dirty[:, 0] > 0, 2, 0)
-    found = windows_of(dirty, owners, torch.tensor([1, 0]))
-    torch.testing.assert_close(found[0], (BRIGHTER * digit[0]).clamp(0, 1), atol=1e-4, rtol=0)
-    assert found[1].abs().max() == 0  # which the other slot holds
+    windows = windows_of(dirty, owners, torch.tensor([1, 0]))
+    torch.testing.assert_close(windows[0], (BRIGHTER * digit[0]).clamp(0, 1), atol=1e-4, rtol=0)
+    assert windows[1].abs().max() == 0  # which the other slot holds
 
 
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = {**small_settings("scenes"), "image_shape": (3, 35, 35)}
-    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
-    runs.train("scenes", tmp_path / "run", given, progress=False)
+    config = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "settings": sizes}
+    runs.train("scenes", tmp_path / "run", config, progress=False)
     assert load("run").model.image_shape == (3, 35, 35)
     with pytest.raises(SystemExit) as ended:
         main(["segment", "run", "--draws", "1", "--temperature", "0.1", "--json"])
     assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert found["images"] == 3
+    summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert summary["images"] == 3
     folder = tmp_path / "run" / "objects"
     assert (
         len(list((folder / "masks").iterdir())) == 3 == len(list((folder / "pictures").iterdir()))
     )
-    assert len((folder / "objects.csv").read_text().splitlines()) == 1 + found["objects"]
+    assert len((folder / "objects.csv").read_text().splitlines()) == 1 + summary["objects"]
     larger = ["--data", "multi-sprites:train=20,test=2", "--slots", "3", "--out", "larger"]
     with pytest.raises(SystemExit) as ended:
         main(["segment", "run", "--draws", "1", *larger])
@@ -251,8 +251,8 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
         gray = Image.new("L", (35, 35), 40 * number)
         gray.paste(255, (16, 16, 20, 20))
         gray.save(tmp_path / "own" / f"picture-{number}.png")
-    given = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
-    runs.train("scenes", tmp_path / "run", given, progress=False)
+    config = {"data": "folder:own", "limits": {"steps": 1}, "settings": sizes}
+    runs.train("scenes", tmp_path / "run", config, progress=False)
     for options, number in ((["--out", "all"], 6), (["--held-out", "--out", "few"], 1)):
         with pytest.raises(SystemExit) as ended:
             main(["segment", "run", "--draws", "1", *options])
@@ -266,5 +266,5 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
     with pytest.raises(SystemExit):
         main(["segment", "run", "--draws", "1", "--out", "all"])
     for number in (0, 5):  # the corner of a picture is in no object, or in none that covers it
-        with Image.open(tmp_path / f"all/pictures/{number}.png") as shown:
-            assert (max(shown.getpixel((0, 0))) > 50) == (number == 5)
+        with Image.open(tmp_path / f"all/pictures/{number}.png") as picture:
+            assert (max(picture.getpixel((0, 0))) > 50) == (number == 5)

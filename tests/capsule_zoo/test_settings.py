@@ -37,13 +37,13 @@ def small_with(name: str, setting: str, value: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_small_setting_and_default_is_known_and_of_its_type(name):
-    known = arguments(name)
+    parameters = arguments(name)
     settings = nested(small_settings(name), registered(name).arguments, name)
     for setting, value in flat(settings).items():
         if not setting.startswith("thing_settings."):  # of another entry
-            assert fits(value, known[setting].hint)
-    assert all(fits(argument.default, argument.hint) for argument in known.values())
-    assert all(argument.hint is not Any for argument in known.values())
+            assert fits(value, parameters[setting].hint)
+    assert all(fits(argument.default, argument.hint) for argument in parameters.values())
+    assert all(argument.hint is not Any for argument in parameters.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,8 +68,8 @@ def test_a_negative_number_is_refused_by_name(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_may_be_given_at_its_default_value(name):
-    given = {setting: each.default for setting, each in arguments(name).items()}
-    assert create(name, **given).settings.keys() >= {"image_shape"} & given.keys()
+    defaults = {setting: argument.default for setting, argument in arguments(name).items()}
+    assert create(name, **defaults).settings.keys() >= {"image_shape"} & defaults.keys()
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_every_setting_may_be_given_at_its_default_value(name):
         ({"painting.size": 3}, "unknown setting of part-whole's painting 'size'"),
     ],
 )
-def test_an_error_has_what_was_given_and_what_is_allowed(settings, words):
-    with pytest.raises(ValueError, match=words):
+def test_an_error_has_what_was_given_and_what_is_allowed(settings, message):
+    with pytest.raises(ValueError, match=message):
         create("part-whole", **settings)
 
 
@@ -134,8 +134,8 @@ def test_settings_may_be_of_another_class():
 
 def test_arguments_that_a_partial_fixes_are_defaults():
     fixed = partial(RecurrentCapsules, routing=EMRouting(2), steps=3)
-    known = arguments_of(fixed)
-    assert known["steps"].default == 3 and known["routing"].inner["iterations"].default == 2
+    settings = arguments_of(fixed)
+    assert settings["steps"].default == 3 and settings["routing"].inner["iterations"].default == 2
     assert configure(fixed, **{"routing.iterations": 1}).arguments["routing"] == EMRouting(1)
 
 
@@ -174,8 +174,8 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
 
         def __init__(self, model: object, tall: bool = False, **options: Any) -> None: ...
 
-    known = arguments_of(partial(Child, deep=7), leading=1)
-    assert {n: (a.default, a.type, a.description) for n, a in known.items()} == {
+    settings = arguments_of(partial(Child, deep=7), leading=1)
+    assert {n: (a.default, a.type, a.description) for n, a in settings.items()} == {
         "tall": (False, "bool", "in pixels."),
         "deep": (7, "int", "how large, in all."),
         "wide": (None, "float | None", "how large, in all."),
@@ -193,8 +193,8 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
         (bool, "True or False"),
     ],
 )
-def test_annotations_are_put_into_words(hint, words):
-    assert in_words(hint) == words
+def test_annotations_are_put_into_words(hint, text):
+    assert in_words(hint) == text
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 20), (2, 20, 20)])

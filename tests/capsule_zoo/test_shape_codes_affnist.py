@@ -83,12 +83,12 @@ def test_densities_are_those_in_the_frame_of_the_digit_as_given(monkeypatch):
 def test_the_search_keeps_what_explains_best():
     entry = made()
     test, probe = blobs(6), probe_of(entry)
-    found, motions = moved_digits(entry, probe, test)
-    assert list(found) == ["as they are", *(name for name, *_ in SEARCH)]
+    accuracies, motions = moved_digits(entry, probe, test)
+    assert list(accuracies) == ["as they are", *(name for name, *_ in SEARCH)]
     best = read_moved(entry, probe, test, motions)
     for step in range(-20, 21, 10):
         tried = torch.zeros(6, 4)
         tried[:, DEGREES] = step
         assert (best.explained >= read_moved(entry, probe, test, tried).explained - 1e-3).all()
     right = (best.answers == test.labels).double().mean().item()
-    assert found["turned again"][0] == pytest.approx(right)
+    assert accuracies["turned again"][0] == pytest.approx(right)

@@ -36,8 +36,8 @@ def made(**sizes) -> Entry:
 
 def test_one_command_trains_all_stages_and_a_resumed_one_goes_on(tmp_path):
     sizes = small_settings("shape-codes")
-    given = dict(data="digits", settings=sizes, batch_size=50, limits={"steps": 20})
-    entry, run = runs.train("shape-codes", tmp_path / "run", given, progress=False)
+    config = dict(data="digits", settings=sizes, batch_size=50, limits={"steps": 20})
+    entry, run = runs.train("shape-codes", tmp_path / "run", config, progress=False)
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert len(history) == run.steps > 4
     assert json.loads((tmp_path / "run" / "config.json").read_text())["entry"] == "shape-codes"
@@ -57,9 +57,9 @@ def test_automatic_guides_fit_the_model_that_enumerates_its_kinds():
     settings = dict(steps=30, lr=0.02, batch_size=3, freeze="model", checks=Checks(progress=False))
     run = fit(model, guide, images, objective=objective, **settings)
     assert run.history.loss.iloc[-5:].mean() < run.history.loss.iloc[:5].mean()
-    found = evaluate(model, guide, images, num_particles=3, discrete=False)
-    assert torch.isfinite(torch.as_tensor(found.sample_stats["log_weight"].values)).all()
-    assert "object_kind" not in found.posterior
+    idata = evaluate(model, guide, images, num_particles=3, discrete=False)
+    assert torch.isfinite(torch.as_tensor(idata.sample_stats["log_weight"].values)).all()
+    assert "object_kind" not in idata.posterior
 
 
 def labeled_sets(entry: Entry, number: int = 90) -> Split:
@@ -80,10 +80,10 @@ def test_kinds_that_are_classes_are_found_to_be_classes():
     entry = made(kinds=2, sigma_top=0.1)
     sets = labeled_sets(entry)
     belief = read_objects(entry.guide, sets.images).belief
-    found = classes_found([belief, belief], [sets.labels, sets.labels])
-    assert found["classes_found"][0] == found["classes_one_to_one"][0] == 1
-    assert found["kinds_in_use"][0] == 2
-    assert found["kinds_perplexity"][0] == pytest.approx(2, abs=0.05)
+    metrics = classes_found([belief, belief], [sets.labels, sets.labels])
+    assert metrics["classes_found"][0] == metrics["classes_one_to_one"][0] == 1
+    assert metrics["kinds_in_use"][0] == 2
+    assert metrics["kinds_perplexity"][0] == pytest.approx(2, abs=0.05)
     mixed = torch.zeros_like(sets.labels)
     assert classes_found([belief, belief], [mixed, mixed])["classes_found"][0] == 1
     swapped = [sets.labels, 1 - sets.labels]
@@ -114,13 +114,13 @@ def test_the_turn_that_explains_the_parts_best_is_chosen():
     rotations = [
         read_objects(entry.guide, sets) for sets in sets_at_rotations(entry.guide, split, 5)
     ]
-    explained = torch.stack([seen.explained for seen in rotations])
-    best, chosen = encode_at_best_rotation(entry.guide, split, 5)
+    explained = torch.stack([reading.explained for reading in rotations])
+    best, indices = encode_at_best_rotation(entry.guide, split, 5)
     assert torch.equal(best.explained, explained.amax(0))
-    assert torch.equal(chosen.long(), explained.argmax(0))
-    assert len(chosen.unique()) > 1
-    features = torch.stack([torch.from_numpy(seen.features()) for seen in rotations])
-    expected = features[chosen.long(), torch.arange(6)]
+    assert torch.equal(indices.long(), explained.argmax(0))
+    assert len(indices.unique()) > 1
+    features = torch.stack([torch.from_numpy(reading.features()) for reading in rotations])
+    expected = features[indices.long(), torch.arange(6)]
     torch.testing.assert_close(torch.from_numpy(best.features()), expected)
 
 
@@ -136,13 +136,13 @@ def test_features_weigh_codes_and_poses_by_the_tempered_belief():
     weight = odds / odds.sum(-1, keepdim=True)
     codes = [weight[:, k, None] * proposals.code[:, k] for k in range(2)]
     pose = sum(weight[:, k, None] * proposals.pose[:, k] for k in range(2))
-    found = read_objects(entry.guide, sets, 50.0)
+    objects = read_objects(entry.guide, sets, 50.0)
     expected = torch.cat([weight, *codes, pose], dim=-1)
-    torch.testing.assert_close(torch.from_numpy(found.features()), expected)
+    torch.testing.assert_close(torch.from_numpy(objects.features()), expected)
     sharp = read_objects(entry.guide, sets)
     assert torch.equal(sharp.tempered, sharp.belief)
-    assert torch.equal(found.belief, sharp.belief)  # the belief itself is not tempered
-    assert (found.tempered.amax(-1) < sharp.belief.amax(-1)).all()
+    assert torch.equal(objects.belief, sharp.belief)  # the belief itself is not tempered
+    assert (objects.tempered.amax(-1) < sharp.belief.amax(-1)).all()
 
 
 def test_clusters_are_made_by_training_rows_alone():
@@ -158,10 +158,10 @@ def test_worst_and_mean_of_the_seeds():
         {"classes_found": 0.6, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 26.0},
     ]
     first, again = ({name: (value, None, 1) for name, value in row.items()} for row in rows)
-    found = mean_and_worst([first, again])
-    assert found["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
-    assert found["worst"]["classes_found"] == (0.6, None, 2)
-    assert found["worst"]["frechet"] == (26.0, None, 2)  # lower is better
+    metrics = mean_and_worst([first, again])
+    assert metrics["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
+    assert metrics["worst"]["classes_found"] == (0.6, None, 2)
+    assert metrics["worst"]["frechet"] == (26.0, None, 2)  # lower is better
 
 
 def test_letters_are_clear_and_a_blur_of_all_is_not(monkeypatch):

@@ -22,9 +22,9 @@ def entry():
 
 def test_explained_shares_are_at_most_one_image_each(entry):
     images = torch.rand(7, 1, 12, 12)
-    found = experiments.explained_fractions(entry, images, batch_size=3)
-    assert found.shape == (7, 2)
-    assert (found >= 0).all() and (found.sum(1) <= 1 + 1e-6).all()
+    fractions = experiments.explained_fractions(entry, images, batch_size=3)
+    assert fractions.shape == (7, 2)
+    assert (fractions >= 0).all() and (fractions.sum(1) <= 1 + 1e-6).all()
 
 
 def test_explained_shares_have_no_noise(entry):

@@ -40,8 +40,8 @@ def where(job):
 
 
 def test_jobs_keep_their_order_on_one_thread_of_other_processes():
-    found = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
-    assert found == [(7, True, 1), (8, True, 1)]
+    results = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
+    assert results == [(7, True, 1), (8, True, 1)]
 
 
 def test_errors_of_runs_reach_other_processes():
@@ -116,11 +116,11 @@ def test_a_study_that_was_interrupted_repeats_only_what_had_not_ended(tmp_path):
     with pytest.raises(InterruptedError):
         study.run(count, options)
     (tmp_path / "fail-1").unlink()
-    found = study.run(count, options)
+    results = study.run(count, options)
     assert (tmp_path / "runs.txt").read_text().split() == ["0", "1", "1", "2"]
-    assert list(map(len, found.values())) == [3]
-    assert study.run(count, options) == found  # all of them read
-    assert found["one"][0]["pair"] == [1, 2]  # as JSON gives it, whether it is read or new
+    assert list(map(len, results.values())) == [3]
+    assert study.run(count, options) == results  # all of them read
+    assert results["one"][0]["pair"] == [1, 2]  # as JSON gives it, whether it is read or new
 
 
 def test_a_study_in_this_process_leaves_random_numbers_alone(tmp_path):
@@ -136,9 +136,9 @@ def trained_pair(options: Options, steps: tuple[int, ...]) -> list:
     pyro.set_rng_seed(1)
     data = few_digits(24, 8, size=12)
     entry = create("vae", **SIZES)
-    how = dict(pace=Pace("constant"), batch_size=8)
+    settings = dict(pace=Pace("constant"), batch_size=8)
     for end in steps:
-        run = train(entry, data, options, name="first", steps=end, **how)
+        run = train(entry, data, options, name="first", steps=end, **settings)
     second = create("vae", **SIZES)
     drawn = torch.rand(3)
     return [*entry.model.state_dict().values(), *second.model.state_dict().values(), drawn], run
@@ -150,28 +150,28 @@ def test_a_run_goes_on_where_it_stopped_to_the_bit(tmp_path):
     saving = replace(QUIET, runs=tmp_path)
     trained_pair(saving, (3,))
     for _ in range(2):  # from step 3, and from the end
-        found, run = trained_pair(saving, (5,))
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        tensors, run = trained_pair(saving, (5,))
+        assert all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))
         assert run.steps == whole.steps == 5
         assert run.history["loss"].tolist() == whole.history["loss"].tolist()
 
 
 def test_a_run_continues_another(tmp_path):
     data = few_digits(24, 8, size=12)
-    how = dict(pace=Pace("constant"), batch_size=8)
+    settings = dict(pace=Pace("constant"), batch_size=8)
     entries = [create("vae", **SIZES) for _ in range(2)]
     entries[1].model.load_state_dict(entries[0].model.state_dict())
     entries[1].guide.load_state_dict(entries[0].guide.state_dict())
     options = replace(QUIET, runs=tmp_path)
-    train(entries[0], data, options, name="whole", steps=4, **how)
-    train(entries[1], data, options, name="half", steps=2, **how)
-    train(entries[1], data, options, name="rest", after="half", steps=4, **how)
+    train(entries[0], data, options, name="whole", steps=4, **settings)
+    train(entries[1], data, options, name="half", steps=2, **settings)
+    train(entries[1], data, options, name="rest", after="half", steps=4, **settings)
     states = [entry.model.state_dict() for entry in entries]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     one, other = (Recipe.read(read_recipe(tmp_path / name)) for name in ("half", "rest"))
     assert one.differences(other) == {"limits": ({"steps": 2}, {"steps": 4})}
     with pytest.raises(ValueError, match=r"give options\.runs"):
-        train(entries[1], data, QUIET, name="rest", after="half", steps=4, **how)
+        train(entries[1], data, QUIET, name="rest", after="half", steps=4, **settings)
 
 
 def register_toy(calls: list[str]) -> None:
@@ -198,8 +198,8 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
     assert record["command"] == f"capsule-zoo --import {__name__} reproduce {options}"
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     assert values == {"images": 7, "budget": 4}
-    chosen = find_experiment("test/toy")
-    assert chosen.settings["images"].description == "number of images."
+    definition = find_experiment("test/toy")
+    assert definition.settings["images"].description == "number of images."
     for wrong, message in (
         ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
         ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
@@ -248,12 +248,12 @@ def test_time_of_earlier_runs_counts(tmp_path):
     for name, seconds in (("a", 50.0), ("b/c", 100.0)):
         (place / name).mkdir(parents=True)
         (place / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
-    chosen = {"images": 3, "share": 0.5, "name": "broken"}
-    assert experiments._begin(place, "test/toy", QUIET, chosen, "") == 150
+    settings = {"images": 3, "share": 0.5, "name": "broken"}
+    assert experiments._begin(place, "test/toy", QUIET, settings, "") == 150
     assert saved(count, Job("b", tmp_path, replace(QUIET, runs=place / "b")))["pair"] == [1, 2]
     ended = read_metrics(place / "b")["seconds"]  # in place of those that it was trained for
     note(place / "b" / "c", "seconds", 100.0)  # a part of the run, which has ended too
-    assert experiments._begin(place, "test/toy", QUIET, chosen, "") == 50 + ended < 100
+    assert experiments._begin(place, "test/toy", QUIET, settings, "") == 50 + ended < 100
 
 
 def train_vae(job: Job[int]) -> float:
@@ -266,13 +266,13 @@ def train_vae(job: Job[int]) -> float:
 def test_a_study_is_a_folder_of_run_folders(tmp_path):
     """Each loads, says how it was made, differs from others as it should, and has its outcome."""
     study, options = Study({"two": 2, "three": 3}), replace(QUIET, runs=tmp_path, seed=3)
-    found = study.run(train_vae, options)
+    results = study.run(train_vae, options)
     folders = study.folders(options)
     recipes = {name: Recipe.read(read_recipe(folder)) for name, folder in folders.items()}
     assert recipes["two"].differences(recipes["three"]) == {"latent": (2, 3)}
     assert recipes["two"].transform == "shift=1" and recipes["two"].limits == {"steps": 2}
     assert recipes["two"].seed == 3 and load(folders["three"]).model.latent == 3
     metrics = json.loads((folders["two"] / "metrics.json").read_text())
-    assert metrics["steps"] == 2 and metrics["outcome"] == found["two"][0]
+    assert metrics["steps"] == 2 and metrics["outcome"] == results["two"][0]
     with pytest.raises(ValueError, match="an experiment trained this run of vae, in its own way"):
         runs.train("vae", folders["two"], {}, resume=True, progress=False)

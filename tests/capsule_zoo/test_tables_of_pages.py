@@ -35,15 +35,15 @@ def number(text: str) -> float:
         (0.5, 0.0, ("0.5000", "")),
     ],
 )
-def test_numbers_are_rounded_to_two_digits_of_their_error(value, se, shown):
-    assert rounded(value, se) == shown
+def test_numbers_are_rounded_to_two_digits_of_their_error(value, se, text):
+    assert rounded(value, se) == text
 
 
 @settings(deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e5))
 def test_rounding_changes_a_number_by_less_than_a_twentieth_of_its_error(value, se):
-    shown, error = map(number, rounded(value, se))
-    assert abs(shown - value) <= 0.0501 * se + 1e-9 and abs(error - se) <= 0.0501 * se
+    estimate, error = map(number, rounded(value, se))
+    assert abs(estimate - value) <= 0.0501 * se + 1e-9 and abs(error - se) <= 0.0501 * se
 
 
 def test_names_in_words():

@@ -22,12 +22,12 @@ def labels_of(batches, epoch, start=0):
 
 def test_an_epoch_shows_every_image_once_beside_its_label(split):
     batches = Batches(split, 8, seed=1)
-    seen = list(batches.epoch(0))
-    assert len(seen) == len(batches) == 7
-    assert [len(images) for images, _ in seen] == [8] * 6 + [2]
-    labels = torch.cat([labels for _, labels in seen])
+    pairs = list(batches.epoch(0))
+    assert len(pairs) == len(batches) == 7
+    assert [len(images) for images, _ in pairs] == [8] * 6 + [2]
+    labels = torch.cat([labels for _, labels in pairs])
     assert sorted(labels.tolist()) == list(range(50))
-    torch.testing.assert_close(torch.cat([images for images, _ in seen])[:, 0, 0, 0], labels / 50)
+    torch.testing.assert_close(torch.cat([images for images, _ in pairs])[:, 0, 0, 0], labels / 50)
 
 
 def test_order_is_a_function_of_seed_and_epoch(split):
@@ -55,8 +55,8 @@ def test_the_transform_is_drawn_anew_in_every_batch_and_epoch():
     one = torch.zeros(1, 1, 9, 9)
     one[0, 0, 1] = 1
     batches = Batches(Split(one.expand(6, 1, 9, 9), torch.zeros(6).long()), 2, 0, Rotate(180.0))
-    seen = torch.cat([images for epoch in range(2) for images, _ in batches.epoch(epoch)])
-    assert len(seen.flatten(1).unique(dim=0)) == 12
+    pictures = torch.cat([images for epoch in range(2) for images, _ in batches.epoch(epoch)])
+    assert len(pictures.flatten(1).unique(dim=0)) == 12
 
 
 def test_batches_leave_the_global_random_state_alone(split):

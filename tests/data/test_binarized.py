@@ -14,12 +14,12 @@ def rows(monkeypatch, tmp_path):
     """Write small files, and return what they hold, (N, 784) each."""
     monkeypatch.setattr(sources, "BITS_PARTS", SIZES)
     random = np.random.default_rng(0)
-    found = {part: random.integers(2, size=(number, 784)) for part, number in SIZES.items()}
+    arrays = {part: random.integers(2, size=(number, 784)) for part, number in SIZES.items()}
     (tmp_path / "binarized_mnist").mkdir()
-    for part, bits in found.items():
+    for part, bits in arrays.items():
         lines = "".join(" ".join(map(str, row)) + " \n" for row in bits)
         (tmp_path / "binarized_mnist" / f"binarized_mnist_{part}.amat").write_text(lines)
-    return found
+    return arrays
 
 
 def test_every_split_is_its_file(rows, tmp_path):
@@ -36,8 +36,8 @@ def test_another_number_of_validation_images_is_chosen_by_the_seed(rows, tmp_pat
     data = load_dataset("binarized-mnist", root=tmp_path, validation=4)
     assert (len(data.train), len(data.validation), len(data.test)) == (5, 4, 2)
     together = torch.cat([data.train.images, data.validation.images]).flatten(1).long()
-    given = np.concatenate([rows["train"], rows["valid"]])
-    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, given.tolist()))
+    originals = np.concatenate([rows["train"], rows["valid"]])
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, originals.tolist()))
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text.replace("1", "2")])

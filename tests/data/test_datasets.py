@@ -299,17 +299,17 @@ def test_a_file_of_numpy_holds_pictures_and_may_hold_their_labels(kind, tmp_path
     if kind == "color":
         images = np.stack([images, 255 - images, images // 2], -1)
     expected = torch.from_numpy(images.reshape(20, 5, 4, -1)).permute(0, 3, 1, 2).float() / 255
-    given = images.astype(np.float64) / 255 if kind == "floats" else images
-    np.savez(tmp_path / "mine.npz", images=given, labels=np.arange(20) % 3)
+    pixels = images.astype(np.float64) / 255 if kind == "floats" else images
+    np.savez(tmp_path / "mine.npz", images=pixels, labels=np.arange(20) % 3)
     data = load_dataset(str(tmp_path / "mine.npz"), validation=2)
     assert (len(data.train), len(data.validation), len(data.test)) == (14, 2, 4)
     assert data.class_names == ("0", "1", "2")
     splits = (data.train, data.validation, data.test)
-    found, labels = (torch.cat([getattr(s, part) for s in splits]) for part in ("images", "labels"))
-    distance = (found[:, None] - expected[None]).abs().amax((2, 3, 4))
+    pictures, labels = (torch.cat([getattr(s, part) for s in splits]) for part in ("images", "labels"))
+    distance = (pictures[:, None] - expected[None]).abs().amax((2, 3, 4))
     assert distance.amin(1).max() < 1e-6 and len(distance.argmin(1).unique()) == 20
     assert torch.equal(labels, distance.argmin(1) % 3)
-    np.save(tmp_path / "mine.npy", given)
+    np.save(tmp_path / "mine.npy", pixels)
     unlabelled = load_dataset(f"folder:{tmp_path / 'mine.npy'}", validation=2)
     assert torch.equal(unlabelled.train.images, data.train.images)
     assert unlabelled.train.labels is None

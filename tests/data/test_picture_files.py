@@ -96,7 +96,7 @@ def linked(folder: Path) -> None:
     os.symlink(folder / "good.png", folder / "x.png")
 
 
-def rotated(folder: Path) -> None:
+def save_on_side(folder: Path) -> None:
     """Save the picture on its side, with the note of a camera that says so."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -146,7 +146,7 @@ READ: dict[str, tuple[Make, str | None]] = {  # what makes a folder, and the war
     "animated WebP": (file(FRAMES[0], "x.webp", lossless=True, **MANY), FIRST),
     "animated PNG": (file(FRAMES[0], **MANY), FIRST),
     "TIFF of pages": (file(FRAMES[0], "x.tiff", **MANY), FIRST),
-    "rotated by a camera": (rotated, None),
+    "rotated by a camera": (save_on_side, None),
     "capital suffix": (file(L, "x.PNG"), None),
     "PNG called JPEG": (content(encoded(L, "PNG"), "x.jpg"), None),
     "name in other letters": (file(L, "x é 字 🙂.png"), None),
@@ -205,11 +205,11 @@ REFUSED: dict[str, tuple[Make, str]] = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_file_that_cannot_be_read_right_is_refused_in_a_line(kind, tmp_path):
-    make, words = REFUSED[kind]
+    make, message = REFUSED[kind]
     for k in range(3):
         Image.fromarray(np.roll(INK, k, 1)).save(tmp_path / f"good{k}.png")
     make(tmp_path)
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         load_dataset(tmp_path)
     assert "\n" not in str(refused.value) and "x." in str(refused.value)
 
@@ -230,9 +230,9 @@ UNREAD: dict[str, tuple[Make, str]] = {
 
 @pytest.mark.parametrize("kind", UNREAD)
 def test_a_folder_without_pictures_says_what_to_do(kind, tmp_path):
-    make, words = UNREAD[kind]
+    make, message = UNREAD[kind]
     make(tmp_path)
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         load_dataset(tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -288,9 +288,9 @@ TOLD: dict[str, tuple[Make, str]] = {
 
 @pytest.mark.parametrize("kind", TOLD)
 def test_what_is_readable_but_hardly_meant_is_told_once(kind, tmp_path):
-    make, words = TOLD[kind]
+    make, text = TOLD[kind]
     make(tmp_path)
-    with pytest.warns(UserWarning, match=words) as warned:
+    with pytest.warns(UserWarning, match=text) as warned:
         load_dataset(tmp_path)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
 

@@ -105,8 +105,8 @@ def test_a_plan_is_printed_before_the_first_line_that_follows_it(seconds, capsys
             assert capsys.readouterr().err == ""
             begin()
             begin()
-        said = capsys.readouterr().err.splitlines()
-        assert said[0] == "training for two steps" and said.count(said[0]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "training for two steps" and lines.count(lines[0]) == 1
     with planned("training for two steps"):
         Bar("training", "steps", 2, lasting=True, enabled=False)
     write_line("the end")

@@ -21,9 +21,9 @@ def random_parameters(requests):
 @pytest.mark.parametrize("requests", [Rotations(), Shifts(5)])
 def test_negative_parameters_undo_a_request(requests):
     asked = random_parameters(requests)
-    there, back = requests.motions(asked), requests.motions(-asked)
-    linear = back[:, :, :2] @ there[:, :, :2]
-    offset = back[:, :, :2] @ there[:, :, 2:] + back[:, :, 2:]
+    forward, back = requests.motions(asked), requests.motions(-asked)
+    linear = back[:, :, :2] @ forward[:, :, :2]
+    offset = back[:, :, :2] @ forward[:, :, 2:] + back[:, :, 2:]
     torch.testing.assert_close(linear, torch.eye(2).to(linear).expand(4, 2, 2))
     torch.testing.assert_close(offset, torch.zeros_like(offset))
 

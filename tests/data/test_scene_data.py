@@ -27,16 +27,16 @@ DRAWS = {
 @pytest.mark.parametrize("kind", DRAWS)
 def test_masks_boxes_and_counts_agree(kind):
     torch.manual_seed(0)
-    images, known = DRAWS[kind](seed=3)
-    assert images.min() >= 0 and images.max() <= 1 and len(images) == len(known) == 40
-    masks = known.masks
+    images, objects = DRAWS[kind](seed=3)
+    assert images.min() >= 0 and images.max() <= 1 and len(images) == len(objects) == 40
+    masks = objects.masks
     assert (masks.sum(1) <= 1).all()  # a pixel shows one object
-    assert ((masks.sum((-2, -1)) > 0) <= (known.classes >= 0)).all()
+    assert ((masks.sum((-2, -1)) > 0) <= (objects.classes >= 0)).all()
     for scene, slot in masks.flatten(2).any(-1).nonzero().tolist():
         rows, columns = masks[scene, slot].nonzero(as_tuple=True)
         edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert known.boxes[scene, slot].tolist() == [int(edge) for edge in edges]
-    assert torch.equal(known[3:5].counts, known.counts[3:5])
+        assert objects.boxes[scene, slot].tolist() == [int(edge) for edge in edges]
+    assert torch.equal(objects[3:5].counts, objects.counts[3:5])
 
 
 def test_the_same_seed_gives_the_same_scenes():
@@ -47,8 +47,8 @@ def test_the_same_seed_gives_the_same_scenes():
 
 def test_gray_scenes_keep_to_their_options():
     digits, labels = (torch.rand(20, 1, 8, 8) > 0.4).float(), torch.arange(20) % 4
-    images, known = gray_scenes(digits, labels, 200, canvas=30, least=1, most=3)
-    assert set(known.counts.tolist()) == {1, 2, 3}
+    images, objects = gray_scenes(digits, labels, 200, canvas=30, least=1, most=3)
+    assert set(objects.counts.tolist()) == {1, 2, 3}
     _, overlapping = gray_scenes(digits, labels, 200, canvas=16, most=3, overlap=True)
     assert overlapping.counts.max() == 3
     assert (images > INK).any((-3, -2, -1)).float().mean() > 0.9
@@ -61,17 +61,17 @@ def test_the_masks_of_gray_scenes_hold_what_is_brighter_than_the_ink():
     whole, default = read()
     assert torch.equal(default.numbers, read(ink=INK)[1].numbers)
     for ink in (0.0, 0.1, 0.7):
-        images, known = read(ink=ink)
-        assert torch.equal(images, whole) and torch.equal(known.classes, default.classes)
-        assert torch.equal(known.numbers > 0, images[:, 0] > ink)
+        images, objects = read(ink=ink)
+        assert torch.equal(images, whole) and torch.equal(objects.classes, default.classes)
+        assert torch.equal(objects.numbers > 0, images[:, 0] > ink)
 
 
 def test_there_are_19_tetrominoes_and_they_do_not_overlap():
     bank = tetromino_bank()
     assert bank.shape == (19, 4, 4) and (bank.sum((1, 2)) == 4).all()
     assert len(bank.flatten(1).unique(dim=0)) == 19
-    images, known = tetromino_scenes(50)
-    assert (known.masks.sum((-2, -1)) == 4 * 25).all()
+    images, objects = tetromino_scenes(50)
+    assert (objects.masks.sum((-2, -1)) == 4 * 25).all()
     assert images.shape == (50, 3, 35, 35)
 
 
@@ -106,9 +106,9 @@ def test_scenes_of_digits_show_other_digits_in_every_split(monkeypatch):
 
 def test_a_number_of_validation_scenes_takes_some_whose_digits_training_does_not_show():
     name = "multi-digits:train=60,test=4"
-    whole, few = load_dataset(name), load_dataset(name, validation=2, size=25)
-    assert len(few.train) == 60 and few.validation.images.shape == (2, 1, 25, 25)
-    assert torch.equal(few.validation.objects.boxes, whole.validation.objects.boxes[:2] / 2)
+    whole, subset = load_dataset(name), load_dataset(name, validation=2, size=25)
+    assert len(subset.train) == 60 and subset.validation.images.shape == (2, 1, 25, 25)
+    assert torch.equal(subset.validation.objects.boxes, whole.validation.objects.boxes[:2] / 2)
     assert len(load_dataset(name, validation=0).validation) == 0
 
 
@@ -123,10 +123,10 @@ def test_a_size_resizes_scenes_and_what_is_known_of_them():
 def test_colored_objects_lie_on_grounds_and_keep_their_covers():
     digits, labels = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
     grounds = torch.tensor([0.25, 0.75])[:, None, None, None].expand(2, 3, 5, 5)
-    given = dict(canvas=30, least=1, most=2, seed=3)
-    gray, known = gray_scenes(digits, labels, 6, **given)
-    images, same = gray_scenes(digits, labels, 6, grounds=grounds, **given)
-    assert (known.numbers == same.numbers).all() and images.shape == (6, 3, 30, 30)
+    settings = dict(canvas=30, least=1, most=2, seed=3)
+    gray, objects = gray_scenes(digits, labels, 6, **settings)
+    images, same = gray_scenes(digits, labels, 6, grounds=grounds, **settings)
+    assert (objects.numbers == same.numbers).all() and images.shape == (6, 3, 30, 30)
     bare = (gray == 0).expand_as(images)
     assert set(images[bare].unique().tolist()) <= {0.25, 0.75}
     for image, masks in zip(images, same.masks, strict=True):

@@ -73,14 +73,14 @@ def test_a_data_set_knows_its_shape_and_classes(split):
 
 def test_labels_number_the_classes_of_a_model_by_name(split):
     data = Dataset("toy", split, split[:0], split[:9], ("b", "c", "d"))
-    known = data.in_classes(["a", "d", "c", "b"])
-    assert known.class_names == ("a", "d", "c", "b")
-    assert torch.equal(known.test.labels, torch.tensor([3, 2, 1])[data.test.labels])
+    dataset = data.in_classes(["a", "d", "c", "b"])
+    assert dataset.class_names == ("a", "d", "c", "b")
+    assert torch.equal(dataset.test.labels, torch.tensor([3, 2, 1])[data.test.labels])
     for dtype in (torch.int32, torch.uint8):
         splits = (Split(s.images, s.labels.to(dtype)) for s in (split, split[:0], split[:9]))
         numbered = Dataset("toy", *splits, ("b", "c", "d")).in_classes(["a", "d", "c", "b"])
         assert numbered.test.labels.dtype == torch.int64
-        assert torch.equal(numbered.test.labels, known.test.labels)
+        assert torch.equal(numbered.test.labels, dataset.test.labels)
     with pytest.warns(UserWarning, match=r"'toy' and .* by number, .*: b for 0, c for 1, \.\.\.;"):
         assert data.in_classes(["0", "1"]) is data
     numbers = Dataset("toy", split, split[:0], split[:9])

@@ -85,11 +85,11 @@ def test_a_loader_with_workers_can_be_resumed():
 
 
 def test_a_loader_keeps_its_batches_and_its_order():
-    seen = list(LOADER(DataLoader(Noisy(), 8), 3).epoch(4))
-    assert [len(labels) for _, labels in seen] == [8, 8, 8, 6]
-    assert torch.equal(torch.cat([labels for _, labels in seen]), torch.arange(30))
-    few = DataLoader(Noisy(), 8, drop_last=True)
-    assert [len(labels) for _, labels in LOADER(few).epoch(0)] == [8, 8, 8]
+    batches = list(LOADER(DataLoader(Noisy(), 8), 3).epoch(4))
+    assert [len(labels) for _, labels in batches] == [8, 8, 8, 6]
+    assert torch.equal(torch.cat([labels for _, labels in batches]), torch.arange(30))
+    loader = DataLoader(Noisy(), 8, drop_last=True)
+    assert [len(labels) for _, labels in LOADER(loader).epoch(0)] == [8, 8, 8]
 
 
 def test_reading_leaves_the_global_random_state_alone():

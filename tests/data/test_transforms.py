@@ -34,9 +34,9 @@ def center_of_mass(images: torch.Tensor) -> torch.Tensor:
 
 
 def test_whole_degrees_cut_no_other_number():
-    found = motion(torch.tensor([0, 90]), 0.2, (1.5, 0.5), (2.5, -0.5))
+    matrices = motion(torch.tensor([0, 90]), 0.2, (1.5, 0.5), (2.5, -0.5))
     torch.testing.assert_close(
-        found, motion(torch.tensor([0.0, 90.0]), 0.2, (1.5, 0.5), (2.5, -0.5))
+        matrices, motion(torch.tensor([0.0, 90.0]), 0.2, (1.5, 0.5), (2.5, -0.5))
     )
 
 
@@ -97,11 +97,11 @@ def test_ink_extent_is_where_a_large_canvas_shows_ink():
     images[:, 0, 8, 8] = 1  # no image is empty
     moves = Affine(40, 0.3, (0.7, 1.4), 3.0).motions(40, seeded_generator(2))
     left, right, top, bottom = ink_extent(images, moves).T
-    shown = warp_images(images, moves, (64, 64)).flatten(1) > 1e-6
+    ink = warp_images(images, moves, (64, 64)).flatten(1) > 1e-6
     x, y = pixel_centers(64, 64).T
     for i in range(40):
-        assert left[i] <= x[shown[i]].min() and x[shown[i]].max() <= right[i]
-        assert top[i] <= y[shown[i]].min() and y[shown[i]].max() <= bottom[i]
+        assert left[i] <= x[ink[i]].min() and x[ink[i]].max() <= right[i]
+        assert top[i] <= y[ink[i]].min() and y[ink[i]].max() <= bottom[i]
     assert ((right - left) <= 16 * 2.5).all()  # and no wider than the motions can make it
 
 

@@ -58,10 +58,10 @@ def test_small_norb_keeps_images_of_the_left_camera_and_factors(norb):
 
 def test_views_are_selected_by_their_factors(norb):
     views = SmallNORB(norb[0]).train
-    few = views.select(azimuth=[1, 2, 5], lighting=[1])
-    assert few.azimuth.tolist() == [1, 5]
-    assert torch.equal(few.images, views.images[[1, 5]])
-    split = few.split(size=2)
+    subset = views.select(azimuth=[1, 2, 5], lighting=[1])
+    assert subset.azimuth.tolist() == [1, 5]
+    assert torch.equal(subset.images, views.images[[1, 5]])
+    split = subset.split(size=2)
     assert split.images.shape == (2, 1, 2, 2) and split.images.max() <= 1
     with pytest.raises(ValueError, match="unknown factor 'azimut'"):
         views.select(azimut=[1])
@@ -113,10 +113,10 @@ SOLIDS = [
 def test_a_ray_meets_a_solid_where_geometry_says(solid, reach, normal):
     """The ray runs along x through the middle: surface distance and outward normal are known."""
     origin, ray = torch.tensor([-3.0, 0, 0]), torch.tensor([1.0, 0, 0])
-    distance, found, shade = cast([solid], origin, ray)
+    distance, normals, shade = cast([solid], origin, ray)
     assert distance == pytest.approx(3 - reach, abs=1e-5)
     expected = torch.nn.functional.normalize(torch.tensor(normal), dim=0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(normals, expected, rtol=0, atol=1e-5)
     assert shade == pytest.approx(solid.shade)
     assert cast([solid], origin + torch.tensor([0, 0, 0.9]), ray)[0] > 1e5
 
@@ -148,11 +148,11 @@ def test_toys_are_the_same_by_seed_and_differ_by_instance():
 
 
 def test_toys3d_is_a_full_grid_of_factors_cached_and_split_by_instance(tmp_path):
-    few = dict(size=12, cache=tmp_path, azimuths=3, elevations=2, instances=2)
-    toys = Toys3D(**few)
+    settings = dict(size=12, cache=tmp_path, azimuths=3, elevations=2, instances=2)
+    toys = Toys3D(**settings)
     (file,) = tmp_path.iterdir()
     written = file.stat().st_mtime_ns
-    again = Toys3D(**few)
+    again = Toys3D(**settings)
     assert file.stat().st_mtime_ns == written
     assert torch.equal(again.test.images, toys.test.images)
     for views, instance in ((toys.train, 0), (toys.test, 1)):

@@ -41,8 +41,8 @@ def test_the_code_of_a_page_runs_and_gives_the_shapes_that_its_comments_state(
     stated = [line for code in blocks_of(PAGES[name]) for line in code.splitlines()]
     checked = 0
     for line in stated:
-        call, _, said = line.partition("  # ")
-        if shape := re.search(r"\((\d+(?:, \d+)+)\)", said):
+        call, _, comment = line.partition("  # ")
+        if shape := re.search(r"\((\d+(?:, \d+)+)\)", comment):
             assert tuple(eval(call, names).shape) == tuple(map(int, shape[1].split(", "))), line
             checked += 1
     assert checked >= 6 or "posterior_predictive(" not in "".join(stated)

@@ -38,10 +38,10 @@ def docstrings(pages):
     ("what", "known"),
     [("entry", list_models()), ("experiments", {n.split("/")[0] for n in list_experiments()})],
 )
-def test_everything_registered_is_asked_for_once(pages, what, known):
+def test_everything_registered_is_asked_for_once(pages, marker, names):
     texts = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
     texts += "".join(pages.others().values())
-    assert sorted(re.findall(rf"<!-- {what}: (\S+) -->", texts)) == sorted(known)
+    assert sorted(re.findall(rf"<!-- {marker}: (\S+) -->", texts)) == sorted(names)
 
 
 def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
@@ -113,8 +113,8 @@ def test_a_page_of_results_is_short_and_shows_a_picture_and_one_table_of_compari
 
 def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_path):
     text = pages.entry("part-whole")
-    for words in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
-        assert words in text
+    for fragment in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
+        assert fragment in text
     none = "Trained weights:\n\n- none"
     assert "PartWholeGuide" in text and none not in text
     monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
@@ -129,8 +129,8 @@ def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
     text = pages.diagram(name).decode()
     assert torch.equal(torch.get_rng_state(), state) and text.rstrip().endswith("</svg>")
     model = create(name, **small_settings(name)).model
-    words = {*(site.name for site in model.sites), *model.plate_dims, model.space.site}
-    assert {word for word in words if f">{word}</text>" not in text} == set()
+    labels = {*(site.name for site in model.sites), *model.plate_dims, model.space.site}
+    assert {word for word in labels if f">{word}</text>" not in text} == set()
 
 
 def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):

@@ -75,8 +75,8 @@ def test_where_the_share_is_certain_the_guide_is_exact():
     model, guide = pair(clutter=0)
     points = scenes_of(("square",), 6, clutter=0).points
     exact = ExactMatching(model).parse(points).log_evidence
-    found = guide.parse(points)
-    assert (found.log_evidence <= exact + 1e-6).all()
+    matchings = guide.parse(points)
+    assert (matchings.log_evidence <= exact + 1e-6).all()
     idata = evaluate(model, guide, points, num_particles=4)
     weights = torch.from_numpy(idata.sample_stats.log_weight.values[0])
     torch.testing.assert_close(weights, exact.expand(4, -1), rtol=0, atol=2e-3)
@@ -101,24 +101,24 @@ def test_more_proposals_give_no_smaller_evidence():
 def test_every_point_sees_the_others_in_a_frame_of_its_own():
     points = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(3)).double()
     rotated = torch.view_as_real(as_complex(points) * torch.tensor(0.6 + 0.8j) + (1 - 2j))
-    seen, again = views(points, 6), views(rotated, 6)
-    assert seen.shape == (2, 5, 18)
-    torch.testing.assert_close(seen[..., :12], again[..., :12])  # 4 others, 3 numbers each
-    assert not torch.allclose(seen[..., 12:14], again[..., 12:14])
-    assert (seen[..., 12:14] == points).all() and (seen[..., 15:] == 0).all()
+    features, again = views(points, 6), views(rotated, 6)
+    assert features.shape == (2, 5, 18)
+    torch.testing.assert_close(features[..., :12], again[..., :12])  # 4 others, 3 numbers each
+    assert not torch.allclose(features[..., 12:14], again[..., 12:14])
+    assert (features[..., 12:14] == points).all() and (features[..., 15:] == 0).all()
 
 
 def test_samples_look_like_scenes_of_the_data_set():
     model, _ = pair()
     points, objects = dreams(model, 50)
-    there = ~points[..., 0].isnan()
-    assert len(points) == len(objects) == 50 and there.sum(1).min() >= 2
-    for scene, present in zip(points, there, strict=True):
+    presence = ~points[..., 0].isnan()
+    assert len(points) == len(objects) == 50 and presence.sum(1).min() >= 2
+    for scene, present in zip(points, presence, strict=True):
         assert scene[present].amax().item() == pytest.approx(1)
         assert scene[present].amin().item() == pytest.approx(-1)
     for k, size in enumerate(model.sizes):
         assert set((objects == k).sum(1).tolist()) == {0, size}
-    assert (objects[~there] == -1).all()
+    assert (objects[~presence] == -1).all()
 
 
 def test_it_learns_to_share_from_samples_and_leaves_the_model_alone():

@@ -24,8 +24,8 @@ def test_the_code_is_the_pose_of_the_label_or_of_the_likeliest(pair):
     images, labels = torch.rand(4, *SHAPE), torch.tensor([2, 0, 1, 1])
     check_pair(model, guide, images)
     pose = guide.classifier.capsules(images)[-1].pose[:, 0].flatten(2)  # (B, classes, 16)
-    for given, used in ((labels, labels), (None, guide.classifier.predict(images))):
-        code = guide(images, given).unflatten(1, (3, 16))
+    for argument, used in ((labels, labels), (None, guide.classifier.predict(images))):
+        code = guide(images, argument).unflatten(1, (3, 16))
         for n, label in enumerate(used.tolist()):
             torch.testing.assert_close(code[n, label], pose[n, label])
             assert code[n].norm().item() == pytest.approx(pose[n, label].norm().item())
@@ -38,9 +38,9 @@ def test_standardized_codes_have_mean_and_deviation_one_in_every_class(pair):
     guide.standardize(images, labels)
     codes = guide(images, labels).unflatten(1, (3, 16))
     for label in (0, 1):
-        own = codes[labels == label, label]
-        torch.testing.assert_close(own.mean(0), torch.ones(16), atol=1e-3, rtol=0)
-        torch.testing.assert_close(own.std(0), torch.ones(16), atol=1e-3, rtol=0)
+        class_codes = codes[labels == label, label]
+        torch.testing.assert_close(class_codes.mean(0), torch.ones(16), atol=1e-3, rtol=0)
+        torch.testing.assert_close(class_codes.std(0), torch.ones(16), atol=1e-3, rtol=0)
     torch.testing.assert_close(guide(images, torch.full_like(labels, 2)), plain)
     for dtype in (torch.int32, torch.uint8):
         guide.standardize(images, labels.to(dtype))

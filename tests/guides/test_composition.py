@@ -37,8 +37,8 @@ def test_a_reader_works_alone():
     """A new family needs no guide to read parts."""
     model = PartWholeCapsules((3, 10, 14), objects=2, parts=6)
     reader = PartReader(model, 9, channels=4, coordinates=True, centered=True)
-    seen, frame = reader.view(torch.rand(2, 3, 10, 14))
-    proposal = reader(seen)
+    inputs, frame = reader.view(torch.rand(2, 3, 10, 14))
+    proposal = reader(inputs)
     shapes = tuple(proposal.logits.shape), tuple(proposal.pose.shape)
     assert shapes == ((2, 6), (2, 6, 6)) and frame.shape == (2, 6)
     proposal.pose.sum().backward()

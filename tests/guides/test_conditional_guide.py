@@ -86,8 +86,8 @@ def test_it_reads_the_window_and_nothing_else():
     images = torch.rand(2, *SHAPE).double()
     other = torch.rand_like(images)
     other[..., 2:7, 2:6] = images[..., 2:7, 2:6]
-    seen, same = guide.expectations(images), guide.expectations(other)
-    assert all(torch.equal(seen[name], same[name]) for name in guide.covers)
+    means, same = guide.expectations(images), guide.expectations(other)
+    assert all(torch.equal(means[name], same[name]) for name in guide.covers)
     other[..., 2, 2] += 0.1
     changed = guide.expectations(other)
-    assert not torch.equal(seen["object_pose"], changed["object_pose"])
+    assert not torch.equal(means["object_pose"], changed["object_pose"])

@@ -34,14 +34,14 @@ def scenes_of(names: tuple[str, ...], number: int, sigma: float = 0.1, clutter: 
 def every_matching(sizes: tuple[int, ...], number: int, clutter: int) -> torch.Tensor:
     """Return all matchings of `number` points, by loops over sets of objects and over orders."""
     first = [sum(sizes[:k]) for k in range(len(sizes))]
-    found = []
-    for there in itertools.product([False, True], repeat=len(sizes)):
+    matchings = []
+    for presence in itertools.product([False, True], repeat=len(sizes)):
         codes = [
-            1 + f + c for f, n, t in zip(first, sizes, there, strict=True) if t for c in range(n)
+            1 + f + c for f, n, t in zip(first, sizes, presence, strict=True) if t for c in range(n)
         ]
         if 0 <= number - len(codes) <= clutter:
-            found += set(itertools.permutations(codes + [0] * (number - len(codes))))
-    return torch.tensor(found)
+            matchings += set(itertools.permutations(codes + [0] * (number - len(codes))))
+    return torch.tensor(matchings)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.15])
@@ -49,8 +49,8 @@ def every_matching(sizes: tuple[int, ...], number: int, clutter: int) -> torch.T
 def test_exact_evidence_is_the_sum_over_all_matchings(names, sigma):
     model = model_of(names, sigma, sigma_floor=0.05, clutter=1)
     distribution, scenes = model.distribution(), scenes_of(names, 12, 0.1, clutter=1, seed=1)
-    found = ExactMatching(model).parse(scenes.points)
-    for scene, evidence in enumerate(found.log_evidence):
+    matchings = ExactMatching(model).parse(scenes.points)
+    for scene, evidence in enumerate(matchings.log_evidence):
         points = scenes.points[scene : scene + 1]
         present = ~points[0, :, 0].isnan()
         codes = every_matching(model.sizes, int(present.sum()), 1)
@@ -102,28 +102,28 @@ def test_other_guides_bound_the_evidence_by_the_joint_of_their_matching(guide):
     names = ("square", "triangle", "square")
     model, scenes = model_of(names, 0.1, clutter=1), scenes_of(names, 24, 0.1, clutter=1, seed=4)
     exact = ExactMatching(model).parse(scenes.points)
-    found = guide(model).parse(scenes.points)
-    assert (found.log_evidence <= exact.log_evidence + 1e-6).all()
+    matchings = guide(model).parse(scenes.points)
+    assert (matchings.log_evidence <= exact.log_evidence + 1e-6).all()
     distribution = model.distribution()
-    own = log_joint(distribution, scenes.points, found.objects, found.corners)
-    own = own + log_equivalent(distribution, found.objects)
-    assert (found.log_evidence >= own - 1e-6).all()
+    joint = log_joint(distribution, scenes.points, matchings.objects, matchings.corners)
+    joint = joint + log_equivalent(distribution, matchings.objects)
+    assert (matchings.log_evidence >= joint - 1e-6).all()
 
 
 def test_ransac_finds_the_exact_parse_where_noise_is_small():
     names = ("square", "triangle", "square")
     model, scenes = model_of(names, 0.02), scenes_of(names, 60, 0.02, seed=5)
-    exact, found = (g(model).parse(scenes.points) for g in (ExactMatching, RansacMatching))
-    right = segmentation_accuracy(found.objects, exact.objects, scenes.present, [0, 1, 0])
+    exact, ransac = (g(model).parse(scenes.points) for g in (ExactMatching, RansacMatching))
+    right = segmentation_accuracy(ransac.objects, exact.objects, scenes.present, [0, 1, 0])
     assert (right == 1).all()
-    assert (exact.log_evidence - found.log_evidence).mean() < 0.05
+    assert (exact.log_evidence - ransac.log_evidence).mean() < 0.05
 
 
 def test_the_exact_posterior_knows_how_often_it_is_right():
     """On scenes of the generator: their frame is scaled and shifted, which the poses absorb."""
     model, scenes = model_of(("square", "square"), 0.25), scenes_of(("square", "square"), 300, 0.25)
     model.sigma_pose = 0.5
-    own, right = [], []
+    confidence, right = [], []
     for group in groups(model.distribution(), scenes.points):
         objects, probability = group.posterior()
         best = objects[probability.argmax(1)]
@@ -131,11 +131,11 @@ def test_the_exact_posterior_knows_how_often_it_is_right():
         for k in range(len(best)):
             every = torch.ones_like(objects, dtype=torch.bool)
             same = segmentation_accuracy(best[k].expand_as(objects), objects, every, [0, 0]) == 1
-            own.append(probability[k][same].sum().item())
+            confidence.append(probability[k][same].sum().item())
             right.append(torch.equal(best[k], true[k]) or torch.equal(1 - best[k], true[k]))
-    own, right = torch.tensor(own), torch.tensor(right).float()
-    error = ((own * (1 - own)).sum().sqrt() / len(own)).item()
-    assert right.mean().item() == pytest.approx(own.mean().item(), abs=4 * error)
+    confidence, right = torch.tensor(confidence), torch.tensor(right).float()
+    error = ((confidence * (1 - confidence)).sum().sqrt() / len(confidence)).item()
+    assert right.mean().item() == pytest.approx(confidence.mean().item(), abs=4 * error)
     assert right.mean() < 1  # some scenes are truly ambiguous
 
 
@@ -150,7 +150,7 @@ def test_poses_are_a_ridge_regression_on_responsible_points():
     start = torch.complex(torch.randn(1, 2).double(), torch.randn(1, 2).double())
     zero = torch.zeros(1, 2).double()
     before = Poses(start, start.conj(), zero, zero, start * 0)
-    found = fit_poses(places, corners, responsibility, before, distribution.tau)
+    posterior = fit_poses(places, corners, responsibility, before, distribution.tau)
     for k, owned in enumerate((range(4), range(4, 7))):
         variance = corners.noises[k].variance(before.rotation[0, k].abs())
         rows, values = [], []
@@ -162,17 +162,17 @@ def test_poses_are_a_ridge_regression_on_responsible_points():
         rows, values = torch.stack(rows), torch.stack(values)
         precision = rows.T @ rows + torch.eye(4).double() / distribution.tau**2
         mean = torch.linalg.solve(precision, rows.T @ values)
-        own = torch.stack(
+        coefficients = torch.stack(
             [
-                found.place[0, k].real,
-                found.place[0, k].imag,
-                found.rotation[0, k].real,
-                -found.rotation[0, k].imag,
+                posterior.place[0, k].real,
+                posterior.place[0, k].imag,
+                posterior.rotation[0, k].real,
+                -posterior.rotation[0, k].imag,
             ]
         )
-        torch.testing.assert_close(own, mean)
-        torch.testing.assert_close(found.var_rotation[0, k], precision.inverse()[2, 2])
-        torch.testing.assert_close(found.var_place[0, k], precision.inverse()[0, 0])
+        torch.testing.assert_close(coefficients, mean)
+        torch.testing.assert_close(posterior.var_rotation[0, k], precision.inverse()[2, 2])
+        torch.testing.assert_close(posterior.var_place[0, k], precision.inverse()[0, 0])
 
 
 def test_rounding_finds_the_best_permutation():
@@ -205,13 +205,13 @@ def test_symmetric_matchings_are_equally_likely_and_counted():
 def test_the_mixture_says_when_its_parse_is_no_matching():
     names = ("square", "triangle", "square")
     model, scenes = model_of(names), scenes_of(names, 40, seed=9)
-    found = MixtureMatching(model).parse(scenes.points)
+    matchings = MixtureMatching(model).parse(scenes.points)
     for objects, corners, evidence in zip(
-        found.objects, found.corners, found.log_evidence, strict=True
+        matchings.objects, matchings.corners, matchings.log_evidence, strict=True
     ):
         held = [(o, c) for o, c in zip(objects.tolist(), corners.tolist(), strict=True) if o >= 0]
         assert math.isfinite(evidence) == (len(set(held)) == len(held))
-    assert found.log_evidence.isinf().any() and found.log_evidence.isfinite().any()
+    assert matchings.log_evidence.isinf().any() and matchings.log_evidence.isfinite().any()
 
 
 def test_a_parse_moves_its_templates_onto_the_points():
@@ -220,6 +220,6 @@ def test_a_parse_moves_its_templates_onto_the_points():
     points = place_corners(torch.tensor([0.1, 0.2, 0.3, -0.5]).double(), template.corners)
     order = torch.tensor([2, 0, 1])
     scene = torch.view_as_real(points[order])[None]
-    found = ExactMatching(model_of(sigma=0.01)).parse(scene)
-    assert found.objects.tolist() == [[1, 1, 1]]
-    assert found.corners.tolist() == [order.tolist()]
+    matchings = ExactMatching(model_of(sigma=0.01)).parse(scene)
+    assert matchings.objects.tolist() == [[1, 1, 1]]
+    assert matchings.corners.tolist() == [order.tolist()]

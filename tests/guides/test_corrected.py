@@ -112,7 +112,7 @@ def test_bits_keep_their_order_too():
     evidence = model.log_joint(images).logsumexp((1, 2)).mean().item()
     corrected = refine(model, guide, images, steps=200, distribution="corrected", lr=0.1)
     free = refine(model, guide, images, steps=200, distribution="normal", lr=0.04)
-    start, after = (elbo(model, each, images, 1000) for each in (guide, corrected))
+    start, after = (elbo(model, candidate, images, 1000) for candidate in (guide, corrected))
     assert start < after < evidence + 0.02
     assert after > elbo(model, free, images, 1000) + 0.1
 
@@ -132,12 +132,12 @@ def test_it_begins_as_the_guide_that_it_corrects(name):
     corrected = Corrected(entry.guide, images)
     assert "corrected" in kinds_for(entry.model, entry.guide)
     check_pair(entry.model, corrected, images)
-    found = []
+    weights = []
     for guide in (entry.guide, corrected):
         torch.manual_seed(1)
         with torch.no_grad():
-            found.append(log_weights(entry.model, guide, images.repeat(2, 1, 1, 1))[0])
-    torch.testing.assert_close(*found)
+            weights.append(log_weights(entry.model, guide, images.repeat(2, 1, 1, 1))[0])
+    torch.testing.assert_close(*weights)
     two = corrected.select(torch.tensor([2, 0]))
     assert two.num_images == 2 and two.covers == entry.guide.covers
 
@@ -157,9 +157,9 @@ def test_each_correction_moves_its_own_image():
 def test_the_guide_that_is_corrected_is_left_as_it_was():
     entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
-    kept = [p.detach().clone() for p in entry.guide.parameters()]
+    copies = [p.detach().clone() for p in entry.guide.parameters()]
     refined = refine(entry.model, entry.guide, images, steps=3, distribution="corrected")
-    own = {id(p) for p in entry.guide.parameters()}
-    assert not own & {id(p) for p in refined.parameters()}
-    for before, now in zip(kept, entry.guide.parameters(), strict=True):
+    identities = {id(p) for p in entry.guide.parameters()}
+    assert not identities & {id(p) for p in refined.parameters()}
+    for before, now in zip(copies, entry.guide.parameters(), strict=True):
         assert torch.equal(before, now) and now.requires_grad and now.grad is None

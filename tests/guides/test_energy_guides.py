@@ -67,9 +67,9 @@ def test_expectations_of_the_mean_field_are_those_of_the_distribution_that_is_dr
     guide = MeanFieldSwitches(model, 3)
     nodes = poutine.trace(guide).get_trace(images).nodes
     switch, hidden = (nodes[f"capsule_{name}"]["fn"].mean for name in ("switch", "hidden"))
-    found = guide.expectations(images)
-    torch.testing.assert_close(found.switch, switch, **EXACT)
-    torch.testing.assert_close(found.activity, switch[..., None] * hidden, **EXACT)
+    means = guide.expectations(images)
+    torch.testing.assert_close(means.switch, switch, **EXACT)
+    torch.testing.assert_close(means.activity, switch[..., None] * hidden, **EXACT)
 
 
 def test_mean_field_of_uncoupled_units_is_exact_and_its_iteration_converges():

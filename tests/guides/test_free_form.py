@@ -90,7 +90,7 @@ def test_a_low_rank_distribution_draws_every_site_once_with_the_density_of_them_
     points = [trace.nodes[f"{level}_pose"]["value"] for level in ("object", "part")]
     assert together["value"].shape == (4, 1, 7 * 6)
     torch.testing.assert_close(
-        torch.cat([each.flatten(1) for each in points], 1), together["value"][:, 0]
+        torch.cat([point.flatten(1) for point in points], 1), together["value"][:, 0]
     )
     factor = torch.cat([free.factors[f"{n}_pose"].flatten(1, 2) for n in ("object", "part")], 1)
     scale = torch.cat([free.log_scales[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
@@ -102,8 +102,8 @@ def test_a_low_rank_distribution_draws_every_site_once_with_the_density_of_them_
     torch.testing.assert_close(together["log_prob"][:, 0], expected)
     assert all(trace.nodes[f"{n}_pose"]["log_prob"].sum() == 0 for n in ("object", "part"))
     check_pair(model, free, images)
-    chosen = free.select(torch.tensor([2, 0]))
-    assert torch.equal(chosen.factors["part_pose"], free.factors["part_pose"][[2, 0]])
+    subset = free.select(torch.tensor([2, 0]))
+    assert torch.equal(subset.factors["part_pose"], free.factors["part_pose"][[2, 0]])
 
 
 def test_delta_poses_lose_nothing_but_density(pair, images):

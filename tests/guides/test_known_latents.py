@@ -12,7 +12,7 @@ from capsule_zoo.registry import create, small_settings
 IMAGES = 3
 
 
-def known(name):
+def draw_latents(name):
     """Return a discrete model, images, and the values that the entry's guide drew for them."""
     torch.manual_seed(0)
     entry = create(name, **small_settings(name))
@@ -22,7 +22,7 @@ def known(name):
 
 @pytest.mark.parametrize("name", ["part-whole", "shape-codes", "vae", "recurrent-capsules"])
 def test_it_draws_the_values(name):
-    model, images, values = known(name)
+    model, images, values = draw_latents(name)
     drawn = KnownLatents(model, values)(images)
     assert drawn.keys() == {site.name for site in model.latent_sites}
     for site, value in drawn.items():
@@ -31,8 +31,8 @@ def test_it_draws_the_values(name):
 
 @pytest.mark.parametrize("name", ["vae", "generative-capsnet", "recurrent-capsules"])
 def test_its_bound_is_the_joint_density_of_its_values(name):
-    model, images, values = known(name)
+    model, images, values = draw_latents(name)
     trace = poutine.trace(poutine.condition(model, values)).get_trace(images)
-    found = evaluate(model, KnownLatents(model, values), images, num_particles=1)
+    idata = evaluate(model, KnownLatents(model, values), images, num_particles=1)
     joint = trace.log_prob_sum().item()
-    assert float(found["sample_stats"]["log_weight"].sum()) == pytest.approx(joint, rel=1e-5)
+    assert float(idata["sample_stats"]["log_weight"].sum()) == pytest.approx(joint, rel=1e-5)

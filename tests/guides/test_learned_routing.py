@@ -75,9 +75,9 @@ def test_in_self_routing_a_child_chooses_by_its_own_vote():
 def test_uncertain_connections_are_the_prior_of_the_mixture():
     values, connections = rand(B, I, J, D), rand(2, J, I)
     votes = Votes.dense(values)
-    found = UncertainRouting()(votes, distribution(connections))
+    belief = UncertainRouting()(votes, distribution(connections))
     coupling = connections[0].softmax(0).expand(B, 1, J, I)
-    torch.testing.assert_close(found, best_belief(votes, coupling, distribution()))
+    torch.testing.assert_close(belief, best_belief(votes, coupling, distribution()))
 
 
 def test_the_cost_of_connections_is_the_divergence_from_their_prior():
@@ -101,7 +101,7 @@ def test_every_image_pays_its_part_of_the_connections_once(name):
         cost = loss_per_image(Trace_ELBO(), entry.model, entry.guide, pictures, labels)
         owner = [m for m in (*entry.model.modules(), entry.guide) if hasattr(m, "connections")]
         owned = [m.connections for m in owner if m.connections is not None]
-        return cost, sum(UncertainRouting(images=images).cost(each) for each in owned)
+        return cost, sum(UncertainRouting(images=images).cost(connection) for connection in owned)
 
     (dear, paid), (cheap, _) = loss(1), loss(10**9)
     assert paid > 1
@@ -120,9 +120,9 @@ def test_connections_get_the_same_gradients_when_votes_are_computed_again(kind):
         model.scores(torch.rand(3, *model.image_shape).double()).square().sum().backward()
         return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
-    kept, again = slopes(False), slopes(True)
-    assert {f"{layer}.connections" for layer in ("layers.0", "layers.1", "classes")} <= kept.keys()
-    for name, slope in kept.items():
+    gradients, again = slopes(False), slopes(True)
+    assert {f"{layer}.connections" for layer in ("layers.0", "layers.1", "classes")} <= gradients.keys()
+    for name, slope in gradients.items():
         assert slope.norm() > 0
         torch.testing.assert_close(slope, again[name])
 
@@ -144,15 +144,15 @@ def test_another_routing_begins_anew_and_keeps_all_else(name):
     other = program.with_routing(SelfRouting())
     names = {key for key, _ in program.named_parameters() if "connections" not in key}
     assert names == {key for key, _ in other.named_parameters() if "connections" not in key}
-    kept = dict(program.named_parameters())
+    originals = dict(program.named_parameters())
     for key, parameter in other.named_parameters():
-        assert (parameter is kept[key]) == ("connections" not in key)
+        assert (parameter is originals[key]) == ("connections" not in key)
     assert not torch.allclose(other.scores(images), before)
     torch.testing.assert_close(program.scores(images), before)
     dynamic = program.with_routing(DynamicRouting(2))
     assert not [key for key, _ in dynamic.named_parameters() if "connections" in key]
     same = program.with_routing(SelfAttentionRouting(fair=True))
-    assert [p is kept[key] for key, p in same.named_parameters()] == [True] * len(kept)
+    assert [p is originals[key] for key, p in same.named_parameters()] == [True] * len(originals)
 
 
 @dataclass(frozen=True)

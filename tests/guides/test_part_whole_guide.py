@@ -33,8 +33,8 @@ def test_objects_see_the_image_only_through_the_parts(model, images):
     below = {n: trace.nodes[n]["value"] for n in ("part_presence", "part_pose")}
     clamped = poutine.condition(guide, data=below)
     distributions = []
-    for seen in (images, images.flip(0)):
-        nodes = traced(clamped, seen).nodes
+    for batch in (images, images.flip(0)):
+        nodes = traced(clamped, batch).nodes
         distributions.append(
             [nodes["object_presence"]["fn"].logits, nodes["object_pose"]["fn"].mean]
         )
@@ -47,9 +47,9 @@ def test_objects_begin_where_their_prior_has_them(seed):
     """Far from it, their prior would push the parts into the corners before they fit the image."""
     torch.manual_seed(seed)
     model = PartWholeCapsules(objects=8, parts=6)
-    found = traced(PartWholeGuide(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
+    sites = traced(PartWholeGuide(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
     upright = torch.eye(2, 3).flatten()
-    away = found["object_pose"]["value"] - upright
+    away = sites["object_pose"]["value"] - upright
     anywhere = poses.from_parameters(torch.randn(1000, 6)) - upright
     assert away.square().mean() < anywhere.square().mean() / 2
 

@@ -34,11 +34,11 @@ def test_recognition_is_an_exponential_family_in_both_natural_parameters():
     pixels = (image - guide.model.visible.mean()).flatten(1)
     field = (pixels @ layer.coupling.weight.flatten(1)).view(2, 2) + layer.hidden_bias
     switch = (layer.switch_bias + pixels @ layer.coupling.switch_weight).flatten()
-    own = units.log_precision.exp()
+    precisions = units.log_precision.exp()
 
     def parameters(z, k, j):
         narrower = math.exp(z * LIMIT * math.tanh(layer.narrowing[k, j].item() / LIMIT))
-        return (units.bias + z * field)[k, j].item(), own[k, j].item() * narrower
+        return (units.bias + z * field)[k, j].item(), precisions[k, j].item() * narrower
 
     def mass(z, k, j):
         first, precision = parameters(z, k, j)
@@ -84,13 +84,13 @@ def disjoint(centered):
 def log_mixture(model, images):
     """Compute log p(x) of a machine of one layer as a mixture of Gaussians, a switch at a time."""
     top, variance = model.layers[0], (-model.visible.log_precision).exp().flatten()
-    own = top.hidden.precision.flatten()
-    mean = top.hidden.bias.flatten() / own
+    hidden_precision = top.hidden.precision.flatten()
+    mean = top.hidden.bias.flatten() / hidden_precision
     masses = []
     for states in torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * 2):
         weight = model.weight[..., 0] * states
         painted = model.visible.bias.flatten() + weight @ mean + model.switch_weight @ states
-        spread = variance[:, None] * (weight / own) @ weight.T * variance + variance.diag()
+        spread = variance[:, None] * (weight / hidden_precision) @ weight.T * variance + variance.diag()
         prior = torch.distributions.Bernoulli(logits=top.switch_bias).log_prob(states).sum()
         distribution = MultivariateNormal(painted * variance, spread)
         masses.append(prior + distribution.log_prob(images.flatten(1)))
@@ -105,8 +105,8 @@ def test_recognition_can_be_the_posterior_of_gaussian_capsules(centered):
     exact = log_mixture(model, images)
     for seed in range(3):
         torch.manual_seed(seed)
-        found = log_weights(model, guide, images)[0]
-        torch.testing.assert_close(found, exact, rtol=0, atol=1e-9)
+        log_weight = log_weights(model, guide, images)[0]
+        torch.testing.assert_close(log_weight, exact, rtol=0, atol=1e-9)
     distribution = guide.posterior(images)
     assert (distribution.narrowing > 0.5).all()  # the posterior is narrower than the prior
     assert 0.05 < distribution.switch_probability.mean() < 0.95  # both kinds of draws were weighed
@@ -149,10 +149,10 @@ def test_reconstruction_goes_through_all_layers():
     with torch.no_grad():
         for layer in (*model.layers, *guide.layers):
             layer.switch_bias.fill_(1e4)
-    few = images[:1].expand(40_000, -1, -1, -1)
-    nodes = poutine.trace(guide).get_trace(few).nodes
+    copies = images[:1].expand(40_000, -1, -1, -1)
+    nodes = poutine.trace(guide).get_trace(copies).nodes
     top = {name: nodes[name]["value"] for name in model.top_sites}
-    drawn = poutine.trace(poutine.condition(model, data=top)).get_trace(batch_size=len(few))
+    drawn = poutine.trace(poutine.condition(model, data=top)).get_trace(batch_size=len(copies))
     means = drawn.nodes["image"]["fn"].mean.squeeze(1).detach()
     error = 5.5 * means.std(0) / 200
     assert ((means.mean(0) - guide.reconstruct(images[:1])[0]).abs() < error).all()

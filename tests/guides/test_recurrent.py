@@ -39,10 +39,10 @@ def noise(model, number=4) -> Tensor:
 def test_the_guide_draws_on_the_models_canvas(mode, attention):
     model, guide = pair(capsules=mode, attention=attention)
     images = noise(model)
-    seen = poutine.trace(guide).get_trace(images)
-    codes = {site.name: seen.nodes[site.name]["value"].clone() for site in model.sites}
+    guide_trace = poutine.trace(guide).get_trace(images)
+    codes = {site.name: guide_trace.nodes[site.name]["value"].clone() for site in model.sites}
     drawn = poutine.trace(poutine.condition(model, data=codes)).get_trace(images)
-    drawings = seen.nodes["_RETURN"]["value"]
+    drawings = guide_trace.nodes["_RETURN"]["value"]
     assert len(drawings) == model.steps
     torch.testing.assert_close(drawings[-1].mean, drawn.nodes["image"]["fn"].mean)
 
@@ -57,8 +57,8 @@ def loss_and_gradients(model, guide, images, labels):
     modules = torch.nn.ModuleList([model, guide])
     modules.zero_grad()
     loss.backward()
-    found = {name: p.grad for name, p in modules.named_parameters() if p.grad is not None}
-    return loss, found, (draw.call_count, classify.call_count)
+    gradients = {name: p.grad for name, p in modules.named_parameters() if p.grad is not None}
+    return loss, gradients, (draw.call_count, classify.call_count)
 
 
 @pytest.mark.parametrize("overlaid", [False, True], ids=["alone", "pairs"])
@@ -83,13 +83,13 @@ def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, overlaid, 
 def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself(overlaid):
     model, guide = pair(label_weight=7.0, overlaid=overlaid)
     images, labels = noise(model), torch.tensor([0, 2, 1, 2])
-    seen = poutine.trace(guide).get_trace(noise(model))
-    drawn = poutine.trace(poutine.replay(model, trace=seen)).get_trace(images, labels)
-    there = torch.eye(3)[labels]
+    guide_trace = poutine.trace(guide).get_trace(noise(model))
+    drawn = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images, labels)
+    presence = torch.eye(3)[labels]
     if overlaid:
         images = torch.maximum(images, images[[3, 0, 1, 2]])
-        there = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 1, 1]])
-    loss = margin_loss(model.classify(images), there)
+        presence = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 1, 1]])
+    loss = margin_loss(model.classify(images), presence)
     torch.testing.assert_close(drawn.nodes["label"]["fn"].log_factor, -7 * loss)
 
 
@@ -129,8 +129,8 @@ def test_what_the_forget_gate_leaves_is_what_the_input_gate_lets_in():
     cell, (inputs, hidden, state) = CoupledLSTM(3, 3), torch.randn(3, 4, 3)
     forget, output, new = (torch.cat([inputs, hidden], 1) @ cell.gates.weight.T).split(3, 1)
     after = forget.sigmoid() * state + (1 - forget.sigmoid()) * new.tanh()
-    found = cell(inputs, hidden, state)
-    torch.testing.assert_close(found, (output.sigmoid() * after.tanh(), after))
+    outputs = cell(inputs, hidden, state)
+    torch.testing.assert_close(outputs, (output.sigmoid() * after.tanh(), after))
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
@@ -147,20 +147,20 @@ def test_cells_stay_within_one_for_any_number_of_steps(scale):
 def replayed(model, guide, images, seed=0):
     """Return traces of guide and model on the same draws."""
     pyro.set_rng_seed(seed)
-    seen = poutine.trace(guide).get_trace(images)
-    return seen, poutine.trace(poutine.replay(model, trace=seen)).get_trace(images)
+    guide_trace = poutine.trace(guide).get_trace(images)
+    return guide_trace, poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
 
 
 def test_the_divergence_of_each_step_is_the_closed_form():
     """The loss is the reconstruction plus the sum of divergences: no constant is lost."""
     model, guide = pair()
     images = noise(model)
-    seen, drawn = replayed(model, guide, images)
+    guide_trace, drawn = replayed(model, guide, images)
     pyro.set_rng_seed(0)
-    found = guide.divergences(images)
-    assert found.shape == (model.steps, len(images))
-    for kl, site in zip(found, model.sites, strict=True):
-        distribution = seen.nodes[site.name]["fn"].base_dist
+    divergence = guide.divergences(images)
+    assert divergence.shape == (model.steps, len(images))
+    for kl, site in zip(divergence, model.sites, strict=True):
+        distribution = guide_trace.nodes[site.name]["fn"].base_dist
         mean, variance = distribution.mean, distribution.variance
         expected = 0.5 * (mean.square() + variance - 1 - variance.log()).sum(1)
         torch.testing.assert_close(kl, expected.detach())
@@ -168,7 +168,7 @@ def test_the_divergence_of_each_step_is_the_closed_form():
     reconstruction = drawn.nodes["image"]["log_prob"].mean()
     pyro.set_rng_seed(0)
     loss = loss_per_image(TraceMeanField_ELBO(), model, guide, images)
-    torch.testing.assert_close(loss, found.sum(0).mean() - reconstruction)
+    torch.testing.assert_close(loss, divergence.sum(0).mean() - reconstruction)
 
 
 def test_divergences_are_what_log_weights_lose_on_average():
@@ -176,13 +176,13 @@ def test_divergences_are_what_log_weights_lose_on_average():
     model, guide = pair((1, 2, 3), steps=2, capsules="none", attention=False)
     images = noise(model, 1).expand(10_000, -1, -1, -1)
     with torch.no_grad():
-        _, drawn, seen = log_weights(model, guide, images)
-        for trace in (drawn, seen):
+        _, drawn, guide_trace = log_weights(model, guide, images)
+        for trace in (drawn, guide_trace):
             trace.compute_log_prob()
         pyro.set_rng_seed(1)
         expected = guide.divergences(images)
     for t, site in enumerate(model.sites):
-        excess = seen.nodes[site.name]["log_prob"] - drawn.nodes[site.name]["log_prob"]
+        excess = guide_trace.nodes[site.name]["log_prob"] - drawn.nodes[site.name]["log_prob"]
         gap = (excess.mean() - expected[t].mean()).abs()
         spread = (excess.var() + expected[t].var()).sqrt() / len(images) ** 0.5
         assert gap < 5 * spread
@@ -196,8 +196,8 @@ def test_labels_add_the_margin_loss_and_nothing_else(mode):
     for marks in (None, labels):
         pyro.set_rng_seed(0)
         losses.append(loss_per_image(TraceMeanField_ELBO(), model, guide, images, marks))
-    there = torch.eye(3)[labels]
-    expected = 7 * margin_loss(model.classify(images), there).mean()
+    presence = torch.eye(3)[labels]
+    expected = 7 * margin_loss(model.classify(images), presence).mean()
     torch.testing.assert_close(losses[1] - losses[0], expected)
     assert expected > 0
 

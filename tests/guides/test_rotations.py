@@ -48,9 +48,9 @@ def rotate_poses(values, angle):
 def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, rotations):
     guide = configure(PartWholeGuide, model, rotations=rotations, **SMALL).double().eval()
     expected = rotate_poses(values_of(guide, images), QUARTER)
-    found = values_of(guide, images.rot90(1, (2, 3)))
+    values = values_of(guide, images.rot90(1, (2, 3)))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+        torch.testing.assert_close(values[name], value, rtol=0, atol=1e-9)
     upright = deepcopy(guide)
     upright.read_parts.rotations = 1
     without = values_of(upright, images.rot90(1, (2, 3)))["part_pose"]
@@ -86,11 +86,11 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
     fewer = {}
     for rotations in (1, 4):
         scored_by = model.sharing_parameters(pose=replace(model.pose, rotations=rotations))
-        chosen = []
+        angles = []
         for held in (images, images.rot90(1, (2, 3))):
             torch.manual_seed(1)
-            chosen.append(best_rotation(guide, held, 4, scored_by))
-        fewer[rotations] = (chosen[0] - chosen[1]).remainder(4 * QUARTER)
+            angles.append(best_rotation(guide, held, 4, scored_by))
+        fewer[rotations] = (angles[0] - angles[1]).remainder(4 * QUARTER)
     torch.testing.assert_close(fewer[4], torch.full_like(fewer[4], QUARTER))
     assert not torch.allclose(fewer[1], fewer[4])
 
@@ -171,9 +171,9 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
     blob = torch.zeros(1, 1, 64, 64, dtype=torch.float64)
     blob[..., 28:34, 28:33] = torch.rand(6, 5)
     poses_found = {}
-    for known in (False, True):
-        guide = configure(PartWholeGuide, model, coordinates=known, **SMALL).double()
+    for with_coordinates in (False, True):
+        guide = configure(PartWholeGuide, model, coordinates=with_coordinates, **SMALL).double()
         parts = [values_of(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
-        poses_found[known] = parts[1] - parts[0]
+        poses_found[with_coordinates] = parts[1] - parts[0]
     assert poses_found[False].abs().max() < 1e-12
     assert poses_found[True].abs().max() > 1e-5

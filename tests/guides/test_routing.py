@@ -91,13 +91,13 @@ def test_the_power_of_a_routing_flattens_the_responsibilities(votes):
     rule = distribution()
     belief = best_belief(votes, votes.uniform(), rule)
     posterior = VBRouting().posterior(votes.gather(votes.uniform()), rule)
-    for sharp, flat, given in (
+    for sharp, flat, condition in (
         (EMRouting(), EMRouting(power=0.5), belief),
         (VBRouting(), VBRouting(power=0.5), posterior),
     ):
-        root = sharp.responsibilities(votes, given, rule).sqrt()
-        found = flat.responsibilities(votes, given, rule)
-        torch.testing.assert_close(found, root / root.sum(2, keepdim=True))
+        root = sharp.responsibilities(votes, condition, rule).sqrt()
+        responsibility = flat.responsibilities(votes, condition, rule)
+        torch.testing.assert_close(responsibility, root / root.sum(2, keepdim=True))
 
 
 def test_papers_e_step_is_a_times_n(votes):
@@ -107,8 +107,8 @@ def test_papers_e_step_is_a_times_n(votes):
     normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
     density = normal.log_prob(values) - 0.5 * rule.noise / belief.variance[..., None]
     claim = belief.presence[..., None] * density.sum(3).exp()
-    found = EMRouting().responsibilities(votes, belief, rule)
-    torch.testing.assert_close(found, claim / claim.sum(2, keepdim=True))
+    responsibility = EMRouting().responsibilities(votes, belief, rule)
+    torch.testing.assert_close(responsibility, claim / claim.sum(2, keepdim=True))
 
 
 @pytest.mark.parametrize("inverse_temperature", [1.0, 0.1, 0.01])
@@ -138,10 +138,10 @@ def test_bound_of_variational_bayes_never_falls(votes):
 def test_variational_bayes_of_many_votes_under_a_vague_prior_is_em():
     votes = Votes.dense(rand(1, 2000, J, D))
     vague = VBRouting(1, kappa=1e-12, nu=1e-12, psi=1e-12)
-    found, expected = (routing(votes, distribution()) for routing in (vague, EMRouting(1)))
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.variance, expected.variance)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=0.05, atol=0)
+    belief, expected = (routing(votes, distribution()) for routing in (vague, EMRouting(1)))
+    torch.testing.assert_close(belief.mean, expected.mean)
+    torch.testing.assert_close(belief.variance, expected.variance)
+    torch.testing.assert_close(belief.logits, expected.logits, rtol=0.05, atol=0)
 
 
 def log_evidence(values, routing):
@@ -152,7 +152,7 @@ def log_evidence(values, routing):
     scatter = (values - mean).square().sum(0) + routing.kappa * n / kappa * mean.square()
     rate = torch.as_tensor((routing.psi + scatter) / 2)
     prior = routing.nu / 2
-    each = (
+    terms = (
         math.lgamma(shape)
         - math.lgamma(prior)
         + prior * math.log(routing.psi / 2)
@@ -160,14 +160,14 @@ def log_evidence(values, routing):
         + 0.5 * math.log(routing.kappa / kappa)
         - 0.5 * n * math.log(2 * math.pi)
     )
-    return each.sum()
+    return terms.sum()
 
 
 def test_bound_of_variational_bayes_is_the_evidence_of_a_single_parent():
     values, routing = rand(1, 6, 1, D), VBRouting(2, kappa=0.7, nu=5.0, psi=2.0)
     votes = Votes.dense(values)
-    found = routing.bound(votes, votes.uniform(), distribution(1, noise=0.0))
-    torch.testing.assert_close(found[0], log_evidence(values[0, :, 0], routing))
+    bounds = routing.bound(votes, votes.uniform(), distribution(1, noise=0.0))
+    torch.testing.assert_close(bounds[0], log_evidence(values[0, :, 0], routing))
 
 
 def test_bound_of_variational_bayes_lies_below_the_evidence():
@@ -180,8 +180,8 @@ def test_bound_of_variational_bayes_lies_below_the_evidence():
             torch.tensor(parents * routing.alpha + 4)
         )
         weights += math.lgamma(parents * routing.alpha) - parents * math.lgamma(routing.alpha)
-        chosen = torch.tensor(choice)
-        fits = [log_evidence(values[0, chosen == j, j], routing) for j in range(parents)]
+        assignment = torch.tensor(choice)
+        fits = [log_evidence(values[0, assignment == j, j], routing) for j in range(parents)]
         terms.append(weights + sum(fits))
     evidence = torch.stack(terms).logsumexp(0)
     votes = Votes.dense(values)
@@ -226,12 +226,12 @@ def test_a_childs_presence_counts(routing):
     values, presence = rand(1, I, J, D), torch.ones(1, I, dtype=torch.float64)
     half = presence.clone()
     half[0, 0] = 0.5
-    found = [
+    beliefs = [
         routing(Votes.dense(values, w), distribution(inverse_temperature=0.1))
         for w in (presence, half)
     ]
-    assert (found[0].mean - found[1].mean).abs().max() > 1e-3
-    assert (found[0].logits - found[1].logits).abs().max() > 1e-3
+    assert (beliefs[0].mean - beliefs[1].mean).abs().max() > 1e-3
+    assert (beliefs[0].logits - beliefs[1].logits).abs().max() > 1e-3
 
 
 def test_standardized_costs_compare_the_parents_of_a_position(votes):
@@ -258,7 +258,7 @@ def test_standardized_costs_compare_the_parents_of_a_position(votes):
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_linear_temperature_starts_at_the_distributions_and_rises_by_it(kind, votes):
-    once, still = (kind(1, anneal=how)(votes, distribution()).logits for how in ("linear", 0))
+    once, still = (kind(1, anneal=schedule)(votes, distribution()).logits for schedule in ("linear", 0))
     torch.testing.assert_close(once, still)
     assert [kind(anneal="linear").factor(iteration) for iteration in range(3)] == [1, 2, 3]
 

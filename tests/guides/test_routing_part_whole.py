@@ -51,13 +51,13 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
     selection = model.selections[0]
     distribution = selection(Capsules(logits, objects.pose), relaxed=True)
     log_density = child_log_density(model, distribution, parts)
-    found = activation(logits, selection.log_affinity, log_density, selection.epsilon)
+    activations = activation(logits, selection.log_affinity, log_density, selection.epsilon)
     for j in range(3):
         on, off = objects.presence.clone(), objects.presence.clone()
         on[:, j], off[:, j] = 1, 0
         expected = log_children(model, objects._replace(presence=on), parts)
         expected = expected - log_children(model, objects._replace(presence=off), parts)
-        torch.testing.assert_close(found[:, j], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(activations[:, j], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_best_pose_minimizes_the_weighted_distance(model):
@@ -78,15 +78,15 @@ def test_the_best_pose_minimizes_the_weighted_distance(model):
 def test_parts_placed_exactly_by_one_object_give_it_back(model):
     """Noise-free parts of a single object: routing switches it on and finds its pose."""
     model.pose = ObjectPose(sigma_top=50.0)  # the prior pulls towards the identity
-    chosen = poses.rotation(torch.tensor([0.4])).double()[0]
-    identity = poses.identity_like(chosen)
+    object_pose = poses.rotation(torch.tensor([0.4])).double()[0]
+    identity = poses.identity_like(object_pose)
     with torch.no_grad():
         model.selections[0].presence_logits.fill_(3.0)
-    placed = poses.compose(chosen, identity + model.selections[0].transform[:, 1]).detach()
+    placed = poses.compose(object_pose, identity + model.selections[0].transform[:, 1]).detach()
     parts = Capsules(torch.ones(1, 5).double(), placed[None])
     proposal = EMObjects(model, iterations=20)(model, 0, parts)
     assert proposal.logits.argmax(-1).item() == 1 and proposal.logits[0, 1] > 3
-    assert (proposal.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+    assert (proposal.pose[0, 1] - object_pose).abs().max() < 0.01 < (object_pose - identity).abs().max()
 
 
 def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
@@ -97,11 +97,11 @@ def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
     model = model.discretized()
     _, parts = draw(model)
     proposal = EMObjects(model)(model, 0, parts)
-    there, gone = (
+    log_present, gone = (
         log_children(model, Capsules(torch.full((4, 1), t).double(), proposal.pose), parts)
         for t in (1, 0)
     )
-    torch.testing.assert_close(proposal.logits[:, 0], there - gone - 2)
+    torch.testing.assert_close(proposal.logits[:, 0], log_present - gone - 2)
 
 
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])

@@ -51,12 +51,12 @@ def scenes(model: ShapeCodes, number: int = 12) -> tuple[Capsules, torch.Tensor,
 def test_two_objects_of_a_scene_are_found_and_their_parts_told():
     model = made()
     parts, owner, kind = scenes(model)
-    found = RoutingSlots(model, starts=2).double().find(parts)
-    given = model.responsibilities(*found[:3], parts)[..., 1:].argmax(-1)
-    right = (given == owner).double().mean(-1)
+    proposal = RoutingSlots(model, starts=2).double().find(parts)
+    assignment = model.responsibilities(*proposal[:3], parts)[..., 1:].argmax(-1)
+    right = (assignment == owner).double().mean(-1)
     right = torch.where(right < 0.5, 1 - right, right)
     assert right.mean() > 0.9  # one scene in ten ends in a local optimum
-    assert (found.kind.sort(-1).values == kind.sort(-1).values).all(-1).double().mean() > 0.85
+    assert (proposal.kind.sort(-1).values == kind.sort(-1).values).all(-1).double().mean() > 0.85
 
 
 def test_more_starts_and_rounds_never_explain_less():

@@ -32,12 +32,12 @@ PRESENCES = {"there": 1.0, "almost absent": 1e-30, "absent": 0.0}
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_beliefs_and_their_gradients_are_finite(routing, kind, presence):
     values = VOTES[kind]().requires_grad_()
-    there = torch.full(values.shape[:2], PRESENCES[presence], requires_grad=True)
+    probability = torch.full(values.shape[:2], PRESENCES[presence], requires_grad=True)
     betas = [torch.zeros(J, requires_grad=True) for _ in range(2)]
-    belief = routing(30)(Votes.dense(values, there), ParentDistribution(*betas))
+    belief = routing(30)(Votes.dense(values, probability), ParentDistribution(*betas))
     assert all(torch.isfinite(part).all() for part in belief)
     total = belief.mean.sum() + belief.presence.sum()
-    inputs = [values, there, *betas]
+    inputs = [values, probability, *betas]
     slopes = torch.autograd.grad(total, inputs, allow_unused=True)
     assert all(torch.isfinite(slope).all() for slope in slopes if slope is not None)
 

@@ -58,17 +58,17 @@ def test_the_mean_gradient_of_a_draw_is_that_of_the_bound(monkeypatch):
     log_q = logits.log_softmax(-1)
     bound = (log_q.exp() * (weight - log_q)).sum(-1).mean()
     exact = torch.autograd.grad(bound, (logits, weight), retain_graph=True)
-    found, error = [torch.zeros(2, 4, dtype=torch.double) for _ in exact], torch.zeros(2)
+    totals, error = [torch.zeros(2, 4, dtype=torch.double) for _ in exact], torch.zeros(2)
     for row in range(4):
         distribution = SubsetDistribution(weight, rows, log_q=log_q, baseline=baseline)
         monkeypatch.setattr(distribution, "drawn", lambda row=row: torch.full((2, 1), row))
         loss = summed_presences._loss_of_a_draw(distribution, baseline, torch.zeros(2))
         slopes = torch.autograd.grad(loss, (logits, weight, baseline), retain_graph=True)
         q = log_q[:, row].exp().detach()
-        for total, slope in zip(found, slopes, strict=False):
+        for total, slope in zip(totals, slopes, strict=False):
             total -= q[:, None] * slope
         error = error + q * slopes[2]
-    for total, slope in zip(found, exact, strict=True):
+    for total, slope in zip(totals, exact, strict=True):
         torch.testing.assert_close(total, slope)
     expected = (log_q.exp() * (weight - log_q)).sum(-1)
     torch.testing.assert_close(error, (baseline - expected).detach())  # 2 / (2 images)
@@ -116,11 +116,11 @@ def test_a_slot_stands_at_the_ink_that_it_attends_to():
 
 def test_objects_are_found_at_places_that_are_drawn():
     entry, images = small("peeling")
-    own = find_objects(entry.model, entry.guide, images, draws=3)
+    objects = find_objects(entry.model, entry.guide, images, draws=3)
     drawn = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.5)
     same = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.0)
-    assert torch.equal(own.log_evidence, same.log_evidence)
-    assert not torch.equal(own.log_evidence, drawn.log_evidence) and entry.guide.temperature == 0
+    assert torch.equal(objects.log_evidence, same.log_evidence)
+    assert not torch.equal(objects.log_evidence, drawn.log_evidence) and entry.guide.temperature == 0
 
 
 @pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture")])
@@ -132,29 +132,29 @@ def test_missing_pixels_are_left_out(name, sizes):
     torch.manual_seed(2)
     observed = torch.rand(4, 1, 12, 10) < 0.5
     half, values = images.where(observed, torch.nan), []
-    for model, guide, seen in [(entry.model, entry.guide, images), (*pair, images), (*pair, half)]:
+    for model, guide, batch in [(entry.model, entry.guide, images), (*pair, images), (*pair, half)]:
         torch.manual_seed(1)
-        loss = entry.objective.differentiable_loss(model, guide, seen)
+        loss = entry.objective.differentiable_loss(model, guide, batch)
         loss.backward()
         with torch.no_grad():
-            found = find_objects(model, guide, seen, draws=2)
+            result = find_objects(model, guide, batch, draws=2)
         slopes = [p.grad.clone() for p in guide.parameters() if p.grad is not None]
         guide.zero_grad(set_to_none=True)
         assert all(slope.isfinite().all() for slope in slopes)
-        assert found.unexplained.isfinite().all()
-        values.append([loss.detach(), found.log_evidence, *slopes])
+        assert result.unexplained.isfinite().all()
+        values.append([loss.detach(), result.log_evidence, *slopes])
     for plain, switched in zip(values[0], values[1], strict=True):
         assert torch.equal(plain, switched)
-    found, rows = guide.found(half), subsets_of(entry.model.slots, images)
-    means = model.blend(rows, found.pictures, found.ground.drawn)
+    result, rows = guide.found(half), subsets_of(entry.model.slots, images)
+    means = model.blend(rows, result.pictures, result.ground.drawn)
     density = torch.distributions.Normal(means, model.sigma_image).log_prob(images[:, None])
-    of_each = (density * observed[:, None]).flatten(2).sum(-1) + found.log_ratio @ rows.T
+    of_each = (density * observed[:, None]).flatten(2).sum(-1) + result.log_ratio @ rows.T
     of_each = (
         of_each
         + model.presence_distribution(images).log_prob(rows)
-        + found.ground.log_ratio[:, None]
+        + result.ground.log_ratio[:, None]
     )
-    torch.testing.assert_close(guide.log_weights(half, found, rows), of_each)
+    torch.testing.assert_close(guide.log_weights(half, result, rows), of_each)
     filled = fill_in(entry.model, entry.guide, images, observed, num_particles=4)
     assert filled.images.isfinite().all() and filled.log_hidden.isfinite().all()
 
@@ -183,25 +183,25 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
         torch.manual_seed(1)
         weight, _, drawn = log_weights(model, guide, images)
         torch.manual_seed(1)
-        found = guide.found(images)
+        result = guide.found(images)
         rows = subsets_of(model.slots, images)
-        means = model.blend(rows, found.pictures, found.ground.drawn)
-        each = model.log_likelihood(images, means) + model.presence_distribution(images).log_prob(
+        means = model.blend(rows, result.pictures, result.ground.drawn)
+        log_joint = model.log_likelihood(images, means) + model.presence_distribution(images).log_prob(
             rows
         )
         values = {n: site["value"] for n, site in latent_sites(drawn).items()}
         torch.manual_seed(1)  # of the first noise of slots
         with Given({n: value.clone() for n, value in values.items()}):
             again = poutine.trace(guide).get_trace(images)
-    by_hand = each.logsumexp(-1) + found.log_ratio.sum(-1) + found.ground.log_ratio
-    of_each = each + found.log_ratio @ rows.T + found.ground.log_ratio[:, None]
-    torch.testing.assert_close(guide.log_weights(images, found, rows), of_each)
+    by_hand = log_joint.logsumexp(-1) + result.log_ratio.sum(-1) + result.ground.log_ratio
+    of_each = log_joint + result.log_ratio @ rows.T + result.ground.log_ratio[:, None]
+    torch.testing.assert_close(guide.log_weights(images, result, rows), of_each)
     torch.testing.assert_close(weight, by_hand)
     torch.testing.assert_close(log_density(again, images), log_density(drawn, images))
     assert {f"slot_{slot}/scene_pose" for slot in range(model.slots)} < values.keys()
 
 
-_FITTED = [("peeling", each) for each in ("free_form", "semi_amortized", "corrected", "low_rank")]
+_FITTED = [("peeling", method) for method in ("free_form", "semi_amortized", "corrected", "low_rank")]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_general_guides_serve_the_model_that_sums_presences_out(name, fitter):
         guide = fit_guide(fitter, pair.model, pair.guide, images, steps=steps)
         with pyro.validation_enabled(False), torch.no_grad():
             torch.manual_seed(0)
-            few = [log_weights(entry.summed.model, guide, images)[0] for _ in range(8)]
-        weights.append(torch.stack(few).mean())
+            estimates = [log_weights(entry.summed.model, guide, images)[0] for _ in range(8)]
+        weights.append(torch.stack(estimates).mean())
     assert weights[1] > weights[0]
 
 
@@ -245,13 +245,13 @@ def test_a_place_is_drawn_in_proportion_to_a_power_of_the_map():
         ((row > 0) & (column == 0)),
         ((row > 0) & (column > 0)),
     ]
-    found = torch.stack([fraction.float().mean() for fraction in fractions])
-    torch.testing.assert_close(found, torch.tensor([1, 4, 16]) / 21, atol=0.015, rtol=0)
+    frequencies = torch.stack([fraction.float().mean() for fraction in fractions])
+    torch.testing.assert_close(frequencies, torch.tensor([1, 4, 16]) / 21, atol=0.015, rtol=0)
 
 
 def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
     """Draws of a wide distribution at one place and at drawn ones; the places enter no density."""
-    found = []
+    estimates = []
     for temperature in (0.0, 2.0):
         entry, images = small(
             "peeling", slots=1, sigma_image=0.5, **{"guide.temperature": temperature}
@@ -260,8 +260,8 @@ def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
             torch.manual_seed(0)
             weight = log_weights(entry.model, entry.guide, images[:1].expand(4000, 1, 12, 10))[0]
         fraction = weight.exp()
-        found.append((fraction.mean(), fraction.std() / len(fraction) ** 0.5, weight))
-    (one, one_error, at_one), (drawn, drawn_error, at_drawn) = found
+        estimates.append((fraction.mean(), fraction.std() / len(fraction) ** 0.5, weight))
+    (one, one_error, at_one), (drawn, drawn_error, at_drawn) = estimates
     assert one_error < 0.05 * one and drawn_error < 0.05 * drawn
     assert (at_one.std() - at_drawn.std()).abs() > 0.01  # the places do change the draws
     assert (one - drawn).abs() < 5 * (one_error**2 + drawn_error**2) ** 0.5
@@ -282,7 +282,7 @@ def test_medians_of_neighborhoods_leave_out_a_stroke():
     ramp = torch.linspace(0, 1, 40).expand(2, 3, 40, 40)
     struck = ramp.clone()
     struck[:, :, 18:21] = 1  # three rows of 40, in neighborhoods of 12
-    plain, found = (medians(x, 10).unflatten(-1, (3, 10, 10)) for x in (ramp, struck))
-    assert (plain - found).abs().max() < 0.15  # where the stroke changes pixels by up to 1
+    plain, with_stroke = (medians(x, 10).unflatten(-1, (3, 10, 10)) for x in (ramp, struck))
+    assert (plain - with_stroke).abs().max() < 0.15  # where the stroke changes pixels by up to 1
     assert (plain.diff(dim=-1) > 0.03).all()  # it follows the ramp
     torch.testing.assert_close(medians(struck, 1), struck.flatten(2).median(-1).values)

@@ -83,8 +83,8 @@ def test_routing_finds_the_object_that_drew_the_parts():
         )
     ]
     rows = torch.arange(4)
-    truth, found = (joint[rows, best[:, 0]] for joint in drawn)
-    assert (found > truth).all()  # the fitted object explains the parts better than the drawn one
+    truth, estimate = (joint[rows, best[:, 0]] for joint in drawn)
+    assert (estimate > truth).all()  # the fitted object explains the parts better than the drawn one
 
 
 def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
@@ -99,8 +99,8 @@ def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
         loss_per_image(objective, model, guide.with_enumerated_kinds(), sets).item()
         for _ in range(2)
     ]
-    found = guide.propose(from_part_sets(sets))
-    joint = model.log_joint_of_kinds(from_part_sets(sets), found.pose, found.code)
+    proposal = guide.propose(from_part_sets(sets))
+    joint = model.log_joint_of_kinds(from_part_sets(sets), proposal.pose, proposal.code)
     assert exact[0] == exact[1] == pytest.approx(-joint.logsumexp(-1).mean().item(), rel=1e-10)
     drawn = [loss_per_image(Trace_ELBO(), model, guide, sets).item() for _ in range(20)]
     # at the best distribution of the kind, log p(k, ...) - log q(k) is the same for every kind
@@ -129,13 +129,13 @@ def test_a_turned_view_turns_the_object_with_its_parts(above):
     )
     images = some_images()
     quarter = torch.full((4,), torch.pi / 2).double()
-    found = []
-    for seen, angle in ((images, None), (images.rot90(-1, (2, 3)), quarter)):
+    traces = []
+    for view, angle in ((images, None), (images.rot90(-1, (2, 3)), quarter)):
         torch.manual_seed(3)
-        found.append(poutine.trace(guide).get_trace(seen, angle=angle).nodes)
+        traces.append(poutine.trace(guide).get_trace(view, angle=angle).nodes)
     step = poses.rotation(quarter[:1])
     for site in ("part_pose", "object_pose"):
-        upright, rotated = (nodes[site]["value"] for nodes in found)
+        upright, rotated = (nodes[site]["value"] for nodes in traces)
         torch.testing.assert_close(poses.compose(step, upright), rotated, atol=1e-6, rtol=0)
 
 
@@ -182,8 +182,8 @@ def test_kinds_choose_the_turn_of_every_image():
         ]
     )
     model = made(kinds=9).with_scope("objects")  # fewer kinds than rotated shapes, more than shapes
-    chosen = start_rotated_kinds(model, views, seed=0)
-    ends = (held + chosen) % 4  # the rotation at which each image is left
+    rotations = start_rotated_kinds(model, views, seed=0)
+    ends = (held + rotations) % 4  # the rotation at which each image is left
     for shape in range(3):
         counts = torch.bincount(ends[which == shape], minlength=4)
         assert counts.max() == counts.sum()
@@ -197,16 +197,16 @@ def test_the_amortized_guide_starts_at_the_posterior():
     model.shapes.log_affinity.data.fill_(1e5)
     guide = configure(ShapeCodesGuide, model, channels=2, width=8).double()
     guide.infer_objects.start_at_posterior(model)
-    few = from_part_sets(sets[:5])
+    parts = from_part_sets(sets[:5])
     shapes = model.shapes
     slope = shapes.pose_codes.flatten(1, 2)  # (K, 6 P, d)
     distribution = torch.distributions.LowRankMultivariateNormal(
         shapes.place.flatten(1), slope, shapes.scale.flatten(1).square()
     )
     presence = torch.nn.functional.logsigmoid(shapes.presence_logits).sum(-1)
-    exact = distribution.log_prob(few.pose.flatten(1)[:, None]) + presence
+    exact = distribution.log_prob(parts.pose.flatten(1)[:, None]) + presence
     exact = exact + model.kind_logits.log_softmax(-1)
-    found = guide.kind_logits(few, guide.propose(few))
-    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-6)
+    logits = guide.kind_logits(parts, guide.propose(parts))
+    torch.testing.assert_close(logits, exact, atol=1e-6, rtol=1e-6)
     bound = -loss_per_image(Trace_ELBO(), model, guide, sets[:5]).item()
     assert bound == pytest.approx(exact.logsumexp(-1).mean().item(), abs=1e-4)

@@ -81,10 +81,10 @@ def test_em_finds_the_object_whose_constellation_the_parts_form(model):
     guide = StackedCapsuleGuide(
         model, reader=READER, above=partial(EMConstellations, iterations=20)
     ).double()
-    found = guide.infer_objects(model, parts)
-    assert found.logits[0].argmax() == 1
-    assert found.logits[0, 1] > 10
-    torch.testing.assert_close(found.pose[0, 1], pose, rtol=0, atol=0.02)
+    objects = guide.infer_objects(model, parts)
+    assert objects.logits[0].argmax() == 1
+    assert objects.logits[0, 1] > 10
+    torch.testing.assert_close(objects.pose[0, 1], pose, rtol=0, atol=0.02)
     absent = parts._replace(presence=torch.zeros_like(parts.presence))
     prior = guide.infer_objects(model, absent)
     torch.testing.assert_close(prior.pose[0, 1], identity)
@@ -93,12 +93,12 @@ def test_em_finds_the_object_whose_constellation_the_parts_form(model):
 
 def test_probes_read_probabilities_whatever_the_noise(model, images):
     guide = StackedCapsuleGuide(model, reader=READER)
-    found = [
+    probabilities = [
         latents(g, images, ["part_presence"])
         for g in (guide, guide.with_switches(noise="none"), guide.discretized())
     ]
-    assert ((found[0] > 0) & (found[0] < 1)).all()
-    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+    assert ((probabilities[0] > 0) & (probabilities[0] < 1)).all()
+    assert (probabilities[0] == probabilities[1]).all() and (probabilities[0] == probabilities[2]).all()
 
 
 def test_distributions_of_logits_expand_and_integrate_to_one():

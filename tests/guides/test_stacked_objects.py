@@ -32,11 +32,11 @@ def images():
 
 def some_parts(batch=40, spread=1.0):
     generator = torch.Generator().manual_seed(2)
-    there, pose, feature = (
+    presence, pose, feature = (
         torch.randn(batch, 3, *rest, dtype=torch.float64, generator=generator)
         for rest in ((), (6,), (3,))
     )
-    return FeaturedCapsules(there.abs() + 9, spread * pose, feature)
+    return FeaturedCapsules(presence.abs() + 9, spread * pose, feature)
 
 
 def test_presences_spread_over_images_around_the_prior(guide):
@@ -68,8 +68,8 @@ def test_objects_start_upright_at_full_size(guide):
 
 def test_reads_are_kept_whole(guide, images):
     read = guide.read_parts(images)
-    for kept, value in zip(from_reads(as_reads(read)), read, strict=True):
-        assert torch.equal(kept, value)
+    for output, value in zip(from_reads(as_reads(read)), read, strict=True):
+        assert torch.equal(output, value)
     torch.testing.assert_close(guide.reads(images, batch_size=7), as_reads(read).detach())
 
 

@@ -32,8 +32,8 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
     rendered = model.discretized().render(parts)
     torch.testing.assert_close(mean_images(model, 7, parsed, batch_size=2), rendered)
     expected = dist.Normal(rendered, model.sigma_image).log_prob(images).sum((1, 2, 3))
-    found = image_log_likelihood(model, images, parsed, batch_size=2)
-    torch.testing.assert_close(found, expected)
+    log_likelihood = image_log_likelihood(model, images, parsed, batch_size=2)
+    torch.testing.assert_close(log_likelihood, expected)
 
 
 def test_parts_that_are_not_given_are_drawn_from_their_objects():
@@ -44,9 +44,9 @@ def test_parts_that_are_not_given_are_drawn_from_their_objects():
     objects = {"object_presence": torch.tensor([1.0, 0.0]).expand(7, 2), "object_pose": pose}
     transform = poses.identity_like(pose) + model.selections[0].transform[:, 0]
     votes = poses.compose(pose[:, :1], transform)
-    there = {"part_presence": torch.ones(7, 3)}
-    rendered = model.discretized().render(Capsules(there["part_presence"], votes))
-    torch.testing.assert_close(mean_images(model, 7, objects | there), rendered, atol=1e-4, rtol=0)
+    part_values = {"part_presence": torch.ones(7, 3)}
+    rendered = model.discretized().render(Capsules(part_values["part_presence"], votes))
+    torch.testing.assert_close(mean_images(model, 7, objects | part_values), rendered, atol=1e-4, rtol=0)
     first, again, other = (mean_images(model, 7, objects, seed=s) for s in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 

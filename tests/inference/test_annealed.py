@@ -160,11 +160,11 @@ class Units(CapsuleHelmholtzMachine):
         values = dict(zip([*sizes, "capsule1_hidden"], (top, hidden, switch, units), strict=True))
         values["capsule2_hidden"] = hidden.unflatten(1, (1, 2))
         values["capsule1_hidden"] = units.unflatten(1, (2, 2))
-        found, (binary, rows) = [], images.unique(dim=0, return_inverse=True)
+        evidence, (binary, rows) = [], images.unique(dim=0, return_inverse=True)
         for image in binary:
             repeated = image.expand(len(states), -1, -1, -1)
-            found.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
-        return torch.stack(found)[rows]
+            evidence.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
+        return torch.stack(evidence)[rows]
 
 
 CASES = {
@@ -201,10 +201,10 @@ def test_forward_weights_are_unbiased(case, fraction):
     """E[w] = p(image), also with few temperatures."""
     torch.manual_seed(0)
     model, guide = CASES[case]()
-    shown = conjugate_images(2)
+    images = conjugate_images(2)
     options = dict(chains=1500, simulated=0, batch_size=10**6, prior_fraction=fraction, **QUICK)
-    forward = annealed_log_likelihood(model, guide, shown, **options)
-    ratio = forward.sample_stats.log_weight.values[0] - model.log_evidence(shown).numpy(force=True)
+    forward = annealed_log_likelihood(model, guide, images, **options)
+    ratio = forward.sample_stats.log_weight.values[0] - model.log_evidence(images).numpy(force=True)
     assert all(z_score(np.exp(column) - 1) < Z for column in ratio.T)
 
 
@@ -215,9 +215,9 @@ def test_both_directions_are_of_one_path(case, fraction):
     torch.manual_seed(0)
     model, guide = CASES[case]()
     options = dict(chains=1, simulated=2000, batch_size=10**6, prior_fraction=fraction, **QUICK)
-    found = annealed_log_likelihood(model, guide, conjugate_images(1), seed=1, **options)
-    log_evidence = evidence_of_simulated(model, found)
-    stats = found.sample_stats
+    idata = annealed_log_likelihood(model, guide, conjugate_images(1), seed=1, **options)
+    log_evidence = evidence_of_simulated(model, idata)
+    stats = idata.sample_stats
     forward = stats["simulated_log_weight"].values.reshape(-1) - log_evidence
     back = stats["reverse_log_weight"].values.reshape(-1) - log_evidence
     assert forward.std() > 0.1 and back.mean() > forward.mean()
@@ -245,32 +245,32 @@ def test_bounds_meet_at_the_evidence(case):
     torch.manual_seed(0)
     model, guide = case()
     with pyro.validation_enabled(False):
-        shown = draws(model, 4)
+        images = draws(model, 4)
     if not isinstance(model, Mixed):
-        shown = shown.clamp(0, 1)
+        images = images.clamp(0, 1)
     options = dict(temperatures=25, leapfrogs=2, simulated=6, chains=60)
-    found = annealed_log_likelihood(model, guide, shown, **options)
-    bounds = annealed_bounds(found)
-    log_evidence = model.log_evidence(shown).mean().item()
+    idata = annealed_log_likelihood(model, guide, images, **options)
+    bounds = annealed_bounds(idata)
+    log_evidence = model.log_evidence(images).mean().item()
     assert bounds["lower"] == pytest.approx(log_evidence, abs=0.15)
-    of_simulated = evidence_of_simulated(model, found).mean()
+    of_simulated = evidence_of_simulated(model, idata).mean()
     assert bounds["simulated_lower"] == pytest.approx(of_simulated, abs=0.15)
     assert bounds["simulated_upper"] == pytest.approx(of_simulated, abs=0.15)
     assert bounds["gap"] == pytest.approx(
         bounds["simulated_upper"] - bounds["simulated_lower"], abs=1e-9
     )
-    assert summarize(found)["iwae"] == pytest.approx(bounds["lower"], abs=1e-9)
+    assert summarize(idata)["iwae"] == pytest.approx(bounds["lower"], abs=1e-9)
 
 
 @pytest.mark.slow
 def test_few_temperatures_leave_a_gap_that_more_close():
     model, guide = Mixed(noise=0.2).double(), None
     torch.manual_seed(0)
-    shown = draws(model, 2)
+    images = draws(model, 2)
     gaps = [
         annealed_bounds(
             annealed_log_likelihood(
-                model, guide, shown, temperatures=number, chains=4, simulated=30, pilot_chains=2
+                model, guide, images, temperatures=number, chains=4, simulated=30, pilot_chains=2
             )
         )["gap"]
         for number in (2, 25)
@@ -285,12 +285,12 @@ def test_chains_start_at_a_guide_that_is_refined_for_every_image():
     entry = create("conditional-autoencoder", **small_settings("conditional-autoencoder"))
     images = torch.rand(3, *entry.model.image_shape)
     refined = SemiAmortized(entry.guide, 100)
-    how = dict(chains=2, temperatures=4, leapfrogs=1, simulated=3)
-    found = annealed_log_likelihood(entry.model, refined, images, **how)
-    pixels = found.observed_data["simulated_pixels"].values
+    settings = dict(chains=2, temperatures=4, leapfrogs=1, simulated=3)
+    idata = annealed_log_likelihood(entry.model, refined, images, **settings)
+    pixels = idata.observed_data["simulated_pixels"].values
     assert pixels.min() < 0
-    rough = annealed_bounds(annealed_log_likelihood(entry.model, entry.guide, images, **how))
-    assert annealed_bounds(found)["gap"] < rough["gap"]
+    rough = annealed_bounds(annealed_log_likelihood(entry.model, entry.guide, images, **settings))
+    assert annealed_bounds(idata)["gap"] < rough["gap"]
 
 
 def test_a_start_at_slots_is_the_mean_over_their_orders():
@@ -302,14 +302,14 @@ def test_a_start_at_slots_is_the_mean_over_their_orders():
         dist.Normal(places.new_tensor(at), places.new_tensor(0.7)) for at in (-0.6, 0.9)
     ]
     orders = [places, places.flip(1)]
-    each = [distributions[0].log_prob(z[:, 0]) + distributions[1].log_prob(z[:, 1]) for z in orders]
-    mean = torch.stack(each).logsumexp(0) - math.log(2)
+    log_probs = [distributions[0].log_prob(z[:, 0]) + distributions[1].log_prob(z[:, 1]) for z in orders]
+    mean = torch.stack(log_probs).logsumexp(0) - math.log(2)
     prior = dist.Normal(model.mean / 2, math.sqrt(0.5)).log_prob(places).sum(1)
     for fraction, expected in ((0.0, mean), (0.3, ((0.7 * mean.exp() + 0.3 * prior.exp()).log()))):
         path = AnnealedPath(model, SlotsGuide(model), images, fraction)
         for z in orders:
-            found = path.terms(State(z, {})).start
-            torch.testing.assert_close(found, expected.detach(), rtol=1e-10, atol=1e-10)
+            log_start = path.terms(State(z, {})).start
+            torch.testing.assert_close(log_start, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("start", ["the guide", "Gauss-Newton"])
@@ -340,11 +340,11 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
             with pyro.plate("images", len(images), dim=-1):
                 pyro.sample("code", dist.Normal(mean + scale, scale / 100))
 
-    how = dict(chains=8, temperatures=25, leapfrogs=2, simulated=12)
-    shown = conjugate_images(2)
+    settings = dict(chains=8, temperatures=25, leapfrogs=2, simulated=12)
+    data = conjugate_images(2)
     gaps = [
         annealed_bounds(
-            annealed_log_likelihood(model, Narrow(model), shown, prior_fraction=fraction, **how)
+            annealed_log_likelihood(model, Narrow(model), data, prior_fraction=fraction, **settings)
         )["gap"]
         for fraction in (0.0, 0.5)
     ]
@@ -405,20 +405,20 @@ def test_a_pose_is_drawn_again_from_its_prior_at_the_new_presence():
     path = AnnealedPath(model, PartsGuide(model), draws(model, 400))
     assert path.beside == {"part_presence": ["part_pose"]}
     old, rows = path.draw(), torch.arange(400)
-    there, at = changed(old.choices["part_presence"], path.choices["part_presence"])
-    new, ratio = path.redrawn(old, State(old.position, {"part_presence": there}), "part_pose", at)
+    presence, at = changed(old.choices["part_presence"], path.choices["part_presence"])
+    new, ratio = path.redrawn(old, State(old.position, {"part_presence": presence}), "part_pose", at)
     moved = new.position != old.position
     assert moved[rows, at].all() and moved.sum() == 400
     distributions = [
         dist.Normal(model.mean[at, 0], torch.where(on[rows, at] > 0, 0.03, 3.0))
-        for on in (old.choices["part_presence"], there)
+        for on in (old.choices["part_presence"], presence)
     ]
     values = old.position[rows, at], new.position[rows, at]
-    each = [
+    log_probs = [
         distribution.log_prob(value)
         for distribution, value in zip(distributions, values, strict=True)
     ]
-    torch.testing.assert_close(ratio, (each[0] - each[1]).detach())
+    torch.testing.assert_close(ratio, (log_probs[0] - log_probs[1]).detach())
     noise = (values[1] - distributions[1].mean) / distributions[1].stddev
     assert abs(noise.std().item() - 1) < 0.2
 
@@ -434,8 +434,8 @@ def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
     new, terms, _ = rotation(path, old, path.terms(old), 1.0, epsilon, moves)
     assert ((path.moved(new) != path.moved(old)).sum(1) > 1).any()
     torch.testing.assert_close(terms.at(1.0), path.terms(new).at(1.0))
-    there, at = changed(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
-    held = State(old.position, {**old.choices, "capsule1_switch": there})
+    switch, at = changed(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
+    held = State(old.position, {**old.choices, "capsule1_switch": switch})
     drawn, ratio = path.redrawn(old, held, "capsule1_hidden", at)
     rows = torch.arange(400)
 
@@ -514,19 +514,19 @@ def test_steps_come_from_other_chains(monkeypatch):
     """The lengths of the steps do not change with anything that the measured chains do."""
     from capsule_zoo.inference.annealing import bounds as annealed
 
-    seen = []
+    step_lengths = []
     plain = annealed.anneal
 
     def spied(path, state, betas, epsilons, *others):
-        seen.append(epsilons[:, :3].clone())
+        step_lengths.append(epsilons[:, :3].clone())
         return plain(path, state, betas, epsilons, *others)
 
     monkeypatch.setattr(annealed, "anneal", spied)
     model, guide = pair()
-    shown = conjugate_images(3)
+    images = conjugate_images(3)
     for chains in (1, 5):
-        annealed_log_likelihood(model, guide, shown, chains=chains, simulated=0, **QUICK)
-    assert torch.equal(*seen) and seen[0].shape == (4, 3)
+        annealed_log_likelihood(model, guide, images, chains=chains, simulated=0, **QUICK)
+    assert torch.equal(*step_lengths) and step_lengths[0].shape == (4, 3)
 
 
 def test_temperatures_rise_from_0_to_1():
@@ -537,13 +537,13 @@ def test_temperatures_rise_from_0_to_1():
 
 def test_a_guide_to_these_images_alone_serves_without_simulation():
     model, guide = pair()
-    shown = conjugate_images(3)
-    free = FreeForm(model, shown, guide, "normal")
-    found = annealed_log_likelihood(
-        model, free, shown, simulated=0, chains=40, temperatures=20, leapfrogs=2
+    images = conjugate_images(3)
+    free = FreeForm(model, images, guide, "normal")
+    idata = annealed_log_likelihood(
+        model, free, images, simulated=0, chains=40, temperatures=20, leapfrogs=2
     )
-    log_evidence = model.log_evidence(shown).mean().item()
-    assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
+    log_evidence = model.log_evidence(images).mean().item()
+    assert annealed_bounds(idata)["lower"] == pytest.approx(log_evidence, abs=0.1)
 
 
 DIRECTED = [
@@ -565,11 +565,11 @@ def test_every_directed_entry_is_served(name):
         with pytest.raises(ValueError, match="site 'scene_presence'"):
             annealed_log_likelihood(entry.model, None, images, chains=2, temperatures=2)
         entry = entry.summed
-    found = annealed_log_likelihood(
+    idata = annealed_log_likelihood(
         entry.model, None, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
     )
-    assert np.isfinite(found.sample_stats.log_weight).all()
-    assert np.isfinite(found.sample_stats.reverse_log_weight).all()
+    assert np.isfinite(idata.sample_stats.log_weight).all()
+    assert np.isfinite(idata.sample_stats.reverse_log_weight).all()
 
 
 _RANDOM = torch.float32, torch.Generator().manual_seed(0)
@@ -581,22 +581,22 @@ def test_entries_start_at_their_guides(name):
     torch.manual_seed(0)
     entry = create(name, **small_settings(name)).summed
     images = entry.model.space.example(2, *_RANDOM)
-    found = annealed_log_likelihood(
+    idata = annealed_log_likelihood(
         entry.model, entry.guide, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
     )
-    assert np.isfinite(found.sample_stats.log_weight).all()
-    assert found.attrs["guide"] == type(entry.guide).__name__
+    assert np.isfinite(idata.sample_stats.log_weight).all()
+    assert idata.attrs["guide"] == type(entry.guide).__name__
 
 
 def test_an_upper_bound_is_of_inverse_weights():
     """Two reverse weights by hand: -log((1 / 4 + 1 / 1) / 2), not -log of the mean weight."""
     model, guide = pair()
-    found = annealed_log_likelihood(
+    idata = annealed_log_likelihood(
         model, guide, conjugate_images(1), chains=2, simulated=1, **QUICK
     )
-    found.sample_stats["reverse_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
-    found.sample_stats["simulated_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
-    bounds = annealed_bounds(found)
+    idata.sample_stats["reverse_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
+    idata.sample_stats["simulated_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
+    bounds = annealed_bounds(idata)
     assert bounds["simulated_upper"] == pytest.approx(-math.log(5 / 8))
     assert bounds["simulated_lower"] == pytest.approx(math.log(5 / 2))
 

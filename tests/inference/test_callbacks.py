@@ -33,10 +33,10 @@ def test_a_callback_sees_every_check(data):
 
 
 def test_after_ctrl_c_the_callback_is_called_once_more(tmp_path, data):
-    path, seen = tmp_path / "run.safetensors", []
+    path, calls = tmp_path / "run.safetensors", []
 
     def read(check):
-        seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
+        calls.append((check.step, load_checkpoint(path)["progress"]["step"]))
         return True  # has nothing left to stop
 
     options = {
@@ -46,7 +46,7 @@ def test_after_ctrl_c_the_callback_is_called_once_more(tmp_path, data):
         **QUIET,
     }
     run = fit(*pair(), data, steps=9, **options)
-    assert run.stopped == "interrupted" and seen == [(3, 3)]
+    assert run.stopped == "interrupted" and calls == [(3, 3)]
 
 
 @pytest.mark.parametrize(

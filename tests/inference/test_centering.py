@@ -8,13 +8,13 @@ from capsule_zoo.inference.energy.contrastive_divergence import RunningMeans, ce
 from capsule_zoo.models import RBM
 
 
-def centered(theta, means, rate):
+def centered_coordinates(theta, means, rate):
     """Return the five coordinates about the means, as functions of the usual parameters."""
     mu, zeta, lam = means.visible, means.switch, means.hidden
     couple = theta["switch_weight"] + (theta["weight"] * lam).sum(2)
     hidden = theta["hidden.bias"] + torch.einsum("mkj,m->kj", theta["weight"], mu)
-    own = theta["switch_bias"] - (rate * theta["hidden.bias"]).sum(1)  # c', to first order
-    switch = own + mu @ theta["switch_weight"] + (hidden * lam).sum(1)
+    bias = theta["switch_bias"] - (rate * theta["hidden.bias"]).sum(1)  # c', to first order
+    switch = bias + mu @ theta["switch_weight"] + (hidden * lam).sum(1)
     visible = theta["visible.bias"].flatten() + couple @ zeta
     return torch.cat([v.flatten() for v in (theta["weight"], couple, visible, hidden, switch)])
 
@@ -26,7 +26,7 @@ def test_centered_coordinates_write_the_same_energy():
     means.update(binary_images(), model.posterior(binary_images()))
     theta = {n: p.detach() for n, p in model.named_parameters()}
     theta["visible.bias"] = theta["visible.bias"].flatten()
-    flat = centered(theta, means, torch.zeros_like(means.hidden))
+    flat = centered_coordinates(theta, means, torch.zeros_like(means.hidden))
     sizes = [
         theta[n].numel()
         for n in ("weight", "switch_weight", "visible.bias", "hidden.bias", "switch_bias")
@@ -67,7 +67,7 @@ def test_centered_gradient_is_a_gradient_step_in_centered_coordinates():
     def by_vector(vector):
         parts = vector.split(sizes)
         named = {n: v.view(theta[n].shape) for n, v in zip(names, parts, strict=True)}
-        return centered(named, means, rate)
+        return centered_coordinates(named, means, rate)
 
     vector = torch.cat([theta[n].flatten() for n in names])
     inverse = torch.autograd.functional.jacobian(by_vector, vector)  # of new by old coordinates
@@ -82,11 +82,11 @@ def test_centered_gradient_is_a_gradient_step_in_centered_coordinates():
     expected = jacobian @ jacobian.T @ usual
     surrogate = centered_gradient(loss, model, means)
     assert surrogate.item() == pytest.approx(loss.item())
-    found = torch.cat(
+    direction = torch.cat(
         [g.flatten() for g in torch.autograd.grad(surrogate, list(model.parameters()))]
     )
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    assert (found - usual).abs().max() > 0.01
+    torch.testing.assert_close(direction, expected, rtol=0, atol=1e-10)
+    assert (direction - usual).abs().max() > 0.01
 
 
 def test_centered_steps_do_not_depend_on_which_pixels_count_as_on():
@@ -104,10 +104,10 @@ def test_centered_steps_do_not_depend_on_which_pixels_count_as_on():
 
     flipped.load_state_dict(flip(rbm.state_dict()))
     steps = []
-    for model, seen, dreamt in ((rbm, images, negatives), (flipped, 1 - images, 1 - negatives)):
+    for model, batch, dreamt in ((rbm, images, negatives), (flipped, 1 - images, 1 - negatives)):
         means = RunningMeans()
-        means.update(seen, model.posterior(seen))
-        loss = model.free_energy(seen).mean() - model.free_energy(dreamt).mean()
+        means.update(batch, model.posterior(batch))
+        loss = model.free_energy(batch).mean() - model.free_energy(dreamt).mean()
         loss = centered_gradient(loss, model, means)
         names, parameters = zip(*model.named_parameters(), strict=True)
         steps.append(dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)))

@@ -182,10 +182,10 @@ def test_a_model_with_every_site_summed_out_takes_an_empty_guide_and_no_other():
         (torch.tensor(1 + 1e-9).double() + 1e-9, "by 1.0 in the model but by 1.000000001 in the"),
     ],
 )
-def test_plates_that_scale_one_side_only_are_refused(scale, words):
+def test_plates_that_scale_one_side_only_are_refused(scale, text):
     model, images = Conjugate().double(), conjugate_images(3)
     scaled = poutine.scale(ExactGuide(model).double(), scale)
-    assert f"'code' is scaled {words}" in problems(model, scaled, images)[0]
+    assert f"'code' is scaled {text}" in problems(model, scaled, images)[0]
     check_pair(poutine.scale(model, scale), scaled, images)
 
 
@@ -217,16 +217,16 @@ OF_OTHER_PLATES = {
 
 
 @pytest.mark.parametrize("words", OF_OTHER_PLATES)
-def test_plates_that_the_model_has_not_are_refused(words):
+def test_plates_that_the_model_has_not_are_refused(message):
     model = Conjugate().double()
 
     class Other(Guide):
         def forward(self, images, labels=None):
-            with OF_OTHER_PLATES[words](len(images)):
+            with OF_OTHER_PLATES[message](len(images)):
                 pyro.sample("code", dist.Normal(images.new_zeros(()), 1.0))
 
     guide = Other(model)
-    assert words in problems(model, guide, conjugate_images(1))[0]
+    assert message in problems(model, guide, conjugate_images(1))[0]
     for call in (evaluate, lambda *pair: fit(*pair, steps=1)):
         with pytest.raises(IncompatibleGuide):
             call(model, guide, conjugate_images(3))

@@ -31,12 +31,12 @@ def split():
 def test_the_error_rate_counts_wrong_answers(split):
     model = Weighing()
     guide = ExactLabel(model)
-    found = classify(model, guide, split.images, batch_size=3)
-    assert torch.equal(found, model.predict(split.images))
+    result = classify(model, guide, split.images, batch_size=3)
+    assert torch.equal(result, model.predict(split.images))
     wrong = (model.scores(split.images).argmax(1) != split.labels).double().mean().item()
-    found = error_rate(model, guide, split)
-    assert found.value == pytest.approx(wrong) and found.n == 7
-    assert found.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
+    result = error_rate(model, guide, split)
+    assert result.value == pytest.approx(wrong) and result.n == 7
+    assert result.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
 
 
 def test_the_attack_moves_every_pixel_against_its_weight(split):

@@ -48,16 +48,16 @@ def scene():
 
 def test_votes_clusters_and_presences_are_those_of_the_kinds(scene):
     guide, reads, kinds, means = scene
-    found = start_objects(guide, reads, seed=3, updates=100)
+    clusters = start_objects(guide, reads, seed=3, updates=100)
     order = torch.randperm(NUMBER, generator=torch.Generator().manual_seed(3))
-    object_of = [found[kinds[order] == kind].mode().values.item() for kind in (0, 1)]
+    object_of = [clusters[kinds[order] == kind].mode().values.item() for kind in (0, 1)]
     assert sorted(object_of) == [0, 1]
     relation = guide.model.relation_of(torch.zeros(2, 4))
     first = poses.from_parameters(torch.tensor([3.0, 3, 0, 0, 0, 0]))
     votes = poses.compose(first, relation.pose)
     for kind, which in enumerate(object_of):
-        own = slice(kind, None)  # the second kind lacks the first part
-        torch.testing.assert_close(votes[which, own], means[kind, own], rtol=0, atol=0.03)
+        rows = slice(kind, None)  # the second kind lacks the first part
+        torch.testing.assert_close(votes[which, rows], means[kind, rows], rtol=0, atol=0.03)
     lacking = relation.presence_logits[object_of[1]]
     assert lacking[0] < -1 < 1 < lacking[1:].min()
     guide.eval()
@@ -78,11 +78,11 @@ def test_features_bend_the_constellation_along_the_cluster(scene):
         feature = torch.zeros(2, 4)
         feature[:, 0] = code
         moved.append(guide.model.relation_of(feature).pose)
-    there = guide.model.relation.presence_bias > 0
-    step = ((moved[2] - moved[0]) / 2)[there]
+    mask = guide.model.relation.presence_bias > 0
+    step = ((moved[2] - moved[0]) / 2)[mask]
     assert (step[:, 2].abs() > 0.05).all()
     assert (step[:, [0, 1, 3, 4, 5]].abs() < 0.01).all()
-    torch.testing.assert_close((moved[2] + moved[0])[there] / 2, moved[1][there], rtol=0, atol=0.02)
+    torch.testing.assert_close((moved[2] + moved[0])[mask] / 2, moved[1][mask], rtol=0, atol=0.02)
 
 
 def test_codes_are_the_posterior_of_a_linear_distribution():
@@ -95,7 +95,7 @@ def test_codes_are_the_posterior_of_a_linear_distribution():
         fraction, torch.full((2, 3), 0.9), mean, loadings, variance
     ).principal()
     parts = Capsules(torch.ones(5, 3).double(), torch.randn(5, 3, 6, dtype=torch.float64))
-    found = posterior_codes(distribution, parts)
+    codes = posterior_codes(distribution, parts)
     for kind in range(2):
         slope, noise = (
             distribution.loadings[kind].flatten(0, 1),
@@ -103,7 +103,7 @@ def test_codes_are_the_posterior_of_a_linear_distribution():
         )
         evidence = slope @ slope.T + noise.diag()
         away = (parts.pose - mean[kind]).flatten(1)
-        torch.testing.assert_close(found[:, kind], away @ torch.linalg.solve(evidence, slope))
+        torch.testing.assert_close(codes[:, kind], away @ torch.linalg.solve(evidence, slope))
 
 
 def test_parameters_give_back_their_poses():

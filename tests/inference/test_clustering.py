@@ -37,8 +37,8 @@ def test_two_classes_in_one_cluster_cannot_both_be_right():
     (train, labels), (test, answers) = blobs(90, 0), blobs(90, 1)
     train[labels == 1] = train[labels == 0][0]  # on top of each other
     test[answers == 1] = test[answers == 0][0]
-    found = cluster_accuracy(train, labels, test, answers)
-    assert found.value < 1 - 0.9 * min(
+    accuracy = cluster_accuracy(train, labels, test, answers)
+    assert accuracy.value < 1 - 0.9 * min(
         (answers == 0).double().mean(), (answers == 1).double().mean()
     )
 
@@ -47,6 +47,6 @@ def test_clusters_are_those_of_training_images_alone():
     """Test images far from all others would take a cluster for themselves, and two classes one."""
     (train, labels), (test, answers) = blobs(60, 0), blobs(30, 1)
     far = np.tile([100.0, 100.0], (300, 1))
-    known = cluster_accuracy(train, labels, far, torch.zeros(300, dtype=torch.long)).value
+    accuracy = cluster_accuracy(train, labels, far, torch.zeros(300, dtype=torch.long)).value
     both = np.concatenate([test, far]), torch.cat([answers, torch.zeros(300, dtype=torch.long)])
-    assert cluster_accuracy(train, labels, *both).value == pytest.approx((30 + 300 * known) / 330)
+    assert cluster_accuracy(train, labels, *both).value == pytest.approx((30 + 300 * accuracy) / 330)

@@ -57,11 +57,11 @@ def test_differences_are_paired_and_to_the_first_bound(table):
 @pytest.mark.parametrize("rows", [["point"], ["exact", "linear"], ["point", "exact", "widened"]])
 def test_the_picture_has_a_panel_for_bounds_and_one_for_points(table, rows):
     table, _, _ = table
-    chosen = table.loc[rows]
-    figure = chosen.draw()
+    subset = table.loc[rows]
+    figure = subset.draw()
     assert len(figure.axes) == ("point" in rows) + any(row != "point" for row in rows)
-    shown = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
-    assert sorted(shown) == sorted(rows)
+    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert sorted(labels) == sorted(rows)
 
 
 def test_relaxed_rows_are_discrete_unless_they_say_so():

@@ -33,7 +33,7 @@ def test_chains_started_at_the_exact_distribution_give_the_likelihood_gradient(k
     parameters = list(model.parameters())
     for _ in range(2):  # the second loss goes on from where the first one left the chains
         loss = objective.differentiable_loss(model, ExactSwitches(model), images)
-    found = torch.autograd.grad(loss, parameters)
+    gradients = torch.autograd.grad(loss, parameters)
     energies = model.free_energy(listed)
     rows = [torch.autograd.grad(f, parameters, retain_graph=True) for f in energies]
     likelihood = -model.free_energy(images).mean() - masses.logsumexp(0)
@@ -41,7 +41,7 @@ def test_chains_started_at_the_exact_distribution_give_the_likelihood_gradient(k
         per_image = torch.stack([row[i] for row in rows])
         mean = torch.einsum("s,s...->...", distribution, per_image)
         variance = torch.einsum("s,s...->...", distribution, (per_image - mean).square())
-        assert ((found[i] - exact).abs() <= 5.5 * (variance / number).sqrt() + 1e-12).all()
+        assert ((gradients[i] - exact).abs() <= 5.5 * (variance / number).sqrt() + 1e-12).all()
 
 
 def test_with_mean_field_the_data_term_is_its_variational_free_energy():
@@ -150,9 +150,9 @@ def test_sparsity_charges_every_switch_that_is_on():
     charge = 0.7 * model.switch_probabilities(images).sum(1).mean()
     torch.testing.assert_close(losses[1] - losses[0], charge, rtol=0, atol=1e-10)
     parameters = list(model.parameters())
-    found = torch.autograd.grad(losses[1] - losses[0], parameters, allow_unused=True)
+    gradients = torch.autograd.grad(losses[1] - losses[0], parameters, allow_unused=True)
     wanted = torch.autograd.grad(charge, parameters, allow_unused=True)
-    for gradient, expected in zip(found, wanted, strict=True):
+    for gradient, expected in zip(gradients, wanted, strict=True):
         expected = torch.zeros_like(gradient) if expected is None else expected
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
 

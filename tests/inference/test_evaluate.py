@@ -54,9 +54,9 @@ def test_elbo_is_the_evidence_less_the_divergence_to_the_posterior():
         torch.distributions.Normal(mean, guide.scale), posterior
     )
     expected = (model.log_evidence(images) - divergence).detach()
-    seen = weights(idata)[0]
-    error = seen.std(0) / math.sqrt(len(seen))
-    assert ((seen.mean(0) - expected).abs() < 5 * error).all()  # false failure below 1e-5
+    log_weight = weights(idata)[0]
+    error = log_weight.std(0) / math.sqrt(len(log_weight))
+    assert ((log_weight.mean(0) - expected).abs() < 5 * error).all()  # false failure below 1e-5
 
 
 def test_iwae_rises_with_the_number_of_draws_and_reaches_the_evidence():
@@ -108,7 +108,7 @@ def test_enumeration_inside_an_inner_plate_equals_brute_force(number):
     images = torch.rand(number, 1, 1, 2, dtype=torch.float64)
     model = Parts()
     with torch.no_grad():
-        seen, _, guide_trace = log_weights(model, Shift(model), images)
+        log_weight, _, guide_trace = log_weights(model, Shift(model), images)
     shift = guide_trace.nodes["shift"]["value"]  # (images, 1)
     kinds = torch.arange(3)
     prior = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
@@ -116,7 +116,7 @@ def test_enumeration_inside_an_inner_plate_equals_brute_force(number):
     inner = torch.logsumexp(prior + pixels, -1).sum(-1)
     zero = torch.zeros_like(shift)
     outer = dist.Normal(zero, 1.0).log_prob(shift) - dist.Normal(zero + 0.3, 0.8).log_prob(shift)
-    torch.testing.assert_close(seen, inner + outer[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(log_weight, inner + outer[:, 0], rtol=0, atol=1e-12)
 
 
 def test_the_batch_size_changes_nothing_but_the_draws():
@@ -175,16 +175,16 @@ def test_values_of_each_image_are_evaluated_together():
     model, _ = pair()
     images = conjugate_images(5)
     codes = torch.linspace(0, 1, 5).double()
-    known = poutine.condition(model, {"code": codes})
+    conditional = poutine.condition(model, {"code": codes})
 
     def guide(images, labels=None):
         """Draw nothing."""
 
     with pytest.raises(ValueError, match=r"\(2,\) here, not \(5,\)") as caught:
-        evaluate(known, guide, images)
+        evaluate(conditional, guide, images)
     assert "set guide.per_image = True" in caught.value.__notes__[0]
     guide.per_image = True
-    idata = evaluate(known, guide, images.requires_grad_(), num_particles=3, batch_size=2)
+    idata = evaluate(conditional, guide, images.requires_grad_(), num_particles=3, batch_size=2)
     pixels = dist.Normal(codes[:, None], model.noise).log_prob(images.detach().flatten(1)).sum(1)
     expected = pixels + dist.Normal(model.mean, 1.0).log_prob(codes)
     torch.testing.assert_close(weights(idata)[0, 0], expected.detach())
@@ -225,9 +225,9 @@ def test_pareto_shape_of_a_pareto_distribution():
 def test_a_tail_of_a_hundred_nats_is_heavy_in_every_precision():
     """Weights e^x of x ~ Exponential(60) have a Pareto distribution of shape 60, without a mean."""
     log_weight = np.random.default_rng(0).exponential(60, size=(20, 100))
-    found = pareto_shape(log_weight)
-    assert (found > 10).all() and np.isfinite(found).all()
-    np.testing.assert_allclose(pareto_shape(log_weight.astype(np.float32)), found, rtol=1e-3)
+    shapes = pareto_shape(log_weight)
+    assert (shapes > 10).all() and np.isfinite(shapes).all()
+    np.testing.assert_allclose(pareto_shape(log_weight.astype(np.float32)), shapes, rtol=1e-3)
     log_weight[:, 1:] = -708.3 - 1e-5 * np.arange(99)  # the least weights that are not yet 0
     assert np.isinf(pareto_shape(log_weight)).all()
 
@@ -236,8 +236,8 @@ def test_draws_under_autocast_are_kept():
     entry = create("vae", **small_settings("vae"))
     images = torch.rand(3, *entry.model.image_shape)
     with torch.autocast("cpu", torch.bfloat16):
-        found = evaluate(entry.model, entry.guide, images, num_particles=2)
-    assert found.posterior["image_code"].dtype == found.sample_stats.log_weight.dtype == np.float32
+        idata = evaluate(entry.model, entry.guide, images, num_particles=2)
+    assert idata.posterior["image_code"].dtype == idata.sample_stats.log_weight.dtype == np.float32
 
 
 def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():

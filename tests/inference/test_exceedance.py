@@ -63,10 +63,10 @@ def test_chains_of_a_poor_guide_miss_a_mode_and_those_of_the_best_do_not(folded)
     truth = model.log_evidence(images).mean().item()
     missed = annealed_bounds(annealed_log_likelihood(model, poor, images, **CHAINS))["lower"]
     assert missed == pytest.approx(truth - math.log1p(math.exp(1.5)), abs=0.2)
-    found = annealed_log_likelihood(model, {"poor": poor, "both": both}, images, **CHAINS)
-    assert found.attrs["start"] == "both" and found.attrs["exceeded"] == ""
-    assert found.constant_data.guide_bound.dims == ("guide", "image")
-    bounds = annealed_bounds(found)
+    idata = annealed_log_likelihood(model, {"poor": poor, "both": both}, images, **CHAINS)
+    assert idata.attrs["start"] == "both" and idata.attrs["exceeded"] == ""
+    assert idata.constant_data.guide_bound.dims == ("guide", "image")
+    bounds = annealed_bounds(idata)
     assert bounds["lower"] == pytest.approx(truth, abs=0.05)
     assert bounds["images_exceeded"] == 0 and "warning" not in bounds
 
@@ -97,9 +97,9 @@ def test_a_warning_comes_with_the_annealing(folded):
     """Chains in three steps from the prior end far below a guide that knows the posterior."""
     model, _, both, images = folded
     model.noise = 0.002
-    how = CHAINS | dict(temperatures=2, chains=2, prior_fraction=0.99)
+    settings = CHAINS | dict(temperatures=2, chains=2, prior_fraction=0.99)
     with pytest.warns(UserWarning, match="lower is too low") as caught:
-        idata = annealed_log_likelihood(model, {"both": both}, images, **how)
+        idata = annealed_log_likelihood(model, {"both": both}, images, **settings)
     assert len(caught) == 1 and idata.attrs["exceeded"] == str(caught[0].message)
 
 
@@ -118,17 +118,17 @@ def test_one_image_of_many_is_found_and_equal_bounds_are_not():
     assert exceedances(bounds_of(chains), {"guide": bounds_of(guide)}) == []
     chains[:, 3] -= 35
     guide[:, [0, 5]] -= 2
-    (found,) = exceedances(bounds_of(chains), {"guide": bounds_of(guide)})
-    assert found.images == (3,) and found.largest == pytest.approx(35, abs=0.5)
-    assert found.difference == pytest.approx(31 / 16, abs=0.1)
+    (exceedance,) = exceedances(bounds_of(chains), {"guide": bounds_of(guide)})
+    assert exceedance.images == (3,) and exceedance.largest == pytest.approx(35, abs=0.5)
+    assert exceedance.difference == pytest.approx(31 / 16, abs=0.1)
     spread = (log_mean(guide) - log_mean(chains)).std() / 4
-    assert found.difference < 2 * spread  # standard errors over images would have hidden it
+    assert exceedance.difference < 2 * spread  # standard errors over images would have hidden it
 
 
 def test_a_small_difference_on_every_image_exceeds_on_average_alone():
     chains, guide = weights(0.5, 4, 400) - 0.5, weights(0.3, 100, 400)
-    (found,) = exceedances(bounds_of(chains), {"guide": bounds_of(guide)})
-    assert found.difference == pytest.approx(0.53, abs=0.1) and len(found.images) < 40
+    (exceedance,) = exceedances(bounds_of(chains), {"guide": bounds_of(guide)})
+    assert exceedance.difference == pytest.approx(0.53, abs=0.1) and len(exceedance.images) < 40
     assert exceedances(bounds_of(chains + 0.5), {"guide": bounds_of(guide)}) == []
     assert in_words([]) == ""
 
@@ -155,8 +155,8 @@ def test_the_error_of_a_mean_weight_is_its_relative_standard_error():
 def test_the_median_gap_is_not_decided_by_one_image():
     """Gaps of .1, .3, .2 and 100 nats, written down by hand."""
     model, guide = pair()
-    how = dict(chains=1, temperatures=2, leapfrogs=1, simulated=4)
-    idata = annealed_log_likelihood(model, guide, conjugate_images(1), **how)
+    settings = dict(chains=1, temperatures=2, leapfrogs=1, simulated=4)
+    idata = annealed_log_likelihood(model, guide, conjugate_images(1), **settings)
     idata.sample_stats["simulated_log_weight"].values[0, 0] = [1.0, 2.0, 3.0, 4.0]
     idata.sample_stats["reverse_log_weight"].values[0, 0] = [1.1, 2.3, 3.2, 104.0]
     bounds = annealed_bounds(idata)
@@ -252,12 +252,12 @@ def test_a_heavy_tail_decides_the_mean_gap_and_not_its_median():
     model = HeavyTails().double()
     with torch.no_grad():
         images = model(batch_size=1).clamp(-5, 5)
-    how = dict(chains=8, temperatures=10, leapfrogs=2, simulated=16, pilot_chains=2)
-    idata = annealed_log_likelihood(model, Clipped(model), images, **how)
+    settings = dict(chains=8, temperatures=10, leapfrogs=2, simulated=16, pilot_chains=2)
+    idata = annealed_log_likelihood(model, Clipped(model), images, **settings)
     bounds, truth = annealed_bounds(idata), model.log_evidence(images).item()
     assert bounds["lower"] == pytest.approx(truth, abs=0.05)
-    shown = torch.from_numpy(idata.observed_data["simulated_pixels"].values)
-    gaps, far = annealed_gaps(idata), shown.mean((1, 2, 3)).abs() > 5
+    pixels = torch.from_numpy(idata.observed_data["simulated_pixels"].values)
+    gaps, far = annealed_gaps(idata), pixels.mean((1, 2, 3)).abs() > 5
     assert 1 <= far.sum() < 8 and gaps[far].max() > 1000 and (abs(gaps[~far]) < 0.3).all()
     assert bounds["gap"] == pytest.approx(gaps.mean()) and bounds["gap_se"] > bounds["gap"] / 4
     assert abs(bounds["gap_median"]) < 0.1 and bounds["gap_largest"] == gaps.max()

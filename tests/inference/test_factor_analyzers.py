@@ -67,34 +67,34 @@ def test_updates_raise_the_likelihood_and_find_the_mixture():
     clusters = torch.where(torch.rand(1000) < 0.2, 1 - kind, kind)
     reached = []
     for updates in (0, 1, 3, 12):
-        found = fit_factor_analyzers(parts, clusters, KINDS, FACTORS, [0.01], updates)
-        reached.append(found.log_joint(parts).logsumexp(-1).mean().item())
+        mixture = fit_factor_analyzers(parts, clusters, KINDS, FACTORS, [0.01], updates)
+        reached.append(mixture.log_joint(parts).logsumexp(-1).mean().item())
     assert reached == sorted(reached)
     exact = truth.log_joint(parts).logsumexp(-1).mean().item()
     assert reached[-1] == pytest.approx(exact, abs=0.1)
-    torch.testing.assert_close(found.fraction, truth.fraction, atol=0.05, rtol=0)
-    torch.testing.assert_close(found.mean, truth.mean, atol=0.2, rtol=0)
+    torch.testing.assert_close(mixture.fraction, truth.fraction, atol=0.05, rtol=0)
+    torch.testing.assert_close(mixture.mean, truth.mean, atol=0.2, rtol=0)
 
 
 def test_variances_stay_above_the_last_floor():
     parts, kind = drawn(some_mixture(), 500)
-    found = fit_factor_analyzers(parts, kind, KINDS, FACTORS, [0.5, 0.2], 3)
-    assert found.variance.min().item() == pytest.approx(0.04)
+    mixture = fit_factor_analyzers(parts, kind, KINDS, FACTORS, [0.5, 0.2], 3)
+    assert mixture.variance.min().item() == pytest.approx(0.04)
 
 
 def test_poses_of_absent_parts_do_not_matter():
     parts, kind = drawn(some_mixture(), 200)
     away = parts._replace(pose=torch.where(parts.presence[..., None] > 0, parts.pose, 9.0))
-    found = [fit_factor_analyzers(p, kind, KINDS, FACTORS, [0.01], 3) for p in (parts, away)]
-    for one, other in zip(*found, strict=True):
+    mixtures = [fit_factor_analyzers(p, kind, KINDS, FACTORS, [0.01], 3) for p in (parts, away)]
+    for one, other in zip(*mixtures, strict=True):
         torch.testing.assert_close(one, other)
-    torch.testing.assert_close(found[0].log_joint(parts), found[0].log_joint(away))
+    torch.testing.assert_close(mixtures[0].log_joint(parts), mixtures[0].log_joint(away))
 
 
 def test_a_kind_without_images_is_like_all_images():
     parts, kind = drawn(some_mixture(), 200)
-    found = fit_factor_analyzers(parts, torch.zeros_like(kind), KINDS, FACTORS, [0.01], 0)
-    there = parts.presence[..., None]
-    whole = (there * parts.pose).sum(0) / there.sum(0)
-    torch.testing.assert_close(found.mean[1], whole)
-    assert all(torch.isfinite(x).all() for x in found)
+    mixture = fit_factor_analyzers(parts, torch.zeros_like(kind), KINDS, FACTORS, [0.01], 0)
+    mask = parts.presence[..., None]
+    whole = (mask * parts.pose).sum(0) / mask.sum(0)
+    torch.testing.assert_close(mixture.mean[1], whole)
+    assert all(torch.isfinite(x).all() for x in mixture)

@@ -43,18 +43,18 @@ class LinearGaussian(Model):
 
     def posterior(self, image: Tensor, observed: Tensor) -> MultivariateNormal:
         """Return p(z | observed pixels) of one image."""
-        seen = observed.flatten()
-        weight, rest = self.weight[seen], (image.flatten() - self.bias)[seen]
+        mask = observed.flatten()
+        weight, rest = self.weight[mask], (image.flatten() - self.bias)[mask]
         precision = torch.eye(LATENT, dtype=torch.float64) + weight.T @ weight / SIGMA**2
         covariance = precision.inverse()
         return MultivariateNormal(covariance @ weight.T @ rest / SIGMA**2, covariance)
 
     def log_marginal(self, image: Tensor, pixels: Tensor) -> Tensor:
         """Compute log p of some pixels of one image."""
-        chosen = pixels.flatten()
-        weight = self.weight[chosen]
-        covariance = weight @ weight.T + SIGMA**2 * torch.eye(int(chosen.sum())).double()
-        return MultivariateNormal(self.bias[chosen], covariance).log_prob(image.flatten()[chosen])
+        mask = pixels.flatten()
+        weight = self.weight[mask]
+        covariance = weight @ weight.T + SIGMA**2 * torch.eye(int(mask.sum())).double()
+        return MultivariateNormal(self.bias[mask], covariance).log_prob(image.flatten()[mask])
 
 
 class Wide(Guide):
@@ -114,11 +114,11 @@ def test_every_weight_of_the_exact_posterior_is_the_observed_pixels_marginal(pro
         hide(images, observed),
         num_particles=4,
     )
-    found = torch.as_tensor(idata.sample_stats.log_weight.values[0])
+    weights = torch.as_tensor(idata.sample_stats.log_weight.values[0])
     expected = torch.stack(
         [model.log_marginal(*pair) for pair in zip(images, observed, strict=True)]
     )
-    torch.testing.assert_close(found, expected.detach().expand(4, -1))
+    torch.testing.assert_close(weights, expected.detach().expand(4, -1))
 
 
 class OneHotMixture(BernoulliMixture):
@@ -142,15 +142,15 @@ def test_sites_that_are_summed_out_come_from_their_posterior(kind):
     )
     model.pixel_logits.data *= 3
     observed = torch.tensor([[True, True], [True, False]])
-    found = fill_in(model, NoGuide(model), images, observed, num_particles=20_000)
+    prediction = fill_in(model, NoGuide(model), images, observed, num_particles=20_000)
     rates = model.pixel_logits.detach().sigmoid().flatten(1)
-    given = model.logits.detach().softmax(0) * torch.stack(
+    joint = model.logits.detach().softmax(0) * torch.stack(
         [dist.Bernoulli(rates[:, :3]).log_prob(x.flatten()[:3]).sum(1).exp() for x in images]
     )
-    expected = (given / given.sum(1, keepdim=True)) @ rates[:, 3]
-    torch.testing.assert_close(found.images[:, 0, 1, 1], expected, atol=0.02, rtol=0)
+    expected = (joint / joint.sum(1, keepdim=True)) @ rates[:, 3]
+    torch.testing.assert_close(prediction.images[:, 0, 1, 1], expected, atol=0.02, rtol=0)
     score = dist.Bernoulli(expected).log_prob(images[:, 0, 1, 1])
-    torch.testing.assert_close(found.log_hidden, score, atol=0.1, rtol=0)
+    torch.testing.assert_close(prediction.log_hidden, score, atol=0.1, rtol=0)
     every = model.logits.detach().softmax(0) * torch.stack(
         [dist.Bernoulli(rates).log_prob(x.flatten()).sum(1).exp() for x in images]
     )
@@ -165,45 +165,45 @@ def test_hidden_pixels_are_predicted_by_their_conditional(problem, which):
     model, images, observed = problem
     guide = Exact(model, images, observed) if which is Exact else Wide(model)
     draws = 60000
-    found = fill_in(
+    prediction = fill_in(
         model, guide, images, observed, num_particles=draws, weighted=True, batch_size=3 * draws
     )
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         everything = model.log_marginal(image, torch.ones_like(mask))
         expected = everything - model.log_marginal(image, mask)
-        assert found.log_hidden[i].item() == pytest.approx(expected.item(), abs=0.1)
+        assert prediction.log_hidden[i].item() == pytest.approx(expected.item(), abs=0.1)
         mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
-        torch.testing.assert_close(found.images[i][~mask], mean[~mask].detach(), atol=0.05, rtol=0)
-        assert torch.equal(found.images[i][mask], image[mask])
-        assert torch.equal(found.drawn[i][mask], image[mask])
+        torch.testing.assert_close(prediction.images[i][~mask], mean[~mask].detach(), atol=0.05, rtol=0)
+        assert torch.equal(prediction.images[i][mask], image[mask])
+        assert torch.equal(prediction.drawn[i][mask], image[mask])
     if which is Exact:
-        torch.testing.assert_close(found.ess, torch.full_like(found.ess, draws))
+        torch.testing.assert_close(prediction.ess, torch.full_like(prediction.ess, draws))
     else:
-        assert (found.ess < draws / 2).all() and (found.ess > 100).all()
+        assert (prediction.ess < draws / 2).all() and (prediction.ess > 100).all()
 
 
 def test_draws_of_equal_weight_score_the_guide(problem):
     """Draws from the prior predict as the prior does, whatever was observed."""
     model, images, observed = problem
-    found = fill_in(model, Wide(model), images, observed, num_particles=8000, batch_size=3000)
-    assert torch.equal(found.ess.round(), torch.full_like(found.ess, 8000))
+    prediction = fill_in(model, Wide(model), images, observed, num_particles=8000, batch_size=3000)
+    assert torch.equal(prediction.ess.round(), torch.full_like(prediction.ess, 8000))
     prior = model.bias.view(SHAPE).expand_as(images)
-    torch.testing.assert_close(found.images[~observed], prior[~observed], atol=0.1, rtol=0)
+    torch.testing.assert_close(prediction.images[~observed], prior[~observed], atol=0.1, rtol=0)
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         expected = model.log_marginal(image, ~mask).item()
-        assert found.log_hidden[i].item() == pytest.approx(expected, abs=0.3)
+        assert prediction.log_hidden[i].item() == pytest.approx(expected, abs=0.3)
 
 
 def test_what_stands_at_hidden_pixels_changes_only_their_score(problem):
     model, images, observed = problem
     changed = torch.where(observed, images, images + 1)
     pair = images, changed
-    found, other = (fill_in(model, Wide(model), x, observed, weighted=True) for x in pair)
-    assert torch.equal(found.images[~observed], other.images[~observed])
-    assert torch.equal(found.ess, other.ess)
-    assert (found.log_hidden != other.log_hidden).all()
+    prediction, other = (fill_in(model, Wide(model), x, observed, weighted=True) for x in pair)
+    assert torch.equal(prediction.images[~observed], other.images[~observed])
+    assert torch.equal(prediction.ess, other.ess)
+    assert (prediction.log_hidden != other.log_hidden).all()
     unknown = fill_in(model, Wide(model), hide(images, observed), weighted=True)
-    assert torch.equal(unknown.images, found.images)
+    assert torch.equal(unknown.images, prediction.images)
     assert (unknown.log_hidden.abs() < 1e-9).all()  # nothing was given to score
 
 
@@ -214,10 +214,10 @@ def test_test_time_inference_finds_the_posterior_mean(problem):
     sizes = {"num_particles": 1000, "steps": 200}
     weighted = fill_in(model, Wide(model), images, observed, weighted=True, **sizes)
     assert (weighted.ess > 10 * start.ess).all()  # ten times as many draws, of more equal weights
-    found = fill_in(model, Wide(model), images, observed, **sizes)
+    prediction = fill_in(model, Wide(model), images, observed, **sizes)
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
-        torch.testing.assert_close(found.images[i][~mask], mean[~mask].detach(), atol=0.25, rtol=0)
+        torch.testing.assert_close(prediction.images[i][~mask], mean[~mask].detach(), atol=0.25, rtol=0)
 
 
 def test_images_keep_their_places_in_batches(problem):
@@ -239,7 +239,7 @@ def test_test_time_inference_runs_for_every_kind_of_model(name):
     entry = create(name, **small_settings(name))
     images = torch.rand(4, *entry.model.image_shape)
     observed = occluded(entry.model.image_shape[1:], "left")
-    found = fill_in(entry.model, entry.guide, images, observed, num_particles=3, steps=4)
-    assert found.images.shape == images.shape and torch.isfinite(found.log_hidden).all()
+    prediction = fill_in(entry.model, entry.guide, images, observed, num_particles=3, steps=4)
+    assert prediction.images.shape == images.shape and torch.isfinite(prediction.log_hidden).all()
     mask = observed.expand(images.shape)
-    assert torch.equal(found.images[mask], images[mask])
+    assert torch.equal(prediction.images[mask], images[mask])

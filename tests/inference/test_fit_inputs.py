@@ -93,13 +93,13 @@ def test_a_run_on_a_loader_resumes_to_the_same_numbers(tmp_path, images, labels)
 
 
 def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
-    seen = []
+    calls = []
 
     class Labeled(Conjugate):
         supervised = True
 
         def forward(self, images=None, labels=None, batch_size=1):
-            seen.append(labels)
+            calls.append(labels)
             return super().forward(images, labels, batch_size)
 
     model = Labeled().double()
@@ -113,7 +113,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
     ):
         size = {} if isinstance(data, DataLoader) else {"batch_size": 40}
         fit(model, guide, data, steps=1, progress=False, labels=True, **size)
-        assert torch.equal(seen[-1], labels)
+        assert torch.equal(calls[-1], labels)
 
 
 def test_held_out_values_do_not_depend_on_the_kind_of_data(images):

@@ -25,8 +25,8 @@ def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     images = conjugate_images(6)
     guide = fit_guide(name, model, start, images, steps=50)
     before, after = (
-        summarize(evaluate(model, each, images, num_particles=40))["elbo"]
-        for each in (start, guide)
+        summarize(evaluate(model, candidate, images, num_particles=40))["elbo"]
+        for candidate in (start, guide)
     )
     log_evidence = model.log_evidence(images).mean().item()
     assert before < log_evidence - 1
@@ -35,12 +35,12 @@ def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
 
 @pytest.mark.parametrize("name", ["free_form", "corrected", "gauss_newton", "auto_normal"])
 def test_a_guide_is_fitted_where_gradients_are_off(name):
-    (model, start), images, found = pair(), conjugate_images(2), []
+    (model, start), images, weights = pair(), conjugate_images(2), []
     for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
         with mode:
             guide = fit_guide(name, model, start, images, steps=2)
-        found.append(evaluate(model, guide, images, num_particles=2).sample_stats.log_weight.values)
-    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+        weights.append(evaluate(model, guide, images, num_particles=2).sample_stats.log_weight.values)
+    assert (weights[0] == weights[1]).all() and (weights[0] == weights[2]).all()
 
 
 @pytest.mark.parametrize("name", ["free_form", "corrected", "gauss_newton", "auto_normal"])
@@ -67,21 +67,21 @@ def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_non
         elbo = summarize(evaluate(model, guide, images, num_particles=400))["elbo"]
         lost[distribution] = evidence - elbo
     precision = model.precision.detach()
-    known = (precision.diagonal().log().sum() - precision.logdet()).item() / 2
-    assert known > 0.5
-    assert known - 0.05 < lost["normal"] < known + 0.15
+    divergence = (precision.diagonal().log().sum() - precision.logdet()).item() / 2
+    assert divergence > 0.5
+    assert divergence - 0.05 < lost["normal"] < divergence + 0.15
     assert -0.05 < lost["low_rank"] < 0.15
 
 
 def test_the_model_and_the_start_are_left_as_they_were():
     model, start = pair()
     images = conjugate_images(3)
-    kept = [p.detach().clone() for p in (*model.parameters(), *start.parameters())]
+    copies = [p.detach().clone() for p in (*model.parameters(), *start.parameters())]
     state = torch.get_rng_state()
     for kind in kinds_for(model, start):
         check_pair(model, fit_guide(kind, model, start, images, steps=2), images)
     now = [*model.parameters(), *start.parameters()]
-    assert all(torch.equal(a, b) and b.requires_grad for a, b in zip(kept, now, strict=True))
+    assert all(torch.equal(a, b) and b.requires_grad for a, b in zip(copies, now, strict=True))
     assert torch.equal(state, torch.get_rng_state())
 
 

@@ -88,8 +88,8 @@ def test_a_missing_pixel_tells_nothing(analyzers):
     model, images = analyzers
     images[:, 0, 0, 1] = torch.nan
     guide = gauss_newton(model.with_missing_pixels(), None, images, steps=0, climb=1)
-    seen = model.paint[[0, 2, 3]]
-    expected = torch.eye(3).double() + seen.T @ seen / 0.25
+    rows = model.paint[[0, 2, 3]]
+    expected = torch.eye(3).double() + rows.T @ rows / 0.25
     assert (guide.factor() @ guide.factor().mT - expected.inverse()).abs().max() < 1e-10
 
 
@@ -107,13 +107,13 @@ def test_the_density_of_given_latents_is_that_of_the_whole_distribution(name):
     rank = {site.name: site.event_dim for site in model.latent_sites}
     joint = guide.logits["modes"].log_softmax(1).T.clone()  # (modes, images)
     for m in range(3):
-        loc = torch.cat([each[:, m].flatten(1) for each in guide.locs.values()], 1)
+        loc = torch.cat([point[:, m].flatten(1) for point in guide.locs.values()], 1)
         scale = torch.cat([rows[:, m] for rows in guide.factors.values()], 1)
         distribution = torch.distributions.MultivariateNormal(loc, scale_tril=scale)
         joint[m] += distribution.log_prob(state.position)
         for name, value in state.choices.items():
-            own = guide.families[name].distribution(guide.logits[name][:, m], rank[name])
-            joint[m] += own.log_prob(value).reshape(2, -1).sum(1)
+            component = guide.families[name].distribution(guide.logits[name][:, m], rank[name])
+            joint[m] += component.log_prob(value).reshape(2, -1).sum(1)
     assert joint.isfinite().sum() > 2  # not all are one mode
     assert torch.allclose(log_density(trace, images), joint.logsumexp(0), atol=1e-8)
 
@@ -147,9 +147,9 @@ def test_it_is_positive_definite_wherever_it_is(name):
         path = AnnealedPath(model, None, images)
         state = path.draw()
         far = torch.tensor([0.0, 1.0, 10.0, 100.0])[:, None] * torch.randn_like(state.position)
-        found = precision(path, State(far, state.choices), torch.arange(path.columns))
-    assert found.isfinite().all()
-    assert torch.linalg.cholesky_ex(found).info.eq(0).all()
+        matrix = precision(path, State(far, state.choices), torch.arange(path.columns))
+    assert matrix.isfinite().all()
+    assert torch.linalg.cholesky_ex(matrix).info.eq(0).all()
 
 
 @pytest.mark.parametrize(("factor", "calibrated"), [(1.0, True), (1.5, False)])
@@ -165,10 +165,10 @@ def test_ranks_are_uniform_where_the_decoder_is_nearly_linear(factor, calibrated
 
     monkeypatch.setitem(fitted._PER_IMAGE, "gauss_newton", fit)
     model = VariationalAutoencoder((1, 5, 6), latent=2, channels=4, sigma_image=0.5).double()
-    found = check_calibration(
+    calibration = check_calibration(
         model, SemiAmortized(Prior(model), 0, kind="gauss_newton"), number=500
     )
-    assert (found.p > 0.01) == calibrated, found
+    assert (calibration.p > 0.01) == calibrated, calibration
 
 
 def test_chains_start_at_it_and_move_by_its_covariance(analyzers):
@@ -177,10 +177,10 @@ def test_chains_start_at_it_and_move_by_its_covariance(analyzers):
     start = SemiAmortized(Prior(model), 0, kind="gauss_newton")
     settings = dict(chains=2, temperatures=3, simulated=4)
     images = model(batch_size=3).detach()
-    found = annealed_bounds(annealed_log_likelihood(model, start, images, **settings))
-    assert abs(found["lower"] - model.log_evidence(images).mean().item()) < 1e-8
-    assert abs(found["gap"]) < 1e-8
-    assert found["acceptance_rate"] > 0.5
+    bounds = annealed_bounds(annealed_log_likelihood(model, start, images, **settings))
+    assert abs(bounds["lower"] - model.log_evidence(images).mean().item()) < 1e-8
+    assert abs(bounds["gap"]) < 1e-8
+    assert bounds["acceptance_rate"] > 0.5
 
 
 def test_duplicates_count_once():
@@ -217,8 +217,8 @@ def test_the_precision_of_binary_pixels_is_the_hessian_of_logistic_regression():
 
     hessian = torch.autograd.functional.hessian
     expected = torch.stack([hessian(loss, place) for place in state.position.detach()])
-    found = precision(path, state, torch.arange(path.columns))
-    torch.testing.assert_close(found, expected)
+    matrix = precision(path, state, torch.arange(path.columns))
+    torch.testing.assert_close(matrix, expected)
 
 
 DISTRIBUTIONS = {  # of a parameter t, with the values over which squared scores are summed
@@ -236,11 +236,11 @@ def test_the_information_of_a_distribution_is_the_mean_of_its_squared_score(name
     score = torch.autograd.functional.jacobian(lambda t: make(t).log_prob(values), t)
     weight = make(t).log_prob(values).softmax(0)
     expected = (weight * score.square()).sum()
-    found = 0
+    information = 0
     for n, (_, root) in enumerate(measured(make(t), values[0])):
         place = lambda t, n=n: measured(make(t), values[0])[n][0]  # noqa: E731
-        found += (root * torch.autograd.functional.jacobian(place, t)).square().sum()
-    torch.testing.assert_close(found, expected)
+        information += (root * torch.autograd.functional.jacobian(place, t)).square().sum()
+    torch.testing.assert_close(information, expected)
 
 
 class Waves(Correlated):
@@ -262,15 +262,15 @@ def test_points_that_climb_from_the_prior_find_the_mode():
     images, latents = simulate(model, 20)
     path = AnnealedPath(model, None, images)
     true = path.state(latents)
-    found = []
+    counts = []
     for modes, climbing in ((1, 64), (2, 1), (2, 64)):
-        how = dict(steps=20, modes=modes, climbing=climbing)
-        points = gauss_newton(model, None, images, **how).locs["place"]
+        settings = dict(steps=20, modes=modes, climbing=climbing)
+        points = gauss_newton(model, None, images, **settings).locs["place"]
         joints = [
             path.terms(true._replace(position=points[:, m].detach())).at(1.0) for m in range(modes)
         ]
-        found.append((torch.stack(joints).amax(0) > path.terms(true).at(1.0) - 3).sum())
-    assert found[0] < 8 and found[1] < 16 and found[2] == 20, found
+        counts.append((torch.stack(joints).amax(0) > path.terms(true).at(1.0) - 3).sum())
+    assert counts[0] < 8 and counts[1] < 16 and counts[2] == 20, counts
 
 
 def test_presences_settle_with_the_poses_that_follow_them():
@@ -278,12 +278,12 @@ def test_presences_settle_with_the_poses_that_follow_them():
     model = Parts(noise=0.05).double()
     images, latents = simulate(model, 20)
     guide = gauss_newton(model, PartsGuide(model), images, steps=0, climb=3, check=False)
-    there = (guide.logits["part_presence"][:, 0] > 0).reshape(20, 2)
+    presence = (guide.logits["part_presence"][:, 0] > 0).reshape(20, 2)
     assert latents["part_presence"].sum() > 10
-    assert torch.equal(there.double(), latents["part_presence"].reshape(20, 2))
-    found = evaluate(model, guide, images, num_particles=100)
+    assert torch.equal(presence.double(), latents["part_presence"].reshape(20, 2))
+    idata = evaluate(model, guide, images, num_particles=100)
     evidence = model.log_evidence(images).mean().item()
-    assert summarize(found)["iwae"] == pytest.approx(evidence, abs=0.2)
+    assert summarize(idata)["iwae"] == pytest.approx(evidence, abs=0.2)
 
 
 def test_what_has_no_curvature_is_refused_in_a_line():
@@ -307,12 +307,12 @@ def test_temperatures_lie_where_log_weights_change():
     spread = torch.zeros(11, 2)
     spread[9:, 0], spread[:, 1] = 1.0, 3.0
     lengths = torch.linspace(1, 2, 11)[:, None].repeat(1, 2)
-    found, along = spaced(betas, lengths, spread, 20)
-    assert found.shape == along.shape == (21, 2)
-    assert found[0].tolist() == [0, 0] and found[-1].tolist() == [1, 1]
-    assert (found.diff(dim=0) > 0).all()
-    assert (found[:, 0] > 0.8).sum() >= 11
-    assert torch.allclose(found[:, 1], torch.linspace(0, 1, 21).double())
+    temperatures, along = spaced(betas, lengths, spread, 20)
+    assert temperatures.shape == along.shape == (21, 2)
+    assert temperatures[0].tolist() == [0, 0] and temperatures[-1].tolist() == [1, 1]
+    assert (temperatures.diff(dim=0) > 0).all()
+    assert (temperatures[:, 0] > 0.8).sum() >= 11
+    assert torch.allclose(temperatures[:, 1], torch.linspace(0, 1, 21).double())
     assert torch.allclose(along[::2, 1], lengths[:, 1])
 
 

@@ -83,9 +83,9 @@ def enumerated_bound(model, guide, images, particles, alpha=0.0):
     log_weight = model.logits.log_softmax(0) + pixels - log_q
     total = 0
     for kinds in itertools.product(range(3), repeat=particles):
-        chosen = list(kinds)
-        value = power_mean(log_weight[:, chosen], alpha, 1)
-        total = total + log_q[:, chosen].sum(1).exp() * value
+        indices = list(kinds)
+        value = power_mean(log_weight[:, indices], alpha, 1)
+        total = total + log_q[:, indices].sum(1).exp() * value
     return total.mean()
 
 
@@ -158,12 +158,12 @@ def test_pyros_renyi_bound_is_the_same_of_one_image():
 def test_one_particle_is_the_elbo_with_its_gradient(make):
     model, guide = make()
     images = binary_images(6)
-    found = []
+    slopes = []
     for objective in (ImportanceWeightedELBO(1), Trace_ELBO()):
         pyro.set_rng_seed(3)
         loss = loss_per_image(objective, model, guide, images)
-        found.append(torch.cat([loss.detach()[None], gradients(loss, model, guide)]))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+        slopes.append(torch.cat([loss.detach()[None], gradients(loss, model, guide)]))
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("vectorized", [True, False])
@@ -207,17 +207,17 @@ def test_enumerated_sites_are_summed_out_within_each_weight():
 
 
 def test_labels_are_repeated_with_their_images():
-    seen = []
+    calls = []
 
     class Labeled(Conjugate):
         def forward(self, images=None, labels=None, batch_size=1):
-            seen.append((images[:, 0, 0, 0], labels))
+            calls.append((images[:, 0, 0, 0], labels))
             return super().forward(images, labels, batch_size)
 
     model = Labeled().double()
     images = torch.arange(3.0).double().view(3, 1, 1, 1).expand(3, 1, 2, 2) / 3
     loss_per_image(ImportanceWeightedELBO(2), model, ExactGuide(model), images, torch.arange(3))
-    assert torch.equal(seen[0][0] * 3, seen[0][1].double()) and len(seen[0][1]) == 6
+    assert torch.equal(calls[0][0] * 3, calls[0][1].double()) and len(calls[0][1]) == 6
 
 
 def test_guides_with_parameters_for_each_image_draw_particle_by_particle():

@@ -94,8 +94,8 @@ def test_a_model_of_another_form_gets_names_that_are_unique_and_images_where_the
     }
     for values in idata.posterior.data_vars.values():
         behind = tuple(range(3, values.ndim))
-        seen = values.values.mean((0, 1, *behind))
-        np.testing.assert_allclose(seen, [0, 0.5, 1], atol=1e-4)
+        means = values.values.mean((0, 1, *behind))
+        np.testing.assert_allclose(means, [0, 0.5, 1], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["part-whole", "vae", "scenes"])  # sites of scenes have slashes
@@ -121,13 +121,13 @@ def test_joined_evaluations_are_summarized_as_one(dim, tmp_path):
     parts = [evaluate(model, guide, images, num_particles=40, seed=seed) for seed in range(3)]
     weights = np.concatenate([part.sample_stats.log_weight.values[0] for part in parts])
     joined = az.concat(az.concat(*parts[:2], dim=dim), parts[2], dim=dim)
-    found = summarize(joined)
-    assert found["num_particles"] == 120 and found["num_images"] == 6 and found["is_bound"]
-    assert found["elbo"] == pytest.approx(weights.mean(), rel=1e-12)
+    summary = summarize(joined)
+    assert summary["num_particles"] == 120 and summary["num_images"] == 6 and summary["is_bound"]
+    assert summary["elbo"] == pytest.approx(weights.mean(), rel=1e-12)
     iwae = np.log(np.exp(weights).mean(0)).mean()
-    assert found["iwae"] == pytest.approx(iwae, rel=1e-12)
+    assert summary["iwae"] == pytest.approx(iwae, rel=1e-12)
     seconds = sum(part.attrs["seconds"] for part in parts)
-    assert found["seconds_per_image"] == pytest.approx(seconds / 6)
+    assert summary["seconds_per_image"] == pytest.approx(seconds / 6)
     two = az.concat(*parts[:2], dim=dim)
     two.to_netcdf(str(tmp_path / "two.nc"))
     read = az.from_netcdf(str(tmp_path / "two.nc"))
@@ -165,8 +165,8 @@ def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
         trace = conditioned.get_trace(images)
         node = trace.nodes["image"]
         expected = node["fn"].log_prob(node["value"]).reshape(3, -1).sum(1)
-        seen = torch.from_numpy(idata.log_likelihood.pixels.values[0, draw])
-        torch.testing.assert_close(seen, expected)
+        log_density = torch.from_numpy(idata.log_likelihood.pixels.values[0, draw])
+        torch.testing.assert_close(log_density, expected)
 
 
 def test_loo_of_the_exact_posterior_is_the_evidence():
@@ -180,8 +180,8 @@ def test_loo_of_the_exact_posterior_is_the_evidence():
     )
     evidence = model.log_evidence(images).sum().item()
     loo = az.loo(idata)  # arviz 1 calls it elpd
-    found = loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo
-    assert found == pytest.approx(evidence, abs=0.2)
+    estimate = loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo
+    assert estimate == pytest.approx(evidence, abs=0.2)
 
 
 def test_sites_that_are_summed_out_leave_no_log_likelihood():

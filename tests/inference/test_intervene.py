@@ -82,25 +82,25 @@ def test_a_linear_model_agrees_with_its_twin_network(images):
     twin_mean = paint @ tensor([at, -1.5 * at + 0.2], dtype=torch.float64)
     gain = twin @ noise @ image.T @ torch.linalg.inv(image @ noise @ image.T)
     wanted = twin_mean + (images.flatten(1) - mean) @ gain.T
-    found = intervene(model, PosteriorMean(model), images, {"z": at})
-    assert found.images.shape == (1, 3, 1, 1, 2)
-    torch.testing.assert_close(found.images[0].flatten(1), wanted, atol=1e-10, rtol=0)
-    assert torch.equal(found.latents["z"], torch.full((1, 3), at, dtype=torch.float64))
+    intervention = intervene(model, PosteriorMean(model), images, {"z": at})
+    assert intervention.images.shape == (1, 3, 1, 1, 2)
+    torch.testing.assert_close(intervention.images[0].flatten(1), wanted, atol=1e-10, rtol=0)
+    assert torch.equal(intervention.latents["z"], torch.full((1, 3), at, dtype=torch.float64))
 
 
 def test_the_noise_of_a_descendant_is_its_standardized_residual(images):
     model = Chain(slope=0.4)
     guide = PosteriorMean(model)
-    found = intervene(model, guide, images, {"z": lambda z: z + 1})
-    z, w = (found.inferred[name] for name in ("z", "w"))
+    intervention = intervene(model, guide, images, {"z": lambda z: z + 1})
+    z, w = (intervention.inferred[name] for name in ("z", "w"))
     moved = -1.5 * (z + 1) + 0.2 + (w - (-1.5 * z + 0.2)) * math.exp(0.4)
-    torch.testing.assert_close(found.latents["w"], moved, atol=1e-10, rtol=0)
+    torch.testing.assert_close(intervention.latents["w"], moved, atol=1e-10, rtol=0)
     shift = torch.stack([torch.ones_like(z), moved - w], -1) @ model.paint.detach()
     expected = images.flatten(1) + shift
-    torch.testing.assert_close(found.images.flatten(2), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(intervention.images.flatten(2), expected, atol=1e-10, rtol=0)
     paint = torch.stack([z, w], -1) @ model.paint.detach()
-    torch.testing.assert_close(found.reconstruction.flatten(2), paint, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found.mean.flatten(2), paint + shift, atol=1e-10, rtol=0)
+    torch.testing.assert_close(intervention.reconstruction.flatten(2), paint, atol=1e-10, rtol=0)
+    torch.testing.assert_close(intervention.mean.flatten(2), paint + shift, atol=1e-10, rtol=0)
     below = intervene(model, guide, images, {"w": 0.0})
     assert torch.equal(below.latents["z"], below.inferred["z"])  # nothing above changes
 
@@ -123,8 +123,8 @@ class Coins(Model):
 
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
-            there = pyro.sample("object", dist.Bernoulli(self.rates.new_tensor(0.3)))
-            parts = pyro.sample("parts", dist.Bernoulli(self.rates[there.long()]).to_event(1))
+            presence = pyro.sample("object", dist.Bernoulli(self.rates.new_tensor(0.3)))
+            parts = pyro.sample("parts", dist.Bernoulli(self.rates[presence.long()]).to_event(1))
             distribution = dist.Normal(parts[:, None, None, :], 0.8).to_event(3)
             return pyro.sample("image", distribution, obs=images)
 
@@ -166,11 +166,11 @@ def test_a_discrete_model_agrees_with_the_sum_over_its_noise():
         off = ((after - before) / (1 - before)).clamp(min=0)
         wanted = wanted + weight * torch.where(state[1:] > 0, on, off)
     many = image.expand(number, 1, 1, 2)
-    found = intervene(model, guide, many, {"object": 1.0}, batch_size=number)
-    parts = found.latents["parts"][0]
+    intervention = intervene(model, guide, many, {"object": 1.0}, batch_size=number)
+    parts = intervention.latents["parts"][0]
     torch.testing.assert_close(parts.mean(0), wanted, atol=5 * 0.5 / number**0.5, rtol=0)
-    same = found.inferred["object"][0] == 1
-    assert torch.equal(parts[same], found.inferred["parts"][0][same])
+    same = intervention.inferred["object"][0] == 1
+    assert torch.equal(parts[same], intervention.inferred["parts"][0][same])
 
 
 class Summed(Coins):
@@ -198,15 +198,15 @@ class OnlyParts(Enumerated):
 
 def test_a_site_that_is_summed_out_is_drawn_from_its_posterior():
     model, images = Summed(), torch.zeros(4000, 1, 1, 2, dtype=torch.float64)
-    found = intervene(
+    intervention = intervene(
         model, OnlyParts(model), images, {"parts": lambda parts: parts}, batch_size=4000
     )
-    there, parts = (found.inferred[name][0] for name in ("object", "parts"))
+    presence, parts = (intervention.inferred[name][0] for name in ("object", "parts"))
     rates = tensor(RATES, dtype=torch.float64)
-    for seen in torch.cartesian_prod(*[tensor([0.0, 1.0], dtype=torch.float64)] * 2):
-        joint = tensor([0.7, 0.3]).double() * dist.Bernoulli(rates).log_prob(seen).sum(-1).exp()
-        rows = (parts == seen).all(-1)
-        fraction, wanted = there[rows].double().mean().item(), (joint[1] / joint.sum()).item()
+    for pattern in torch.cartesian_prod(*[tensor([0.0, 1.0], dtype=torch.float64)] * 2):
+        joint = tensor([0.7, 0.3]).double() * dist.Bernoulli(rates).log_prob(pattern).sum(-1).exp()
+        rows = (parts == pattern).all(-1)
+        fraction, wanted = presence[rows].double().mean().item(), (joint[1] / joint.sum()).item()
         assert fraction == pytest.approx(wanted, abs=2.5 / rows.sum().item() ** 0.5)
     on = intervene(model, OnlyParts(model), images, {"object": 1})
     assert (on.latents["object"] == 1).all() and (on.latents["parts"] != on.inferred["parts"]).any()
@@ -224,12 +224,12 @@ def test_the_parts_of_an_object_move_with_it():
     with torch.no_grad():  # the votes of this object are its children's means
         model.selections[0].transform.zero_()
         model.selections[0].raw_scale.fill_(1.0)
-    found = intervene(model, guide, images, action, num_samples=4)
-    was_on = (found.inferred["object_presence"] > 0)[..., 0]
-    assert (found.latents["object_presence"] == 1).all() and was_on.any()
-    away = (found.latents["part_pose"] - found.inferred["part_pose"])[was_on]
+    intervention = intervene(model, guide, images, action, num_samples=4)
+    was_on = (intervention.inferred["object_presence"] > 0)[..., 0]
+    assert (intervention.latents["object_presence"] == 1).all() and was_on.any()
+    away = (intervention.latents["part_pose"] - intervention.inferred["part_pose"])[was_on]
     torch.testing.assert_close(away, shift.expand_as(away), atol=1e-5, rtol=0)
-    assert (found.mean != found.reconstruction).any()
+    assert (intervention.mean != intervention.reconstruction).any()
 
 
 def test_actions_see_all_images_whatever_the_batches(images):

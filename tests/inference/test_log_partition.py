@@ -28,9 +28,9 @@ COUNTABLE = [pair for pair in PAIRS if pair != ("poisson", "poisson")]
 def test_exact_is_the_sum_over_every_image_switch_and_hidden_unit(families, kind):
     model = small(*families, kind=kind)
     masses, _ = log_masses(model, families)
-    found = log_partition(model, "exact")
-    assert found.value == pytest.approx(masses.logsumexp(0).item(), abs=1e-10)
-    assert found.standard_error == 0 and found.direction == "exact"
+    estimate = log_partition(model, "exact")
+    assert estimate.value == pytest.approx(masses.logsumexp(0).item(), abs=1e-10)
+    assert estimate.standard_error == 0 and estimate.direction == "exact"
 
 
 @KINDS
@@ -156,8 +156,8 @@ def test_annealing_brackets_the_exact_value(kind):
 def test_gaussian_annealing_agrees_with_the_determinants():
     model = randomized(CapsuleRBM(4, 3, 2, visible_family="gaussian", hidden_family="gaussian"))
     exact = log_partition(model).value
-    found = log_partition(model, "ais", chains=300, temperatures=300)
-    assert abs(found.value - exact) < max(0.05, 5 * found.standard_error)
+    estimate = log_partition(model, "ais", chains=300, temperatures=300)
+    assert abs(estimate.value - exact) < max(0.05, 5 * estimate.standard_error)
 
 
 def test_the_schedule_is_denser_towards_one():

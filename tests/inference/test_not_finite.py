@@ -66,8 +66,8 @@ def test_refinement_from_nan_is_refused_and_names_image_and_site(dark, distribut
     model, guide, images = dark
     with pyro.validation_enabled(validated), pytest.raises(NonFiniteGuide, match=REFUSED):
         refine(model, guide, images, steps=4, distribution=distribution)
-    shown = images[[0, 1, 2, 4]]
-    fitted = refine(model, guide, shown, steps=4, distribution=distribution)
+    subset = images[[0, 1, 2, 4]]
+    fitted = refine(model, guide, subset, steps=4, distribution=distribution)
     assert fitted.refinement.end.isfinite().all()
 
 
@@ -132,9 +132,9 @@ def test_a_distribution_whose_draws_overflow_is_refused(dark):
 def test_an_evaluation_names_image_and_site(dark, validated):
     """Also in a later pass, and without Pyro's validation, which shows all numbers instead."""
     model, guide, images = dark
-    how = dict(num_particles=7, batch_size=2)
+    settings = dict(num_particles=7, batch_size=2)
     with pyro.validation_enabled(validated), pytest.raises(NonFiniteGuide, match=REFUSED):
-        evaluate(model, guide, images, **how)
+        evaluate(model, guide, images, **settings)
     pairs = {"linear": (model, LinearGuide(model).double()), "roots": (model, guide)}
     with pytest.raises(NonFiniteGuide, match=f"Roots of Bright {REFUSED}"):
         compare(pairs, images)
@@ -160,21 +160,21 @@ class Overflowing(Bright):
 
 
 def test_chains_that_are_not_finite_are_refused(dark):
-    how = dict(chains=30, temperatures=3, leapfrogs=1, simulated=0)
+    settings = dict(chains=30, temperatures=3, leapfrogs=1, simulated=0)
     with pytest.raises(
         NonFiniteGuide, match=r"annealing of Overflowing from 'prior' is not finite"
     ):
-        annealed_log_likelihood(Overflowing().double(), None, dark[2], **how)
+        annealed_log_likelihood(Overflowing().double(), None, dark[2], **settings)
 
 
 def test_a_guide_that_is_not_finite_for_simulated_images_says_so(dark):
     """All given images are bright; some of those that the model draws are dark."""
     model, guide, images = dark
     start = SemiAmortized(guide, 2, kind="gauss_newton")
-    how = dict(chains=2, temperatures=2, leapfrogs=1, batch_size=2)
+    settings = dict(chains=2, temperatures=2, leapfrogs=1, batch_size=2)
     match = r"Bright, to simulated images, is not finite at site 'code' for image \d of 5"
     with pytest.raises(NonFiniteGuide, match=match) as caught:
-        annealed_log_likelihood(model, start, images[[0, 1, 2, 4]], simulated=5, **how)
+        annealed_log_likelihood(model, start, images[[0, 1, 2, 4]], simulated=5, **settings)
     with seeded(chain_seed(0, 3)):
         drawn, _ = simulate(model, 5)
     assert caught.value.images == [(drawn.mean((1, 2, 3)) < 0).tolist().index(True)]

@@ -29,11 +29,11 @@ def test_moments_of_nuts_are_those_of_the_exact_posterior():
     model, _ = pair()
     model.requires_grad_(False)
     images = conjugate_images(4)
-    found = draws(model, images, 150, 40)["code"]
+    samples = draws(model, images, 150, 40)["code"]
     mean, scale = model.posterior(images)
     error = scale / 40**0.5  # 150 draws of a chain are worth at least 40
-    assert ((found.mean(0) - mean).abs() < 4 * error).all()
-    torch.testing.assert_close(found.std(0), scale, rtol=0.35, atol=0)
+    assert ((samples.mean(0) - mean).abs() < 4 * error).all()
+    torch.testing.assert_close(samples.std(0), scale, rtol=0.35, atol=0)
 
 
 class Levels(Conjugate):
@@ -70,12 +70,12 @@ def test_a_discrete_site_is_summed_out():
     images = conjugate_images(2)
     assert draws(model, images, 3, 0, max_plate_nesting=1, **FIXED).keys() == {"code"}
     codes = torch.randn(4, 2).double()
-    found = []
+    potentials = []
     for enumerated in (True, False):
         model.enumerated = enumerated
         potential = initialize_model(model, (images,), max_plate_nesting=1)[1]
-        found.append(torch.stack([potential({"code": code}) for code in codes]))
-    torch.testing.assert_close(*found)
+        potentials.append(torch.stack([potential({"code": code}) for code in codes]))
+    torch.testing.assert_close(*potentials)
 
 
 def test_presences_are_given_and_parents_are_summed_out():
@@ -84,10 +84,10 @@ def test_presences_are_given_and_parents_are_summed_out():
     model = configure(PartWholeCapsules, **sizes).double().requires_grad_(False)
     with pyro.validation_enabled(False):
         trace = poutine.trace(model).get_trace(batch_size=1)
-    given = {name: trace.nodes[name]["value"] for name in ("object_presence", "part_presence")}
+    presences = {name: trace.nodes[name]["value"] for name in ("object_presence", "part_presence")}
     image = trace.nodes["image"]["value"][:, 0].clamp(0, 1)
-    found = draws(
-        poutine.condition(model, given), image, 4, 0, step_size=1e-3, adapt_step_size=False
+    samples = draws(
+        poutine.condition(model, presences), image, 4, 0, step_size=1e-3, adapt_step_size=False
     )
-    assert found.keys() == {"object_pose", "part_pose"}
-    assert all(value.isfinite().all() and len(value.unique(dim=0)) > 1 for value in found.values())
+    assert samples.keys() == {"object_pose", "part_pose"}
+    assert all(value.isfinite().all() and len(value.unique(dim=0)) > 1 for value in samples.values())

@@ -96,7 +96,7 @@ UNITS = {
 def test_a_run_says_the_unit_of_its_loss(name):
     entry = small_entry(name)
     data = Split(images_for(entry, 8), torch.arange(8) % 2)
-    how = dict(labels=entry.model.supervised, objective=entry.objective, progress=False)
-    run = fit(entry.model, entry.guide, data, steps=1, **how)
+    settings = dict(labels=entry.model.supervised, objective=entry.objective, progress=False)
+    run = fit(entry.model, entry.guide, data, steps=1, **settings)
     assert run.units == run.metrics["units"] == UNITS[name]
     assert units_of(SleepPhase(), None) == "nats per scene"

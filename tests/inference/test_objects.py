@@ -19,22 +19,22 @@ from capsule_zoo.models.scenes.pictures import Pictures
 def test_what_is_found_is_scored_as_it_should_be():
     numbers = torch.zeros(1, 6, 8, dtype=torch.uint8)
     numbers[0, 1:3, 1:4], numbers[0, 3:6, 5:8] = 1, 2
-    known = Objects(
+    truth = Objects(
         numbers,
         torch.tensor([[4, 7]]),
         boxes_of(numbers[:, None] == torch.tensor([1, 2])[:, None, None]),
     )
-    assert known.boxes[0].tolist() == [[1, 1, 4, 3], [5, 3, 8, 6]]
+    assert truth.boxes[0].tolist() == [[1, 1, 4, 3], [5, 3, 8, 6]]
     other = (3 - numbers) * (numbers > 0)  # the names of objects do not matter
-    assert foreground_ari(other, known).item() == 1
-    assert foreground_ari(torch.ones_like(numbers), known).item() == 0
+    assert foreground_ari(other, truth).item() == 1
+    assert foreground_ari(torch.ones_like(numbers), truth).item() == 0
     flooded = torch.where(numbers == 0, 1, numbers)  # which gives the ground to the first object
-    assert foreground_ari(flooded, known).item() == 1
-    half = known.boxes.clone()
+    assert foreground_ari(flooded, truth).item() == 1
+    half = truth.boxes.clone()
     half[0, 0, 2] = 2.5
-    overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
+    overlap = box_overlaps(half, torch.tensor([[True, True]]), truth)
     assert overlap.tolist() == pytest.approx([0.5, 1])
-    assert box_overlaps(half, torch.tensor([[False, True]]), known)[0] == 0
+    assert box_overlaps(half, torch.tensor([[False, True]]), truth)[0] == 0
 
 
 @pytest.mark.parametrize("form", ["gray", "tinted", "textured"])
@@ -43,10 +43,10 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
     images = images * (images > 0.5)
     images[0, :, 2, 3] = math.nan
     with torch.no_grad():
-        found = guide.found(images.nan_to_num(0.5))
-    on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), found.ground.drawn
-    cover, color, depth = found.pictures
-    mean, numbers, owners, covered, left = shown(model, images, on, found.pictures, ground)
+        proposals = guide.found(images.nan_to_num(0.5))
+    on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), proposals.ground.drawn
+    cover, color, depth = proposals.pictures
+    mean, numbers, owners, covered, left = shown(model, images, on, proposals.pictures, ground)
     torch.testing.assert_close(left, (images - mean).square().flatten(1).nanmean(1))
     bright = torch.ones(3)
     if color is None:  # objects make the ground brighter
@@ -90,8 +90,8 @@ def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
     model, guide, _ = pair(slots=1)
     blank = torch.zeros(1, 1, 10, 12).double()
     full = torch.ones(1, 1, 10, 12).double()
-    found = find_objects(model, guide, torch.cat([blank, full]))
-    assert found.unexplained[1] > 0.1 > found.unexplained[0]
+    objects = find_objects(model, guide, torch.cat([blank, full]))
+    assert objects.unexplained[1] > 0.1 > objects.unexplained[0]
     assert segment(model, guide, blank).shape == (1, 1, 10, 12)
 
 
@@ -99,10 +99,10 @@ def test_many_images_with_an_object_in_every_slot_are_told_once():
     """Of 12 images, 4 with an object in the only slot are too few to say so, and 5 are not."""
     model, guide, _ = pair(slots=1)
     blank, full = torch.zeros(1, 1, 10, 12).double(), torch.ones(1, 1, 10, 12).double()
-    few = torch.cat([full.expand(4, -1, -1, -1), blank.expand(8, -1, -1, -1)])
-    found = find_objects(model, guide, few)
-    assert found.is_full.tolist() == 4 * [True] + 8 * [False] == (found.counts == 1).tolist()
-    many = torch.cat([few[:1], few[:-1]])
+    batch = torch.cat([full.expand(4, -1, -1, -1), blank.expand(8, -1, -1, -1)])
+    objects = find_objects(model, guide, batch)
+    assert objects.is_full.tolist() == 4 * [True] + 8 * [False] == (objects.counts == 1).tolist()
+    many = torch.cat([batch[:1], batch[:-1]])
     with pytest.warns(UserWarning, match="fill all slots=1 in 5 of 12 images.*--slots N") as told:
         assert segment(model, guide, many).shape == (12, 1, 10, 12)
     assert len(told) == 1
@@ -115,24 +115,24 @@ def test_the_shown_draw_has_the_most_likely_number_of_objects(monkeypatch):
     rows = torch.tensor([[0.0, 0, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1]]).double()
     weight = torch.tensor([-9.0, 1.5, 1.0, 0.5, 0.6]).double()
 
-    def presence_distribution(copies, found):
+    def presence_distribution(copies, result):
         return SubsetDistribution(weight.expand(len(copies), -1), rows)
 
     monkeypatch.setattr(guide, "presence_distribution", presence_distribution)
-    found = find_objects(model, guide, images, draws=2)
-    assert found.counts.tolist() == [2, 2, 2]
-    assert found.presence.tolist() == [[True, True, False]] * 3
+    result = find_objects(model, guide, images, draws=2)
+    assert result.counts.tolist() == [2, 2, 2]
+    assert result.presence.tolist() == [[True, True, False]] * 3
     posterior = torch.tensor([-9, 1.5, weight[2:].logsumexp(0), -math.inf]).softmax(0)
-    torch.testing.assert_close(found.count_probabilities[0], posterior.double())
+    torch.testing.assert_close(result.count_probabilities[0], posterior.double())
 
 
 def test_the_evidence_is_the_log_of_the_mean_weight_of_the_draws():
     """It is not their sum, so that it does not rise with the number of draws."""
     model, guide, images = pair()
-    found = find_objects(model, guide, images, draws=4)
+    objects = find_objects(model, guide, images, draws=4)
     with torch.no_grad(), seeded(0):
         copies = tiled(images, 4)
         total = guide.presence_distribution(copies, guide.found(copies)).log_total.unflatten(
             0, (4, 3)
         )
-    torch.testing.assert_close(found.log_evidence, total.exp().mean(0).log())
+    torch.testing.assert_close(objects.log_evidence, total.exp().mean(0).log())

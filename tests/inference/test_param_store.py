@@ -177,12 +177,12 @@ def test_whatever_reads_a_module_first_reads_the_values_that_were_loaded(reader,
     entry = small_entry("vae")
     values, read = save_and_load(tmp_path, entry), READERS[reader]
     pyro.set_rng_seed(3)
-    found = float(read(entry))
+    value = float(read(entry))
     plain = small_entry("vae", seed=1)
     for role, module in {"model": plain.model, "guide": plain.guide}.items():
         module.load_state_dict({n: values[f"{role}.{n}"] for n in module.state_dict()})
     pyro.set_rng_seed(3)
-    assert found == float(read(plain))
+    assert value == float(read(plain))
 
 
 def _pickled(pair, path):
@@ -332,10 +332,10 @@ def test_a_model_inside_of_another_module_takes_loaded_values_over(tmp_path):
         guide = create("vae", **small_settings("vae")).guide
         svi = SVI(Pair(entry.model), guide, pyro.optim.Adam({"lr": 1e-2}), loss=Trace_ELBO())
         pyro.set_rng_seed(1)
-        found = [svi.step(images_for(entry)) for _ in range(5)]
+        first_losses = [svi.step(images_for(entry)) for _ in range(5)]
         if loads:
             pyro.get_param_store().save(tmp_path / "store.pt")
             pyro.get_param_store().load(tmp_path / "store.pt")
-        losses.append([*found, *(svi.step(images_for(entry)) for _ in range(5))])
+        losses.append([*first_losses, *(svi.step(images_for(entry)) for _ in range(5))])
         pyro.clear_param_store()
     assert losses[1] == losses[0]

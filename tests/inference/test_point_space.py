@@ -77,11 +77,11 @@ class Swarm(Model):
     def log_evidence(self, points: Tensor) -> Tensor:
         """log p(points), (B,): of each axis, Normal with covariance noise^2 I + 1 1'."""
         total = []
-        for each in points:
-            seen = each[~each[:, 0].isnan()]
-            covariance = NOISE**2 * torch.eye(len(seen)).double() + 1.0
-            distribution = MultivariateNormal(torch.zeros(len(seen)).double(), covariance)
-            total.append(distribution.log_prob(seen.T).sum())
+        for scene in points:
+            coordinates = scene[~scene[:, 0].isnan()]
+            covariance = NOISE**2 * torch.eye(len(coordinates)).double() + 1.0
+            distribution = MultivariateNormal(torch.zeros(len(coordinates)).double(), covariance)
+            total.append(distribution.log_prob(coordinates.T).sum())
         return torch.stack(total)
 
 
@@ -123,9 +123,9 @@ def scenes(number: int) -> Tensor:
 def test_the_exact_guide_has_the_evidence_of_every_set_of_points():
     points, model = scenes(5), Swarm()
     idata = evaluate(model, ExactPlace(model), points, num_particles=3, draws=2)
-    found = torch.from_numpy(idata.sample_stats.log_weight.values[0])
+    evidence = torch.from_numpy(idata.sample_stats.log_weight.values[0])
     expected = model.log_evidence(points).detach()
-    torch.testing.assert_close(found, expected.expand(3, -1))
+    torch.testing.assert_close(evidence, expected.expand(3, -1))
     assert idata.observed_data.points.dims == ("image", "point", "axis")
     assert idata.posterior_predictive.points.dims == ("chain", "draw", "image", "point", "axis")
     assert idata.posterior_predictive.points.shape == (1, 2, 5, POINTS, 2)

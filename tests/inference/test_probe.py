@@ -38,10 +38,10 @@ def test_information_is_that_of_the_class_no_more_and_nothing_on_noise():
         (np.eye(2)[labels // 2], np.log(2)),  # which half of the classes it is
         (generator.normal(size=(4000, 4)), 0.0),
     ):
-        known, asked = (code[half] for half in halves)
-        _, found = probe_scores(known, labels[halves[0]], asked, labels[halves[1]], penalty=100)
-        assert abs(found.value - expected) < 0.02 and found.n == 2000
-        assert found.value <= entropy + 1e-9
+        codes, asked = (code[half] for half in halves)
+        _, score = probe_scores(codes, labels[halves[0]], asked, labels[halves[1]], penalty=100)
+        assert abs(score.value - expected) < 0.02 and score.n == 2000
+        assert score.value <= entropy + 1e-9
 
 
 def test_information_of_a_class_that_was_never_shown_is_without_bound():

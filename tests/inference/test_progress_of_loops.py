@@ -19,7 +19,7 @@ from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import ConvolutionalClassifier
 
-FEW = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=2, simulated=2)
+SETTINGS = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=2, simulated=2)
 
 
 def classified():
@@ -50,8 +50,8 @@ LOOPS = {
         small_rbms.small(), "ais", chains=2, temperatures=4
     ),
     "summing over states": lambda: log_partition(small_rbms.small(), "exact"),
-    "annealing back": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **FEW),
-    "finding step lengths": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **FEW),
+    "annealing back": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **SETTINGS),
+    "finding step lengths": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **SETTINGS),
     "refining: 1 of 2 steps": lambda: refine(*pair(), conjugate_images(2), steps=2),
     "climbing": lambda: gauss_newton(*pair(), conjugate_images(2), steps=2, climb=2),
     "training: 2 of 2 steps": lambda: auto_normal(*pair(), conjugate_images(2), steps=2, seed=0),

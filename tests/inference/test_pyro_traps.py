@@ -122,8 +122,8 @@ class Pair(PyroModule):
             else:
                 with pyro.plate("coins", 2, dim=-1):
                     number = pyro.sample("coin", dist.Bernoulli(0.3), infer=infer).sum(-1, True)
-            seen = images if self.correct else images[:, None]
-            pyro.sample("image", dist.Normal(number, 0.5), obs=seen)
+            pixels = images if self.correct else images[:, None]
+            pyro.sample("image", dist.Normal(number, 0.5), obs=pixels)
 
 
 def coins_by_hand(images):
@@ -145,8 +145,8 @@ def test_an_enumerated_plate_read_outside_is_silently_wrong():
 def test_the_zoo_sums_out_what_stands_in_its_own_plate():
     images = torch.tensor([0.2, 1.7])
     with torch.no_grad():
-        seen, _, _ = log_weights(Pair(correct=True), NoGuide(Pair(correct=True)), images)
-    torch.testing.assert_close(seen, coins_by_hand(images))
+        log_weight, _, _ = log_weights(Pair(correct=True), NoGuide(Pair(correct=True)), images)
+    torch.testing.assert_close(log_weight, coins_by_hand(images))
 
 
 # 3. RenyiELBO weights the whole batch unless every site sits in the images plate.
@@ -209,8 +209,8 @@ def test_mean_field_drops_the_density_of_a_delta():
     assert whole - dropped == pytest.approx(5.0, abs=1e-4)
     assert not is_bound(TraceMeanField_ELBO())
     with torch.no_grad():
-        seen, _, _ = log_weights(model, Shifted(), images)
-    assert -seen.sum().item() == pytest.approx(whole, abs=1e-4)
+        log_weight, _, _ = log_weights(model, Shifted(), images)
+    assert -log_weight.sum().item() == pytest.approx(whole, abs=1e-4)
 
 
 # 5. RelaxedBernoulli saturates in float32; logit space does not.

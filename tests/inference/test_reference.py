@@ -91,8 +91,8 @@ def test_the_density_is_the_sum_over_all_settings_of_the_model_s_own(problem):
     count = len(next(iter(problem.settings.values())))
     path = AnnealedPath(model, None, problem.images.expand(count, *problem.images.shape[1:]))
     for row, log in zip(x, problem.log_prob(x), strict=True):
-        found = path.terms(path.state(problem.sites(row.expand(count, -1))))
-        torch.testing.assert_close(log, (found.start + found.gain).logsumexp(0))
+        densities = path.terms(path.state(problem.sites(row.expand(count, -1))))
+        torch.testing.assert_close(log, (densities.start + densities.gain).logsumexp(0))
 
 
 def test_the_settings_are_all_that_have_any_probability(problem):
@@ -127,9 +127,9 @@ def test_files_say_how_their_draws_were_made(problem):
     if "rhat" in checks:
         assert checks["rhat"] < reference_draws.RHAT and checks["ess"] > reference_draws.ESS
     assert problem.draws.shape == (reference_draws.KEPT, problem.dimension)
-    found = problem.score(problem.draws)
-    assert found.mean_error < 3 * found.noise and found.worst < 6 * found.noise
-    assert found.kl is None
+    errors = problem.score(problem.draws)
+    assert errors.mean_error < 3 * errors.noise and errors.worst < 6 * errors.noise
+    assert errors.kl is None
 
 
 def test_draws_of_chains_balance_the_gradient(problem):
@@ -150,7 +150,7 @@ def exact_by_hand(problem):
         corners = corners / corners.square().sum(1).mean().sqrt()
         rows = [[[1, 0, x, y], [0, 1, y, -x]] for x, y in corners.tolist()]
         designs.append(torch.tensor(rows).double().view(6, 4))
-    found = []
+    matchings = []
     for presence, code in zip(*problem.settings.values(), strict=True):
         left = int((code == 0).sum())
         log = 2 * math.log(0.5) - math.log(4) + math.lgamma(left + 1) - math.lgamma(7)
@@ -159,14 +159,14 @@ def exact_by_hand(problem):
         for k, design in enumerate(designs):
             if presence[k]:
                 slots = [int((code == 1 + 3 * k + c).nonzero()) for c in range(3)]
-                seen = points[slots].flatten()
+                coordinates = points[slots].flatten()
                 spread = variance * torch.eye(6).double() + 0.25 * design @ design.T
-                log += dist.MultivariateNormal(0 * seen, spread).log_prob(seen).item()
+                log += dist.MultivariateNormal(0 * coordinates, spread).log_prob(coordinates).item()
                 precision = torch.eye(4).double() / 0.25 + design.T @ design / variance
-                means[k] = torch.linalg.solve(precision, design.T @ seen / variance)
+                means[k] = torch.linalg.solve(precision, design.T @ coordinates / variance)
                 variances[k] = torch.linalg.inv(precision).diagonal()
-        found.append((log, means.flatten(), variances.flatten()))
-    logs, means, variances = zip(*found, strict=True)
+        matchings.append((log, means.flatten(), variances.flatten()))
+    logs, means, variances = zip(*matchings, strict=True)
     return tensor(logs, dtype=torch.float64), torch.stack(means), torch.stack(variances)
 
 
@@ -180,8 +180,8 @@ def test_the_constellation_is_exact():
     torch.testing.assert_close(problem.scale, (square - mean.square()).sqrt())
     assert problem.log_evidence == pytest.approx(logs.logsumexp(0).item(), abs=1e-8)
     assert (weights > 0.01).sum() > 1  # more than one matching is possible
-    found = exact_posterior(problem.model, problem.images, problem.settings)
-    torch.testing.assert_close(found.log_weights, logs)
+    posterior = exact_posterior(problem.model, problem.images, problem.settings)
+    torch.testing.assert_close(posterior.log_weights, logs)
     error = problem.scale / len(problem.draws) ** 0.5
     assert ((problem.draws.mean(0) - mean).abs() < 4.5 * error).all()
 
@@ -193,8 +193,8 @@ def test_the_density_of_the_constellation_integrates_to_its_evidence():
     wide, weights = 1.2 * variances.sqrt(), logs.softmax(0)
     index = torch.multinomial(weights, 500, replacement=True)
     x = means[index] + wide[index] * torch.randn(len(index), 8).double()
-    each = dist.Normal(means, wide).log_prob(x[:, None]).sum(-1)
-    ratio = (problem.log_prob(x) - (each + weights.log()).logsumexp(-1)).exp()
+    log_probs = dist.Normal(means, wide).log_prob(x[:, None]).sum(-1)
+    ratio = (problem.log_prob(x) - (log_probs + weights.log()).logsumexp(-1)).exp()
     error = (ratio.std() / ratio.mean()).item() / len(x) ** 0.5
     assert ratio.mean().log().item() == pytest.approx(problem.log_evidence, abs=5 * error)
     assert error < 0.2
@@ -238,8 +238,8 @@ class Move(poutine.messenger.Messenger):
 def test_a_guide_that_was_never_fitted_scores_worse_than_the_draws(name):
     problem = load_reference(name)
     guide = FreeForm(problem.model, problem.images.expand(200, *problem.images.shape[1:]))
-    found, best = problem.score(guide.double(), num_draws=200), problem.score(problem.draws[:200])
-    assert found.kl is None and found.mean_error > 3 * best.mean_error
+    errors, best = problem.score(guide.double(), num_draws=200), problem.score(problem.draws[:200])
+    assert errors.kl is None and errors.mean_error > 3 * best.mean_error
 
 
 def test_errors_are_in_posterior_deviations():
@@ -247,18 +247,18 @@ def test_errors_are_in_posterior_deviations():
     scale = tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     moments = dict(mean=0 * scale, scale=scale, squared_deviation=10 * scale)
     problem = replace(constrained(), **moments, square_mean=0 * scale + 1)
-    found = problem.score(tensor([[1.0, 0.0, -3.0], [3.0, 0.0, -1.0]], dtype=torch.float64))
+    errors = problem.score(tensor([[1.0, 0.0, -3.0], [3.0, 0.0, -1.0]], dtype=torch.float64))
     means = [2 / 1, 0 / 2, -2 / 4]
     squares = [(5 - 1) / 10, (0 - 1) / 20, (5 - 1) / 40]
-    for error, each in ((found.mean_error, means), (found.square_error, squares)):
-        assert error == pytest.approx((sum(e**2 for e in each) / 3) ** 0.5)
-    assert found.worst == pytest.approx(2.0) and found.noise == pytest.approx(2**-0.5)
+    for error, differences in ((errors.mean_error, means), (errors.square_error, squares)):
+        assert error == pytest.approx((sum(e**2 for e in differences) / 3) ** 0.5)
+    assert errors.worst == pytest.approx(2.0) and errors.noise == pytest.approx(2**-0.5)
 
 
 def test_half_the_width_is_seen_in_the_squares(problem):
     narrow = problem.mean + (problem.draws - problem.mean) / 2
-    found, best = problem.score(narrow), problem.score(problem.draws)
-    assert found.square_error > 5 * best.square_error
+    errors, best = problem.score(narrow), problem.score(problem.draws)
+    assert errors.square_error > 5 * best.square_error
 
 
 def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):

@@ -164,8 +164,8 @@ class Switches(Model):
             with pyro.plate("switches", 4, dim=-1):
                 z = pyro.sample("z", dist.Bernoulli(torch.tensor(0.3).double()))
             mean = z.unflatten(-1, self.image_shape)[:, None]
-            seen = None if images is None else images[:, None]
-            return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=seen)[:, 0]
+            pixels = None if images is None else images[:, None]
+            return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=pixels)[:, 0]
 
     def posterior_logits(self, images):
         return math.log(0.3 / 0.7) + images.flatten(1) - 0.5

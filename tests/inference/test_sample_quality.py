@@ -25,9 +25,9 @@ def test_distance_of_gaussians_with_commuting_covariances_is_that_of_means_and_d
     axes = scipy.linalg.qr(generator.normal(size=(4, 4)))[0]
     means, scales = generator.normal(size=(2, 4)), generator.uniform(0.1, 2, size=(2, 4))
     covariances = [axes @ np.diag(d**2) @ axes.T for d in scales]
-    found = gaussian_distance(means[0], covariances[0], means[1], covariances[1])
+    distance = gaussian_distance(means[0], covariances[0], means[1], covariances[1])
     expected = np.square(means[0] - means[1]).sum() + np.square(np.subtract(*scales)).sum()
-    assert found == pytest.approx(expected, rel=1e-10)
+    assert distance == pytest.approx(expected, rel=1e-10)
 
 
 def test_distance_is_that_of_the_matrix_square_root_and_symmetric():
@@ -43,8 +43,8 @@ def test_distance_is_that_of_the_matrix_square_root_and_symmetric():
 def test_distance_of_singular_gaussians():
     """The distance of rank-one Gaussians along u and v is |u|^2 + |v|^2 - 2 |u.v|."""
     u, v, mean = np.array([1.0, 2.0, 0.0]), np.array([0.5, 0.0, 3.0]), np.zeros(3)
-    found = gaussian_distance(mean, np.outer(u, u), mean, np.outer(v, v))
-    assert found == pytest.approx(u @ u + v @ v - 2 * abs(u @ v), abs=1e-7)
+    distance = gaussian_distance(mean, np.outer(u, u), mean, np.outer(v, v))
+    assert distance == pytest.approx(u @ u + v @ v - 2 * abs(u @ v), abs=1e-7)
 
 
 def test_equal_features_are_at_distance_zero_and_moved_ones_at_the_squared_way():
@@ -55,11 +55,11 @@ def test_equal_features_are_at_distance_zero_and_moved_ones_at_the_squared_way()
 
 def test_jackknife_error_is_the_spread_over_repeated_samples():
     generator = np.random.default_rng(3)
-    found = [
+    estimates = [
         frechet(generator.normal(size=(400, 3)), 0.7 + generator.normal(size=(400, 3)))
         for _ in range(200)
     ]
-    values, errors, counts = (np.array(column) for column in zip(*found, strict=True))
+    values, errors, counts = (np.array(column) for column in zip(*estimates, strict=True))
     assert (counts == 400).all()
     # The spread of 200 values is known to 5 %; the mean jackknife of 20 blocks to 1.2 %.
     assert errors.mean() == pytest.approx(values.std(), rel=0.25)

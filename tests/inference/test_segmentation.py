@@ -27,9 +27,9 @@ def test_objects_of_one_kind_may_be_exchanged_and_others_not():
 
 
 def test_an_object_that_is_called_clutter_is_wrong_and_so_is_clutter_that_is_not():
-    found = torch.tensor([[-1, 0, 1, 1, 2, 2, -1]])
-    assert segmentation_accuracy(found, TRUE, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
-    assert segmentation_accuracy(TRUE, found, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
+    prediction = torch.tensor([[-1, 0, 1, 1, 2, 2, -1]])
+    assert segmentation_accuracy(prediction, TRUE, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
+    assert segmentation_accuracy(TRUE, prediction, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
 
 
 def test_relabeling_exchanges_objects_of_one_kind_only():
@@ -39,21 +39,21 @@ def test_relabeling_exchanges_objects_of_one_kind_only():
 
 
 def test_one_wrong_point_costs_its_share_of_the_points_present():
-    found = torch.tensor([[0, 1, 1, 1, 2, 2, -1]])
-    assert segmentation_accuracy(found, TRUE, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
+    prediction = torch.tensor([[0, 1, 1, 1, 2, 2, -1]])
+    assert segmentation_accuracy(prediction, TRUE, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
     here = HERE.clone()
     here[0, 1] = False
-    assert segmentation_accuracy(found, TRUE, here, [0, 1, 0]).tolist() == [1.0]
+    assert segmentation_accuracy(prediction, TRUE, here, [0, 1, 0]).tolist() == [1.0]
 
 
 def test_many_kinds_are_matched_as_few_are():
     """Beyond a number of exchanges the Hungarian algorithm takes over."""
     torch.manual_seed(0)
-    true, found = torch.randint(0, 4, (2, 5, 12))
+    true, prediction = torch.randint(0, 4, (2, 5, 12))
     here = torch.ones(5, 12, dtype=torch.bool)
-    few = segmentation_accuracy(found, true, here, [0] * 4)
-    many = segmentation_accuracy(found, true, here, [0] * 9)
-    torch.testing.assert_close(few, many)
+    accuracy = segmentation_accuracy(prediction, true, here, [0] * 4)
+    many = segmentation_accuracy(prediction, true, here, [0] * 9)
+    torch.testing.assert_close(accuracy, many)
 
 
 def test_rand_index_and_variation_of_information():

@@ -148,9 +148,9 @@ def test_gumbels_given_the_largest_agree_with_rejection():
     first, second = (before + noise).argmax(-1), (after + noise).argmax(-1)
     for index in range(3):
         wanted = torch.bincount(second[first == index], minlength=3) / (first == index).sum()
-        given = torch.full((200_000,), index)
-        found = torch.bincount(same_gumbels(given, before, after), minlength=3) / len(given)
-        torch.testing.assert_close(found, wanted, atol=0.006, rtol=0)
+        categories = torch.full((200_000,), index)
+        frequencies = torch.bincount(same_gumbels(categories, before, after), minlength=3) / len(categories)
+        torch.testing.assert_close(frequencies, wanted, atol=0.006, rtol=0)
     assert not ((first == 2) & (second != 2)).any()  # a category that gains is never left
 
 

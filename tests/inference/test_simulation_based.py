@@ -54,12 +54,12 @@ class Posterior(Guide[Linear]):
 
 def test_the_exact_guide_is_calibrated():
     model = Linear()
-    found = check_calibration(model, Posterior(model), number=2000)
-    assert found.p > 0.01
-    assert found.quantities == ("z[0]", "z[1]", "log joint")
-    assert found.ranks.shape == (2000, 3) and found.draws == 31
-    assert found.ranks.min() == 0 and found.ranks.max() == 31
-    assert found.p == pytest.approx(min(1.0, 3 * found.p_values.min().item()))
+    calibration = check_calibration(model, Posterior(model), number=2000)
+    assert calibration.p > 0.01
+    assert calibration.quantities == ("z[0]", "z[1]", "log joint")
+    assert calibration.ranks.shape == (2000, 3) and calibration.draws == 31
+    assert calibration.ranks.min() == 0 and calibration.ranks.max() == 31
+    assert calibration.p == pytest.approx(min(1.0, 3 * calibration.p_values.min().item()))
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,20 @@ def test_the_exact_guide_is_calibrated():
 def test_a_wrong_guide_is_refused(wrong):
     """Also one that ignores the image: its ranks of z alone are uniform."""
     model = Linear()
-    found = check_calibration(model, Posterior(model, **wrong), number=2000)
-    assert found.p < 1e-6
-    ends = (found.ranks[:, :2] % 31 == 0).double().mean()
+    calibration = check_calibration(model, Posterior(model, **wrong), number=2000)
+    assert calibration.p < 1e-6
+    ends = (calibration.ranks[:, :2] % 31 == 0).double().mean()
     if wrong.get("width") == 0.5:
         assert ends > 3 * 2 / 32
     if wrong == dict(heed=0.0):
-        assert found.p_values[:2].min() > 1e-3 and found.p_values[2] < 1e-6
-    assert found.quantities[found.p_values.argmin()] in str(found).splitlines()[1]
+        assert calibration.p_values[:2].min() > 1e-3 and calibration.p_values[2] < 1e-6
+    assert calibration.quantities[calibration.p_values.argmin()] in str(calibration).splitlines()[1]
 
 
 def test_p_values_of_an_exact_guide_are_not_too_small():
     model = Linear()
     p = [check_calibration(model, Posterior(model), number=200, seed=seed).p for seed in range(60)]
-    assert sum(each < 0.1 for each in p) < 0.1 * 60 + 4 * math.sqrt(60 * 0.09)
+    assert sum(p_value < 0.1 for p_value in p) < 0.1 * 60 + 4 * math.sqrt(60 * 0.09)
 
 
 def test_batches_do_not_matter():
@@ -96,11 +96,11 @@ def test_given_simulations_are_ranked_as_selfcheck_ranks_them():
     z = torch.randn(1000, 2).double()
     images = (z @ model.matrix.T.detach() + SCALE * torch.randn(1000, 3).double())[:, None, None, :]
     narrow = Posterior(model, width=0.8)
-    found = check_calibration(model, narrow, simulated=({"z": z}, images), seed=5)
+    calibration = check_calibration(model, narrow, simulated=({"z": z}, images), seed=5)
     torch.manual_seed(5)
     with pyro.validation_enabled(False):
-        assert calibrated(model, narrow, {"z": z}, images) == found.outcome
-    assert found.p < 1e-6
+        assert calibrated(model, narrow, {"z": z}, images) == calibration.outcome
+    assert calibration.p < 1e-6
     shuffled = check_calibration(model, Posterior(model), simulated=({"z": z.flip(0)}, images))
     assert shuffled.p < 1e-6  # these latents did not make these images
 
@@ -108,9 +108,9 @@ def test_given_simulations_are_ranked_as_selfcheck_ranks_them():
 def test_scenes_that_the_model_does_not_take_are_left_out():
     triangle = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [0.0, 1.0]])
     model = Constellations([triangle], sigma=0.2, sigma_floor=0.15, clutter=1).double()
-    found = check_calibration(model, ExactMatching(model), number=500, draws=15)
-    assert 200 < len(found.ranks) < 300  # half of the scenes have no object, and one point at most
-    assert found.p > 1e-3
+    calibration = check_calibration(model, ExactMatching(model), number=500, draws=15)
+    assert 200 < len(calibration.ranks) < 300  # half of the scenes have no object, and one point at most
+    assert calibration.p > 1e-3
 
 
 class Switched(Model):
@@ -146,5 +146,5 @@ class TwoSided(Guide[Switched]):
 
 def test_sites_that_the_model_sums_out_are_left_out():
     model = Switched()
-    found = check_calibration(model, TwoSided(model), number=1000)
-    assert found.quantities == ("z", "log joint") and found.p > 1e-3
+    calibration = check_calibration(model, TwoSided(model), number=1000)
+    assert calibration.quantities == ("z", "log joint") and calibration.p > 1e-3

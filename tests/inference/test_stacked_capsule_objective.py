@@ -66,8 +66,8 @@ def test_the_terms_are_those_of_the_paper_written_out(pair, images):
     model, guide = pair
     objects, parts = drawn(pair, images)
     votes = model.votes(objects)
-    there = as_presence(parts.presence, True)
-    found = StackedCapsuleObjective(present=1.3, **PLAIN).terms(model, guide, images)
+    probability = as_presence(parts.presence, True)
+    losses = StackedCapsuleObjective(present=1.3, **PLAIN).terms(model, guide, images)
     image = model.image_distribution(parts).log_prob(images[:, None]).mean()
     log_parts, mass = 0.0, torch.zeros(5, 2, dtype=torch.float64)
     for b, m in itertools.product(range(5), range(3)):
@@ -77,7 +77,7 @@ def test_the_terms_are_those_of_the_paper_written_out(pair, images):
             distribution = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
             density = distribution.log_prob(parts.pose[b, m]).sum().exp()
             terms.append(votes.log_presence[b, m, k].exp() * density)
-        log_parts = log_parts + there[b, m] * sum(terms).log() / 5
+        log_parts = log_parts + probability[b, m] * sum(terms).log() / 5
         for k in range(2):
             mass[b, k] += terms[1 + k] / sum(terms)
     presence = votes.log_presence.exp().max(1).values  # (5, 2)
@@ -92,9 +92,9 @@ def test_the_terms_are_those_of_the_paper_written_out(pair, images):
         "posterior_between": sum(p * p.log() for p in total),
         "deformation": sum(x**2 for x in votes.dynamic.flatten()) / 10,
     }
-    assert tuple(found) == TERMS
+    assert tuple(losses) == TERMS
     for name in TERMS:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-8, atol=1e-8, msg=name)
+        torch.testing.assert_close(losses[name], expected[name], rtol=1e-8, atol=1e-8, msg=name)
 
 
 def test_the_loss_is_the_weighted_sum_of_the_terms(pair, images):
@@ -146,10 +146,10 @@ def reader_gradient(pair, images, name, **switches):
     torch.manual_seed(4)
     only(name, **switches).differentiable_loss(*pair, images).backward()
     grads = [p.grad for p in pair[1].read_parts.parameters() if p.grad is not None]
-    found = max((g.abs().max().item() for g in grads), default=0.0)
+    gradient = max((g.abs().max().item() for g in grads), default=0.0)
     for program in pair:
         program.zero_grad()
-    return found
+    return gradient
 
 
 FROM_OBJECTS = [name for name in TERMS if name != "image"]
@@ -212,22 +212,22 @@ def test_noise_is_uniform_of_its_width_and_can_be_switched_off(pair, images):
 
 def test_discrete_presences_have_no_noise_but_bernoulli_distributions(pair, images):
     discrete = [program.discretized() for program in pair]
-    found = StackedCapsuleObjective().terms(*discrete, images)
-    assert all(term.isfinite() for term in found.values())
+    losses = StackedCapsuleObjective().terms(*discrete, images)
+    assert all(term.isfinite() for term in losses.values())
 
 
 def test_term_history_keeps_every_term_and_leaves_random_numbers_alone(pair, images):
     model, guide = (program.float() for program in pair)
-    objective, few = StackedCapsuleObjective(), images.float()
-    history = TermHistory(objective, few)
+    objective, batch = StackedCapsuleObjective(), images.float()
+    history = TermHistory(objective, batch)
     arguments = dict(objective=objective, steps=4, batch_size=5, seed=0)
     often = Checks(every=2, progress=False)
     twin = [program.state_dict() for program in pair]
     twin = [{k: v.clone() for k, v in state.items()} for state in twin]
-    first = fit(model, guide, few, checks=replace(often, callbacks=[history]), **arguments)
+    first = fit(model, guide, batch, checks=replace(often, callbacks=[history]), **arguments)
     for program, state in zip(pair, twin, strict=True):
         program.load_state_dict(state)
-    second = fit(model, guide, few, checks=often, **arguments)
+    second = fit(model, guide, batch, checks=often, **arguments)
     assert first.history["loss"].tolist() == second.history["loss"].tolist()
     assert history.rows and set(history.rows[0]) == {"step", *TERMS}
 

@@ -79,10 +79,10 @@ def test_a_run_has_the_steps_of_all_its_stages():
 def test_later_stages_get_the_steps_that_a_stage_leaves():
     entry = made()
     parts, objects, together, _ = entry.stages(entry)
-    few = [parts, replace(objects, steps=parts.steps, most=3), together]
-    needs = [stage.steps for stage in few]
+    plan = [parts, replace(objects, steps=parts.steps, most=3), together]
+    needs = [stage.steps for stage in plan]
     first = round(40 * needs[0] / sum(needs))
-    run = fit_stages(few, some_data(), **LIMITS)
+    run = fit_stages(plan, some_data(), **LIMITS)
     assert run.steps == 40
     epochs = run.history["epoch"].diff()  # a stage begins at epoch 0, of which each has two steps
     begins = [0, *epochs.index[epochs < 0].tolist()]
@@ -150,8 +150,8 @@ def test_a_run_with_the_steps_that_its_stages_need_is_divided_exactly_and_says_n
 
 
 def test_stages_that_were_cut_short_are_named_once_with_what_they_need():
-    words = r"3 were cut short \(4 of 9; 1 of 2; 3 of 5 steps\).* --minutes 21 --steps 16"
-    with pytest.warns(UserWarning, match=words) as caught:
+    text = r"3 were cut short \(4 of 9; 1 of 2; 3 of 5 steps\).* --minutes 21 --steps 16"
+    with pytest.warns(UserWarning, match=text) as caught:
         limits = LIMITS | {"steps": 8, "minutes": 9}
         fit_stages(stages_of(made(), 9, 2, 5), some_data(), **limits)
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
@@ -159,12 +159,12 @@ def test_stages_that_were_cut_short_are_named_once_with_what_they_need():
 
 def test_a_resumed_run_still_names_a_stage_that_was_cut_short_before(tmp_path):
     path, entry = tmp_path / "run.safetensors", made()
-    few = dict(every=1, batch_size=10, progress=False, steps=8)
+    settings = dict(every=1, batch_size=10, progress=False, steps=8)
     with pytest.raises(Stopped):
         place = stopping(path, 1)
-        fit_stages(stages_of(entry, 12, 4), some_data(), checkpoint=place, **few)
+        fit_stages(stages_of(entry, 12, 4), some_data(), checkpoint=place, **settings)
     with pytest.warns(UserWarning, match=r"^stage 1 of 2 was cut short \(6 of 12 steps\)"):
-        fit_stages(stages_of(entry, 12, 4), some_data(), resume=path, **few | {"steps": 20})
+        fit_stages(stages_of(entry, 12, 4), some_data(), resume=path, **settings | {"steps": 20})
 
 
 def test_a_stage_that_ends_for_lack_of_gain_is_not_called_short():
@@ -172,6 +172,6 @@ def test_a_stage_that_ends_for_lack_of_gain_is_not_called_short():
     stages = [replace(s, settings={"lr": 1e-12}) for s in stages_of(entry, 30, 30)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        how = dict(every=1, patience=1, steps=50, batch_size=10, progress=False)
-        run = fit_stages(stages, some_data(), **how)
+        options = dict(every=1, patience=1, steps=50, batch_size=10, progress=False)
+        run = fit_stages(stages, some_data(), **options)
     assert run.steps < 50

@@ -27,17 +27,17 @@ def evaluation(weights, is_bound=1, seconds=6.0):
 def test_the_headline_numbers_of_four_draws_for_two_images():
     """Weights 1, 1, 2, 4 and 3, 3, 3, 3, in two chains of two draws."""
     weights = np.array([[[1.0, 3], [1, 3]], [[2, 3], [4, 3]]])
-    found = summarize(evaluation(weights))
+    summary = summarize(evaluation(weights))
     elbo = (3 * math.log(2) / 4, math.log(3))
     iwae = (math.log(8 / 4), math.log(3))
-    assert found["elbo"] == pytest.approx(sum(elbo) / 2)
-    assert found["elbo_se"] == pytest.approx((elbo[1] - elbo[0]) / 2)  # of two: half the distance
-    assert found["iwae"] == pytest.approx(sum(iwae) / 2)
-    assert found["iwae_se"] == pytest.approx((iwae[1] - iwae[0]) / 2)
-    assert found["ess"] == pytest.approx((8**2 / (1 + 1 + 4 + 16) + 4) / 2)
-    assert math.isnan(found["pareto_k"]) and math.isnan(found["map_objective"])
-    assert found["seconds_per_image"] == pytest.approx(3.0)
-    assert (found["num_particles"], found["num_images"]) == (4, 2)
+    assert summary["elbo"] == pytest.approx(sum(elbo) / 2)
+    assert summary["elbo_se"] == pytest.approx((elbo[1] - elbo[0]) / 2)  # of two: half the distance
+    assert summary["iwae"] == pytest.approx(sum(iwae) / 2)
+    assert summary["iwae_se"] == pytest.approx((iwae[1] - iwae[0]) / 2)
+    assert summary["ess"] == pytest.approx((8**2 / (1 + 1 + 4 + 16) + 4) / 2)
+    assert math.isnan(summary["pareto_k"]) and math.isnan(summary["map_objective"])
+    assert summary["seconds_per_image"] == pytest.approx(3.0)
+    assert (summary["num_particles"], summary["num_images"]) == (4, 2)
 
 
 def test_pareto_k_is_the_median_over_images_of_the_heavy_tails():
@@ -54,17 +54,17 @@ def test_a_few_draws_that_decide_the_bound_deserve_a_remark():
     weights = np.random.default_rng(0).uniform(1, 2, size=(1, 101, 3))
     assert remark(summarize(evaluation(weights))) == ""
     weights[0, 40] = np.exp(9)
-    found = summarize(evaluation(weights))
-    assert found["iwae"] - found["elbo"] > 3 and found["pareto_k"] > 0.7
-    words = remark(found)
-    assert words.startswith("few draws decide: ELBO 3.9 nats below IWAE, Pareto k ")
-    assert words.endswith("more draws raise the IWAE")
-    assert remark(found | {"pareto_k": 0.6}) == remark(found | {"pareto_k": math.nan}) == ""
-    assert remark(found | {"elbo": found["iwae"] - 0.9}) == ""
+    summary = summarize(evaluation(weights))
+    assert summary["iwae"] - summary["elbo"] > 3 and summary["pareto_k"] > 0.7
+    message = remark(summary)
+    assert message.startswith("few draws decide: ELBO 3.9 nats below IWAE, Pareto k ")
+    assert message.endswith("more draws raise the IWAE")
+    assert remark(summary | {"pareto_k": 0.6}) == remark(summary | {"pareto_k": math.nan}) == ""
+    assert remark(summary | {"elbo": summary["iwae"] - 0.9}) == ""
     assert remark(summarize(evaluation(weights, is_bound=0))) == ""
 
 
 def test_what_is_not_a_bound_has_no_bounds():
-    found = summarize(evaluation(np.ones((1, 2, 3)), is_bound=0))
-    assert all(math.isnan(found[name]) for name in ("elbo", "elbo_se", "iwae", "iwae_se"))
-    assert found["map_objective"] == 0 and found["ess"] == pytest.approx(2)
+    summary = summarize(evaluation(np.ones((1, 2, 3)), is_bound=0))
+    assert all(math.isnan(summary[name]) for name in ("elbo", "elbo_se", "iwae", "iwae_se"))
+    assert summary["map_objective"] == 0 and summary["ess"] == pytest.approx(2)

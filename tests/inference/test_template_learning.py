@@ -54,8 +54,8 @@ def test_responsibilities_are_the_posterior_of_shares_and_orders(clutter):
         torch.testing.assert_close(evidence, group.log_total())
         objects, probability = group.posterior()
         for k, fraction in enumerate(fractions):
-            there = (objects == k).any(1).double()
-            torch.testing.assert_close(fraction.sum((1, 2)), probability @ there)
+            membership = (objects == k).any(1).double()
+            torch.testing.assert_close(fraction.sum((1, 2)), probability @ membership)
             within = group.tuples[k].softmax(-1) * fraction.sum(-1, keepdim=True)
             torch.testing.assert_close(fraction, within)
 
@@ -63,13 +63,13 @@ def test_responsibilities_are_the_posterior_of_shares_and_orders(clutter):
 def test_em_never_lowers_the_evidence_and_moves_templates_that_are_not_the_best():
     points = scenes_of(24, 0.2, seed=2).points
     distribution = random_distribution(blank().distribution(), points, seeded_generator(3))
-    found = []
+    evidences = []
     for _ in range(6):
         evidence, moments = expectation(distribution, points)
         assert evidence == pytest.approx(mean_evidence(distribution, points))
-        found.append(evidence)
+        evidences.append(evidence)
         distribution = maximization(distribution, moments)
-    steps = torch.tensor(found).diff()
+    steps = torch.tensor(evidences).diff()
     assert (steps > -1e-5).all() and steps.sum() > 0.1
 
 
@@ -80,8 +80,8 @@ def test_the_step_for_templates_follows_the_gradient_of_the_evidence():
     corners, noise = distribution.templates[0].corners, distribution.noise_of(0)
     weight = moments.weight * moments.scale / noise.variance(moments.scale)
     pull = (weight * moments.swing).sum(1).to(corners) @ moments.aligned
-    own = (weight * moments.scale).sum()
-    slope = (pull - own * corners) / len(points)
+    total_scale = (weight * moments.scale).sum()
+    slope = (pull - total_scale * corners) / len(points)
     for direction in (corners.flip(0), 1j * corners[[1, 2, 0]]):
         away = direction - direction.mean()
         away = away - (away * corners.conj()).real.mean() * corners  # the size stays
@@ -112,8 +112,8 @@ def test_a_regular_template_stays_regular():
     """All orders that a rotation makes count, though one of them is listed."""
     model = Constellations([torch.tensor(SHAPES["square"])], 0.2).double()
     distribution, points = model.distribution(), scenes_of(12, 0.2, ("square",), seed=6).points
-    found = maximization(distribution, expectation(distribution, points)[1]).templates[0]
-    assert found.symmetry_order == distribution.templates[0].symmetry_order == 4
+    template = maximization(distribution, expectation(distribution, points)[1]).templates[0]
+    assert template.symmetry_order == distribution.templates[0].symmetry_order == 4
 
 
 def test_templates_are_learned_from_scenes_without_labels():
@@ -130,6 +130,6 @@ def test_templates_are_learned_from_scenes_without_labels():
         )
         assert like > 0.995
     assert 0.05 < model.log_sigma.exp().item() < 0.2
-    found = ExactMatching(model).parse(held_out.points)
-    right = segmentation_accuracy(found.objects, held_out.objects, held_out.present, [0, 1])
+    matchings = ExactMatching(model).parse(held_out.points)
+    right = segmentation_accuracy(matchings.objects, held_out.objects, held_out.present, [0, 1])
     assert right.mean() > 0.97

@@ -6,7 +6,7 @@ import math
 import pyro
 import pytest
 import torch
-from machines import binary, listed, randomized
+from machines import binary, list_states, randomized
 from pyro import poutine
 from torch.distributions import Normal
 from toys import Conjugate, ExactGuide, conjugate_images, gradients, pair
@@ -35,14 +35,14 @@ def test_value_and_gradient_are_those_of_the_sum_over_all_states():
     model = randomized(CapsuleHelmholtzMachine((1, 1, 3), (1, 2), 1), 0.5)
     guide = randomized(RecognitionMachine(model), 0.5)
     images = binary(1, 1, 3)[1:4]
-    _, log_p, log_q = listed(model, guide, images)
+    _, log_p, log_q = list_states(model, guide, images)
     objective = ThermodynamicObjective(40_000, intervals=3, first=0.2)
     exact = -exact_sum(log_p, log_q, objective.points).mean()
     loss = objective.differentiable_loss(model, guide, images)
     assert loss.item() == pytest.approx(exact.item(), abs=0.005)
-    expected, found = gradients(exact, model, guide), gradients(loss, model, guide)
+    expected, gradient = gradients(exact, model, guide), gradients(loss, model, guide)
     assert expected.norm() > 0.3
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert (gradient - expected).norm() < 0.02 * expected.norm()
 
 
 def test_gradient_is_a_covariance():
@@ -50,12 +50,12 @@ def test_gradient_is_a_covariance():
     torch.manual_seed(0)
     log_p, log_q = (torch.randn(4, 1).double().requires_grad_() for _ in range(2))
     begin = 0.3
-    found = torch.autograd.grad(thermodynamic_sum(log_p, log_q, [begin, 1.0]).sum(), (log_p, log_q))
+    gradient = torch.autograd.grad(thermodynamic_sum(log_p, log_q, [begin, 1.0]).sum(), (log_p, log_q))
     weight = (begin * (log_p - log_q)).detach().softmax(0)
     value = (log_p - log_q).detach()
     away = weight * (value - (weight * value).sum())
-    torch.testing.assert_close(found[0], 0.7 * (weight + begin * away))
-    torch.testing.assert_close(found[1], 0.7 * (-weight + (1 - begin) * away))
+    torch.testing.assert_close(gradient[0], 0.7 * (weight + begin * away))
+    torch.testing.assert_close(gradient[1], 0.7 * (-weight + (1 - begin) * away))
 
 
 def test_finer_intervals_rise_from_the_elbo_to_the_importance_weighted_bound():
@@ -85,7 +85,7 @@ def test_draws_are_constants_even_where_they_could_be_reparametrized():
     (model, guide), images, count = pair(), conjugate_images(3), 4
     objective = ThermodynamicObjective(count, intervals=2, first=0.3)
     pyro.set_rng_seed(1)
-    found = gradients(objective.differentiable_loss(model, guide, images), model, guide)
+    gradient = gradients(objective.differentiable_loss(model, guide, images), model, guide)
     pyro.set_rng_seed(1)
     many = images.repeat(count, 1, 1, 1)
     code = poutine.trace(guide).get_trace(many).nodes["code"]["value"].detach()
@@ -93,7 +93,7 @@ def test_draws_are_constants_even_where_they_could_be_reparametrized():
     pixels = Normal(code[:, None, None, None], model.noise).log_prob(many).sum((1, 2, 3))
     log_p = Normal(model.mean, 1.0).log_prob(code) + pixels
     by_hand = thermodynamic_sum(log_p.view(count, 3), log_q.view(count, 3), [0, 0.3, 1])
-    torch.testing.assert_close(found, gradients(-by_hand.mean(), model, guide))
+    torch.testing.assert_close(gradient, gradients(-by_hand.mean(), model, guide))
 
 
 def test_points_are_equally_far_apart_on_a_log_scale():

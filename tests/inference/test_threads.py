@@ -59,6 +59,6 @@ def test_four_threads_get_what_one_thread_gets(work):
     alone = {name: _flat(call()) for name, call in work.items()}
     names = [name for _ in range(4) for name in work]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda name: _flat(work[name]()), names))
-    different = {n for n, f in zip(names, found, strict=True) if not torch.equal(f, alone[n])}
+        results = list(pool.map(lambda name: _flat(work[name]()), names))
+    different = {n for n, f in zip(names, results, strict=True) if not torch.equal(f, alone[n])}
     assert not different

@@ -25,8 +25,8 @@ def two_kinds(number, seed=1):
     presence = (torch.rand(number, 2, generator=generator) < chance).double()
     center = torch.tensor([-1.0, 2.0], dtype=torch.float64)[kind, None]
     common = torch.randn(number, 1, generator=generator, dtype=torch.float64)
-    own = torch.randn(number, 12, generator=generator, dtype=torch.float64)
-    pose = (center + 0.3 * common + 0.1 * own).view(number, 2, 6)
+    noise = torch.randn(number, 12, generator=generator, dtype=torch.float64)
+    pose = (center + 0.3 * common + 0.1 * noise).view(number, 2, 6)
     return {"object_presence": presence, "object_pose": pose}
 
 
@@ -36,7 +36,7 @@ def test_binary_states_sum_to_the_distribution_of_the_poses():
     top = fit_top_prior(model(), values, components=1, steps=3)
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=2)), dtype=torch.float64)
     pose = values["object_pose"][:5]
-    each = [
+    log_densities = [
         top.log_prob({"object_presence": state.expand(5, 2), "object_pose": pose})
         for state in states
     ]
@@ -45,7 +45,7 @@ def test_binary_states_sum_to_the_distribution_of_the_poses():
         flat.mean(0), torch.cov(flat.T, correction=0) + 1e-4 * torch.diag(flat.var(0))
     )
     torch.testing.assert_close(
-        torch.stack(each).logsumexp(0), gaussian.log_prob(pose.flatten(1)), rtol=1e-6, atol=1e-6
+        torch.stack(log_densities).logsumexp(0), gaussian.log_prob(pose.flatten(1)), rtol=1e-6, atol=1e-6
     )
 
 
@@ -71,8 +71,8 @@ def test_expectation_maximization_climbs_and_beats_one_kind_on_fresh_images():
     one = fit_top_prior(model(), values, components=1).log_prob(fresh)
     two = fit_top_prior(model(), values, components=2).log_prob(fresh)
     assert (two - one).mean() > 0.5
-    own = log_prior(model(), fresh)
-    assert (two - own).mean() > 10
+    single = log_prior(model(), fresh)
+    assert (two - single).mean() > 10
 
 
 def test_it_serves_a_code_without_binary_numbers():

@@ -122,10 +122,10 @@ def test_the_guide_says_how_to_train_it_and_the_caller_has_the_last_word():
     """`fit_settings` fill what was not given, and only that; without them rates are 1e-3."""
     images = conjugate_images(40)
 
-    def rates(settings, **given):
+    def rates(settings, **options):
         model, guide = pair()
         guide.fit_settings = settings
-        return fit(model, guide, images, steps=4, progress=False, **given).history["lr"].tolist()
+        return fit(model, guide, images, steps=4, progress=False, **options).history["lr"].tolist()
 
     settings = {"lr": {"model": 0.1, "guide": 0.2}, "schedule": "linear", "warmup": 2}
     assert rates(settings) == pytest.approx([0.05, 0.075, 0.05, 0.025])

@@ -61,15 +61,15 @@ def images():
 
 def test_evidence_on_the_grid_is_exact_where_the_code_does_not_matter(images):
     model = Blob(strength=0.0)
-    found = infer_transformation(model, untrained(model), images, SHIFTS, grid=GRID, steps=0)
+    estimate = infer_transformation(model, untrained(model), images, SHIFTS, grid=GRID, steps=0)
     for g, request in enumerate(GRID.double()):
         distribution = dist.Normal(0.6 * blob(*request[:, None]), model.sigma_image)
         expected = distribution.log_prob(images).sum((1, 2, 3))
-        torch.testing.assert_close(found.log_evidence[:, g], expected)
-    best = found.log_evidence.argmax(-1)
-    torch.testing.assert_close(found.best, GRID[best].double())
-    torch.testing.assert_close(found.best_log_evidence, found.log_evidence.amax(-1))
-    torch.testing.assert_close(found.probabilities.sum(-1), torch.ones(3).double())
+        torch.testing.assert_close(estimate.log_evidence[:, g], expected)
+    best = estimate.log_evidence.argmax(-1)
+    torch.testing.assert_close(estimate.best, GRID[best].double())
+    torch.testing.assert_close(estimate.best_log_evidence, estimate.log_evidence.amax(-1))
+    torch.testing.assert_close(estimate.probabilities.sum(-1), torch.ones(3).double())
 
 
 def test_codes_are_integrated_out(images):
@@ -77,7 +77,7 @@ def test_codes_are_integrated_out(images):
     model = Blob(strength=2.0)
     grid = GRID[[6, 12]]
     settings = dict(grid=grid, steps=0, num_particles=2000)
-    found = infer_transformation(model, untrained(model), images, SHIFTS, **settings)
+    estimate = infer_transformation(model, untrained(model), images, SHIFTS, **settings)
     code = torch.linspace(-6, 6, 1001, dtype=torch.float64)[:, None]
     log_step = math.log(12 / 1000)
     prior = dist.Normal(0.0, 1.0).log_prob(code[:, 0])
@@ -86,28 +86,28 @@ def test_codes_are_integrated_out(images):
         distribution = dist.Normal(mean, model.sigma_image)
         scores = torch.stack([distribution.log_prob(image).sum((1, 2, 3)) for image in images])
         expected = (scores + prior + log_step).logsumexp(-1)
-        torch.testing.assert_close(found.log_evidence[:, g], expected, atol=0.15, rtol=0)
+        torch.testing.assert_close(estimate.log_evidence[:, g], expected, atol=0.15, rtol=0)
 
 
 def test_the_guide_reads_images_moved_back():
-    model, seen = Blob(), []
+    model, inputs = Blob(), []
     guide = untrained(model)
-    guide.encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    guide.encoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     plain, asked = blob(*torch.zeros(2, 2).double()), torch.tensor([[3.0, -2.0]]).double()
     moved = SHIFTS.move(plain, asked)
     settings = dict(grid=asked, steps=0, num_particles=1)
     infer_transformation(model, guide, moved, SHIFTS, **settings)
     middle = (..., slice(3, -3), slice(3, -3))  # nothing left the image there
-    torch.testing.assert_close(seen[0][middle], plain[middle])
+    torch.testing.assert_close(inputs[0][middle], plain[middle])
 
 
 def test_climbs_reach_requests_between_those_of_the_grid(images):
     model = Blob()
     guide = untrained(model)
     before = {name: value.clone() for name, value in guide.state_dict().items()}
-    found = infer_transformation(model, guide, images, SHIFTS, grid=GRID, steps=60, lr=0.5)
-    torch.testing.assert_close(found.best, TRUTH, atol=0.3, rtol=0)
-    assert (found.best_log_evidence >= found.log_evidence.amax(-1)).all()
+    estimate = infer_transformation(model, guide, images, SHIFTS, grid=GRID, steps=60, lr=0.5)
+    torch.testing.assert_close(estimate.best, TRUTH, atol=0.3, rtol=0)
+    assert (estimate.best_log_evidence >= estimate.log_evidence.amax(-1)).all()
     assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
     assert all(parameter.requires_grad for parameter in guide.parameters())
 

@@ -40,15 +40,15 @@ BATCH = 3
 def verbs_of(entry: Entry, images: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
     """Return the results of every verb that the entry's model has, by name."""
     pair = entry.model, entry.guide
-    found = {f"encode {k}": v for k, v in encode(*pair, images, num_samples=2, seed=seed).items()}
+    results = {f"encode {k}": v for k, v in encode(*pair, images, num_samples=2, seed=seed).items()}
     if entry.name in CLASSIFIERS:
-        return found | {"classify": classify(*pair, images)}
+        return results | {"classify": classify(*pair, images)}
     drawn = {
         "reconstruct": reconstruct(*pair, images, num_samples=2, seed=seed),
         "posterior_predictive": posterior_predictive(*pair, images, 4, seed=seed),
         "sample": sample(entry.model, 2, seed=seed),
     }
-    return found | drawn
+    return results | drawn
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,11 +134,11 @@ def test_one_draw_encodes_what_the_probe_reads():
     entry = small_entry("part-whole")
     images = images_for(entry)
     sites = ["part_presence", "part_pose"]
-    found = encode(entry.model, entry.guide, images)
-    rows = torch.cat([found[site].flatten(1) for site in sites], dim=1).numpy()
+    codes = encode(entry.model, entry.guide, images)
+    rows = torch.cat([codes[site].flatten(1) for site in sites], dim=1).numpy()
     discrete = entry.guide.discretized()
     np.testing.assert_array_equal(rows, latents(discrete, images, sites))
-    assert found["part_presence"].min() > 0 and found["part_presence"].max() < 1
+    assert codes["part_presence"].min() > 0 and codes["part_presence"].max() < 1
 
 
 def test_a_kind_is_encoded_as_the_probabilities_of_its_values():
@@ -162,8 +162,8 @@ def test_a_guide_of_one_batch_gets_all_its_images_in_every_pass():
     entry = small_entry("part-whole")
     images = images_for(entry, 5)
     free = FreeForm(entry.model, images, init=entry.guide)
-    found = encode(entry.model, free, images, num_samples=2, batch_size=2)
-    assert found["part_pose"].shape[0] == 5
+    codes = encode(entry.model, free, images, num_samples=2, batch_size=2)
+    assert codes["part_pose"].shape[0] == 5
     assert infer(free, images, batch_size=2)["part_pose"].shape[0] == 5
     assert latents(free, images, ["part_pose"], batch_size=2).shape[0] == 5
     drawn = posterior_predictive(entry.model, free, images, 3, batch_size=2)
@@ -175,10 +175,10 @@ def test_pyros_autoguides_fit_where_nothing_is_relaxed():
     images = images_for(entry)
     guide = AutoNormal(entry.model)
     guide(images)
-    found = encode(entry.model, guide, images, num_samples=100)["image_code"]
-    assert_close(found, guide.locs.image_code.detach(), atol=0.06, rtol=0)
+    codes = encode(entry.model, guide, images, num_samples=100)["image_code"]
+    assert_close(codes, guide.locs.image_code.detach(), atol=0.06, rtol=0)
     twin = pickle.loads(pickle.dumps(guide))  # in which Pyro forgets the model
-    assert_close(encode(entry.model, twin, images, num_samples=100)["image_code"], found)
+    assert_close(encode(entry.model, twin, images, num_samples=100)["image_code"], codes)
 
 
 def test_models_that_tell_classes_classify():
@@ -210,8 +210,8 @@ def test_whole_numbers_are_encoded_in_the_precision_of_the_pair():
     points = entry.model(batch_size=3)
     for dtype in (torch.float32, torch.float64):
         pair = entry.model.to(dtype), entry.guide.to(dtype)
-        found = encode(*pair, points, num_samples=2)
-        assert {value.dtype for value in found.values()} == {dtype}
+        codes = encode(*pair, points, num_samples=2)
+        assert {value.dtype for value in codes.values()} == {dtype}
 
 
 def test_a_batch_of_one_image_keeps_its_dim_where_sites_are_summed_out():
@@ -227,6 +227,6 @@ def test_what_a_guide_infers_carries_no_gradients():
     """A feature of an absent object is a parameter of the guide itself."""
     entry = small_entry("stacked-capsule-autoencoder", "em")
     images = images_for(entry)
-    found = [infer(entry.guide, images), encode(entry.model, entry.guide, images)]
-    assert not any(value.requires_grad for values in found for value in values.values())
+    results = [infer(entry.guide, images), encode(entry.model, entry.guide, images)]
+    assert not any(value.requires_grad for values in results for value in values.values())
     assert latents(entry.guide, images, ["object_feature"]).shape[0] == len(images)

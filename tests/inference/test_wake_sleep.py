@@ -78,8 +78,8 @@ def test_wake_sleep_gradients_are_their_definitions(recycle_top):
     if recycle_top:
         for name in top:
             dream.nodes[name]["is_observed"] = False
-    seen = dream.nodes["_RETURN"]["value"]
-    assert_gradients({model: -log_p, guide: -log_density(guide, dream, seen) / 6})
+    pixels = dream.nodes["_RETURN"]["value"]
+    assert_gradients({model: -log_p, guide: -log_density(guide, dream, pixels) / 6})
 
 
 def test_reweighted_gradients_weigh_every_image_by_itself():
@@ -95,11 +95,11 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
 
     def one(program, row):
         """Compute the log density of one row alone, by hand."""
-        own = Trace()
+        row_trace = Trace()
         for name in guide.covers:
             site = drawn.nodes[name]
-            own.add_node(name, **{**site, "value": site["value"][row : row + 1]})
-        return log_density(program, own, repeated[row : row + 1])
+            row_trace.add_node(name, **{**site, "value": site["value"][row : row + 1]})
+        return log_density(program, row_trace, repeated[row : row + 1])
 
     log_p = torch.stack([one(model, row) for row in range(24)]).view(count, 6)
     log_q = torch.stack([one(guide, row) for row in range(24)]).view(count, 6)
@@ -107,8 +107,8 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
     bound = (log_weight.logsumexp(0) - math.log(count)).mean()
     assert loss.item() == pytest.approx(-bound.item(), abs=1e-10)
     fraction = log_weight.exp() / log_weight.exp().sum(0)
-    seen = dream.nodes["_RETURN"]["value"]
-    asleep = -log_density(guide, dream, seen) / 6
+    pixels = dream.nodes["_RETURN"]["value"]
+    asleep = -log_density(guide, dream, pixels) / 6
     recognize = -0.7 * (fraction * log_q).sum() / 6 + 0.3 * asleep
     assert_gradients({model: -(fraction * log_p).sum() / 6, guide: recognize})
 
@@ -138,13 +138,13 @@ def test_the_guide_takes_dreams_outside_of_the_pixels_range(objective):
 
 def test_one_particle_awake_is_wake_sleeps_wake():
     model, guide = helmholtz_pair(4, (2, 2), 1)
-    images, found = binary_images(6), []
+    images, gradients = binary_images(6), []
     for objective in (WakeSleep(), ReweightedWakeSleep(1)):
         pyro.set_rng_seed(0)
         model.zero_grad()
         objective.differentiable_loss(model, guide, images).backward()
-        found.append([p.grad.clone() for p in model.parameters()])
-    for one, other in zip(*found, strict=True):
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -59,8 +59,8 @@ def test_the_fitted_bound_is_the_optimum_in_closed_form():
     optimum = model.log_evidence(images) - ((center - mean) / scale) ** 2 / 2
     idata = evaluate(model, widened, images, num_particles=400)
     summary = summarize(idata)
-    seen = idata.sample_stats["log_weight"].values[0]
-    error = seen.std() / math.sqrt(seen.size)
+    log_weight = idata.sample_stats["log_weight"].values[0]
+    error = log_weight.std() / math.sqrt(log_weight.size)
     assert summary["is_bound"]
     assert abs(summary["elbo"] - optimum.mean().item()) < 6 * error
     assert summary["elbo"] < model.log_evidence(images).mean().item()
@@ -189,8 +189,8 @@ def test_a_function_is_widened_as_a_module():
         with pyro.plate("images", len(images), dim=-1):
             pyro.sample("code", dist.Delta(slope * images.sum((1, 2, 3))))
 
-    widened = [widen(model, each, images, steps=9) for each in (guide, as_module(function, images))]
-    torch.testing.assert_close(*(each.scale("code") for each in widened))
+    widened = [widen(model, candidate, images, steps=9) for candidate in (guide, as_module(function, images))]
+    torch.testing.assert_close(*(candidate.scale("code") for candidate in widened))
 
 
 def test_a_guide_with_a_density_is_refused():

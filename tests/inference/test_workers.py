@@ -47,5 +47,5 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     loss, gradient_norm = 2, 4  # columns of the history
     for column in (loss, gradient_norm):
         expected = alone["progress"]["history"][:, column]
-        seen = together["progress"]["history"][:, column]
-        torch.testing.assert_close(seen, expected, rtol=0, atol=1e-10)
+        values = together["progress"]["history"][:, column]
+        torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)

@@ -191,8 +191,8 @@ class NoGuide(Guide):
 def gradients(loss: Tensor, *modules: nn.Module) -> Tensor:
     """Return the gradient of a loss by all parameters of the modules, zero where it has none."""
     parameters = [p for module in modules for p in module.parameters()]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    pairs = zip(found, parameters, strict=True)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pairs = zip(grads, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
 
 
@@ -229,11 +229,11 @@ QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of s
 def grouped(settings: dict) -> dict:
     """Return settings of `fit` by their own names as its arguments, sorted into their groups."""
     kinds = {"pace": Pace, "inputs": Inputs, "checks": Checks}
-    fields = {kind: {each.name for each in dataclasses.fields(kind)} for kind in kinds.values()}
-    found = {k: v for k, v in settings.items() if not any(k in own for own in fields.values())}
+    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in kinds.values()}
+    groups = {k: v for k, v in settings.items() if not any(k in names for names in fields.values())}
     for name, kind in kinds.items():
-        found[name] = kind(**{k: v for k, v in settings.items() if k in fields[kind]})
-    return found
+        groups[name] = kind(**{k: v for k, v in settings.items() if k in fields[kind]})
+    return groups
 
 
 def fit(*pair_and_data, **settings) -> Run:
@@ -297,10 +297,10 @@ class Parts(Model):
     ) -> Tensor:
         with pyro.plate("images", batch_size if images is None else len(images), dim=-2):
             with pyro.plate("parts", 2, dim=-1):
-                there = pyro.sample("part_presence", dist.Bernoulli(self.presence))
-                scale = there[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
+                part_presence = pyro.sample("part_presence", dist.Bernoulli(self.presence))
+                scale = part_presence[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
                 pose = pyro.sample("part_pose", dist.Normal(self.mean, scale).to_event(1))
-            mean = ((there * pose[..., 0]) @ self.bumps)[:, None]
+            mean = ((part_presence * pose[..., 0]) @ self.bumps)[:, None]
             distribution = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
             observed = None if images is None else images[:, None]
             return pyro.sample("image", distribution, obs=observed).squeeze(1)

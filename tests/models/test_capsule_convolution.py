@@ -52,16 +52,16 @@ def em_by_hand(layer, grid, votes, seen_by):
     presence = grid.presence[0]
     votes_per_parent = len(set().union(*seen_by)) / (len(seen_by) * PARENTS)
     weight = {
-        (p, j): torch.tensor([1.0 / (PARENTS * sum(c in s for s in seen_by)) for c in seen])
-        for p, seen in enumerate(seen_by)
+        (p, j): torch.tensor([1.0 / (PARENTS * sum(c in s for s in seen_by)) for c in window])
+        for p, window in enumerate(seen_by)
         for j in range(PARENTS)
     }
     for t in range(3):
         claim = {}
-        for p, seen in enumerate(seen_by):
-            there = torch.stack([presence[cell, b] for cell, b in seen])
+        for p, window in enumerate(seen_by):
+            activation = torch.stack([presence[cell, b] for cell, b in window])
             for j in range(PARENTS):
-                r = (weight[p, j] * there)[:, None]
+                r = (weight[p, j] * activation)[:, None]
                 mean = (r * votes[p][j]).sum(0) / r.sum()
                 sigma2 = (r * (votes[p][j] - mean).square()).sum(0) / r.sum() + layer.noise
                 cost = (layer.beta_u[j] + 0.5 * sigma2.log()).mean() * r.sum() / votes_per_parent
@@ -70,8 +70,8 @@ def em_by_hand(layer, grid, votes, seen_by):
                 square = (votes[p][j] - mean).square() + layer.noise
                 density = -0.5 * (square / sigma2 + (2 * math.pi * sigma2).log()).sum(1)
                 claim[p, j] = presence_j * density.exp(), mean, presence_j
-        for p, seen in enumerate(seen_by):
-            for n, child in enumerate(seen):
+        for p, window in enumerate(seen_by):
+            for n, child in enumerate(window):
                 total = sum(
                     claim[q, j][0][other.index(child)]
                     for q, other in enumerate(seen_by)
@@ -93,8 +93,8 @@ def check_by_hand(layer, grid, places, offset):
     """Check poses and presences of the first image; places[p] lists (cell, place in the window)."""
     weight = layer.transform.detach()
     votes, seen_by = [], []
-    for seen in places:
-        children = [(cell, k, b) for cell, k in seen for b in range(TYPES)]
+    for window in places:
+        children = [(cell, k, b) for cell, k in window for b in range(TYPES)]
         seen_by.append([(cell, b) for cell, _, b in children])
         votes.append(
             [
@@ -109,9 +109,9 @@ def check_by_hand(layer, grid, places, offset):
         )
     with torch.no_grad():
         pose, presence = em_by_hand(layer, grid, votes, seen_by)
-        found = layer(grid)
-    torch.testing.assert_close(found.pose[0], pose)
-    torch.testing.assert_close(found.presence[0], presence)
+        output = layer(grid)
+    torch.testing.assert_close(output.pose[0], pose)
+    torch.testing.assert_close(output.presence[0], presence)
 
 
 def test_convolution_is_the_papers_procedure_over_windows(grid):
@@ -151,7 +151,7 @@ def test_without_coordinates_classes_do_not_see_places(grid):
 
 @pytest.mark.parametrize("routing", [EMRouting(3), VBRouting(2), DynamicRouting(3)], ids=repr)
 def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeypatch):
-    found = []
+    results = []
     many = 2**21
     for at_once, recompute, in_cache in [
         (many, False, many),
@@ -168,9 +168,9 @@ def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkey
         inputs = [x.clone().requires_grad_() for x in grid[:2]]
         parents = layer(CapsuleGrid(*inputs, GRID))
         (parents.pose.sin().sum() + parents.presence.sum()).backward()
-        found.append([*parents[:2], *(x.grad for x in (*inputs, layer.transform))])
-    for other in found[1:]:
-        torch.testing.assert_close(found[0], other)
+        results.append([*parents[:2], *(x.grad for x in (*inputs, layer.transform))])
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other)
 
 
 def test_layers_turn_with_their_children(grid):
@@ -186,8 +186,8 @@ def test_layers_turn_with_their_children(grid):
 def test_primary_capsules_read_each_cell_alone():
     layer = PrimaryCapsules(5, TYPES).double()
     features = torch.randn(2, 5, 3, 4, dtype=torch.float64)
-    found = layer(features)
-    assert found.pose.shape == (2, 12, TYPES, 4, 4) and found.presence.shape == (2, 12, TYPES)
+    capsules = layer(features)
+    assert capsules.pose.shape == (2, 12, TYPES, 4, 4) and capsules.presence.shape == (2, 12, TYPES)
     cell = layer(features[:, :, 1:2, 2:3])
-    torch.testing.assert_close(found.pose[:, 6], cell.pose[:, 0])
-    torch.testing.assert_close(found.presence[:, 6], cell.presence[:, 0])
+    torch.testing.assert_close(capsules.pose[:, 6], cell.pose[:, 0])
+    torch.testing.assert_close(capsules.presence[:, 6], cell.presence[:, 0])

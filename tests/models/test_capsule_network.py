@@ -51,7 +51,7 @@ def test_the_log_joint_is_the_story_by_hand(model, images, labeled):
     pose = 2 * torch.randn(4, CLASSES, 16, dtype=torch.float64)
     labels = torch.tensor([0, 2, 1, 1]) if labeled else None
     conditioned = poutine.condition(model, {"class_pose": pose})
-    found = poutine.trace(conditioned).get_trace(images, labels).log_prob_sum()
+    log_joint = poutine.trace(conditioned).get_trace(images, labels).log_prob_sum()
     expected = -0.5 * (pose.square() + math.log(2 * math.pi)).sum()
     for n in range(4):
         length = squash(pose[n]).norm(dim=-1)
@@ -63,7 +63,7 @@ def test_the_log_joint_is_the_story_by_hand(model, images, labeled):
                 miss = max(0, 0.9 - length[j]) if j == winner else max(0, length[j] - 0.1)
                 half = 1 if j == winner else 0.5
                 expected = expected - model.label_weight * half * miss**2
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(log_joint, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_by_default_a_squared_error_weighs_what_the_paper_says(model, images):
@@ -79,8 +79,8 @@ def test_by_default_a_squared_error_weighs_what_the_paper_says(model, images):
     def papers(pose):
         capsules = squash(pose)
         error = (model.draw(capsules, labels) - images).square().sum()
-        there = F.one_hot(labels, CLASSES)
-        return margin_loss(capsules.norm(dim=-1), there).sum() + 0.0005 * error
+        presence = F.one_hot(labels, CLASSES)
+        return margin_loss(capsules.norm(dim=-1), presence).sum() + 0.0005 * error
 
     one, other = (torch.randn(4, CLASSES, 16, dtype=torch.float64) for _ in range(2))
     torch.testing.assert_close(loss(one) - loss(other), papers(one) - papers(other))
@@ -118,20 +118,20 @@ def test_pairs_require_both_classes_and_draw_one(images):
     trace = poutine.trace(guide).get_trace(images, labels)
     overlays = torch.stack([torch.maximum(images[n], images[n - 1]) for n in range(4)])
     torch.testing.assert_close(trace.nodes["class_pose"]["value"], guide.poses(overlays))
-    found = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images, labels)
-    found.compute_log_prob()
+    model_trace = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images, labels)
+    model_trace.compute_log_prob()
     capsules = squash(guide.poses(overlays))
     for n in range(4):
         length = capsules[n].norm(dim=-1)
         both = {int(labels[n]), int(labels[n - 1])}
         cost = sum((0.9 - length[j]).clamp_min(0) ** 2 for j in both)
         cost += sum(0.5 * (length[j] - 0.1).clamp_min(0) ** 2 for j in set(range(CLASSES)) - both)
-        factor = found.nodes["label"]["log_prob"][n]
+        factor = model_trace.nodes["label"]["log_prob"][n]
         torch.testing.assert_close(factor, -model.label_weight * cost)
         drawn = decoded(model, guide.poses(overlays)[n], int(labels[n]))
         torch.testing.assert_close(guide.take_out(overlays, labels)[n], drawn)
         expected = Normal(drawn, model.sigma_image).log_prob(images[n]).sum()
-        torch.testing.assert_close(found.nodes["image"]["log_prob"][n], expected)
+        torch.testing.assert_close(model_trace.nodes["image"]["log_prob"][n], expected)
 
 
 def test_normal_poses_start_at_the_points_of_the_guide_that_they_replace(model, images):
@@ -169,8 +169,8 @@ def test_paper_primary_reads_cells_in_place(images):
     primary = PaperPrimary((2, 19, 17), channels=3, types=2).double()
     image = torch.rand(1, 2, 19, 17, dtype=torch.float64)
     maps = primary.second(primary.first(image).relu())[0]  # (16, 2, 1)
-    found = primary(image)[0]
+    vectors = primary(image)[0]
     for kind in range(2):
         for row in range(2):
             expected = squash(maps[8 * kind : 8 * kind + 8, row, 0])
-            torch.testing.assert_close(found[2 * kind + row], expected)
+            torch.testing.assert_close(vectors[2 * kind + row], expected)

@@ -144,8 +144,8 @@ def test_projective_field_of_a_capsule_is_the_mean_image_of_its_own_machine():
         alone.visible.bias.copy_(model.visible.bias + model.switch_weight[:, 1].view(1, 2, 2))
     masses, images = log_masses(alone, PAIRS[0])
     expected = torch.einsum("s,schw->chw", masses.softmax(0), images)
-    found = model.projective_field(1, steps=60, chains=20_000)
-    assert ((found - expected).abs() < 5.5 * 0.5 / 20_000**0.5).all()
+    mean = model.projective_field(1, steps=60, chains=20_000)
+    assert ((mean - expected).abs() < 5.5 * 0.5 / 20_000**0.5).all()
 
 
 def test_a_draw_without_images_follows_the_model():
@@ -194,9 +194,9 @@ def test_only_directions_in_which_gaussian_couplings_are_too_strong_are_cut(pixe
     with torch.no_grad():
         model.weight.copy_((left[:, None] * (u * values) @ v * right).view_as(model.weight))
     model.keep_normalizable()
-    kept = (model.weight.flatten(1) / left[:, None] / right).detach()
+    couplings = (model.weight.flatten(1) / left[:, None] / right).detach()
     expected = (u * values.clamp(max=COUPLING_LIMIT)) @ v
-    torch.testing.assert_close(kept, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(couplings, expected, atol=1e-12, rtol=0)
 
 
 def test_poisson_couplings_may_not_attract():

@@ -31,11 +31,11 @@ def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recomp
         return (x @ w,)
 
     shared = torch.randn(3, 4)
-    each = torch.randn(5, 3).bfloat16().requires_grad_()
-    expected = each.float() @ shared
+    rows = torch.randn(5, 3).bfloat16().requires_grad_()
+    expected = rows.float() @ shared
     with torch.autocast("cpu", torch.bfloat16):
-        (found,) = in_chunks(product, (each,), (shared,), 5, recompute)
-    assert torch.equal(found, expected)
-    slopes = [torch.autograd.grad(y.sum(), each)[0] for y in (found, expected)]
+        (output,) = in_chunks(product, (rows,), (shared,), 5, recompute)
+    assert torch.equal(output, expected)
+    slopes = [torch.autograd.grad(y.sum(), rows)[0] for y in (output, expected)]
     assert slopes[0].dtype == torch.bfloat16
     assert torch.equal(*slopes)

@@ -16,8 +16,8 @@ def test_it_has_the_papers_size():
 def test_scores_do_not_depend_on_brightness_and_contrast():
     model = ConvolutionalClassifier((1, 9, 10), 3, channels=(4, 4), hidden=16).double().eval()
     images = torch.rand(2, 1, 9, 10, dtype=torch.float64)
-    found = model.scores(0.3 * images + 0.2)
-    torch.testing.assert_close(found, model.scores(images), rtol=1e-3, atol=1e-4)
+    logits = model.scores(0.3 * images + 0.2)
+    torch.testing.assert_close(logits, model.scores(images), rtol=1e-3, atol=1e-4)
 
 
 def test_units_are_dropped_in_training_only():
@@ -36,6 +36,6 @@ def test_pairs_have_one_bernoulli_for_each_class(like):
     trace = poutine.trace(model).get_trace(images, labels)
     trace.compute_log_prob()
     probability = model.scores(torch.maximum(images, images[[2, 0, 1]])).sigmoid()
-    there = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 0, 1]], dtype=torch.float64)
-    expected = (there * probability + (1 - there) * (1 - probability)).log().sum(-1)
+    presence = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 0, 1]], dtype=torch.float64)
+    expected = (presence * probability + (1 - presence) * (1 - probability)).log().sum(-1)
     torch.testing.assert_close(trace.nodes["label"]["log_prob"], expected)

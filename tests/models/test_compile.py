@@ -70,7 +70,7 @@ CORES = {
         (random(5, 3),),
     ),
     "squash and margin": (
-        lambda vectors, there: margin_loss(squash(vectors).norm(dim=-1), there),
+        lambda vectors, presences: margin_loss(squash(vectors).norm(dim=-1), presences),
         (random(2, 3, 4), random(2, 3)),
     ),
     "a similarity": (constellation, (random(3, 4, 2), random(1, 4, 2))),
@@ -97,10 +97,10 @@ def test_compiled_in_pieces_routings_give_the_same_values_and_gradients(name):
 
 
 def agree(core, compiled, inputs):
-    found = []
+    results = []
     for call in (core, compiled):
-        given = [value.clone().requires_grad_() for value in inputs]
-        value = call(*given)
-        slopes = torch.autograd.grad(value.sum(), given, allow_unused=True)
-        found.append((value.detach(), *(slope for slope in slopes if slope is not None)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
+        leaves = [value.clone().requires_grad_() for value in inputs]
+        value = call(*leaves)
+        slopes = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+        results.append((value.detach(), *(slope for slope in slopes if slope is not None)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-10)

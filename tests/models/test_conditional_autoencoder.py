@@ -30,8 +30,8 @@ def test_code_and_request_both_reach_the_image(decoder):
 
 
 def test_hidden_units_of_the_linear_decoder_are_affine_in_code_and_in_request():
-    decoder, seen = small("linear").decoder, []
-    decoder.decoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    decoder, inputs = small("linear").decoder, []
+    decoder.decoder.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     code, other = torch.randn(2, 4, 3).double()
     request, rotated = torch.randn(2, 4, 2).double()
     with torch.no_grad():
@@ -39,15 +39,15 @@ def test_hidden_units_of_the_linear_decoder_are_affine_in_code_and_in_request():
             decoder(c, r)
         for c in (other, 0.3 * code + 0.7 * other):
             decoder(c, request)
-    units = [torch.where(x > 0, x, torch.log1p(x)) for x in seen]  # without the ELU
-    assert (seen[0] < 0).any() and (seen[0] > 0).any()
+    units = [torch.where(x > 0, x, torch.log1p(x)) for x in inputs]  # without the ELU
+    assert (inputs[0] < 0).any() and (inputs[0] > 0).any()
     torch.testing.assert_close(units[2], 0.3 * units[0] + 0.7 * units[1])
     torch.testing.assert_close(units[4], 0.3 * units[0] + 0.7 * units[3])
 
 
 def test_a_broadcast_code_is_told_apart_by_coordinates_alone():
     decoder, maps = small("broadcast").decoder, []
-    decoder.upsample.register_forward_pre_hook(lambda _, given: maps.append(given[0]))
+    decoder.upsample.register_forward_pre_hook(lambda _, arguments: maps.append(arguments[0]))
     with torch.no_grad():
         decoder.spread.weight.mul_(torch.tensor([[0, 0, 0], [0, 1, 0], [0, 0, 0]]))
         code, request = torch.randn(2, 3).double(), torch.randn(2, 2).double()

@@ -19,7 +19,7 @@ def test_products_are_convolutions(layer, function, size):
     inputs = torch.randn(5, 2, *size, dtype=torch.float64).requires_grad_()
     leaves = inputs, layer.weight, layer.bias
     expected = function(*leaves, stride=layer.stride)
-    found = layer(inputs)
-    torch.testing.assert_close(found, expected)
-    slopes = [torch.autograd.grad(out.sin().sum(), leaves) for out in (found, expected)]
+    output = layer(inputs)
+    torch.testing.assert_close(output, expected)
+    slopes = [torch.autograd.grad(out.sin().sum(), leaves) for out in (output, expected)]
     torch.testing.assert_close(*slopes)

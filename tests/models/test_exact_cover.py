@@ -28,7 +28,7 @@ def every_way(clutter: int) -> dict[tuple[int, ...], torch.Tensor]:
         [*enumerate(itertools.combinations(range(NUMBER), size)), (math.comb(NUMBER, size), ())]
         for size in SIZES
     ]
-    found = {}
+    log_weights = {}
     for way in itertools.product(*options):
         points = [point for _, members in way for point in members]
         spare = NUMBER - len(points)
@@ -37,8 +37,8 @@ def every_way(clutter: int) -> dict[tuple[int, ...], torch.Tensor]:
         total = left[spare].expand(3)
         for k, (index, members) in enumerate(way):
             total = total + (on[k] + tables()[k][:, index] if members else off[k])
-        found[tuple(index for index, _ in way)] = total
-    return found
+        log_weights[tuple(index for index, _ in way)] = total
+    return log_weights
 
 
 @pytest.mark.parametrize("clutter", [0, 1, 3])
@@ -66,9 +66,9 @@ def test_draws_have_the_posterior_probabilities():
     for way in drawn.tolist():
         counts[tuple(way)] += 1
     exact = torch.stack([total[0] for total in expected.values()]).softmax(0)
-    found = torch.tensor([counts[way] for way in expected]).double() / len(drawn)
+    frequencies = torch.tensor([counts[way] for way in expected]).double() / len(drawn)
     error = (exact * (1 - exact) / len(drawn)).sqrt()
-    assert ((found - exact).abs() < 5 * error + 1e-4).all()
+    assert ((frequencies - exact).abs() < 5 * error + 1e-4).all()
 
 
 def test_the_scenes_of_the_paper_have_5775_covers_and_two_squares_to_exchange():

@@ -74,8 +74,8 @@ def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
         torch.onnx.export(whole, (images,), path, dynamo=True, verbose=False)
         expected = call(images)
     session = runtime.InferenceSession(path)
-    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), expected)
+    (output,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(output), expected)
 
 
 def test_the_encoder_of_part_whole_capsules_is_exported():
@@ -83,12 +83,12 @@ def test_the_encoder_of_part_whole_capsules_is_exported():
     images = torch.rand(4, *entry.model.image_shape)
     encoder = Encoder(entry.guide.discretized())
     program = exported(encoder, images)
-    found = []
-    for each in (program, encoder):
+    outputs = []
+    for network in (program, encoder):
         torch.manual_seed(0)  # presences are drawn
         with torch.no_grad():
-            found.append(each(images))
-    torch.testing.assert_close(*found)
+            outputs.append(network(images))
+    torch.testing.assert_close(*outputs)
 
 
 def test_images_are_checked_again_after_an_export():

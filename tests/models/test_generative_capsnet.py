@@ -37,10 +37,10 @@ def parts():
 
 
 def test_splat_is_its_formula_in_value_and_gradient(parts):
-    found, expected = splat(*parts, SIZE), direct(*parts)
-    torch.testing.assert_close(found, expected)
-    weight = torch.randn_like(found)
-    slopes = [torch.autograd.grad((weight * f).sum(), parts) for f in (found, expected)]
+    image, expected = splat(*parts, SIZE), direct(*parts)
+    torch.testing.assert_close(image, expected)
+    weight = torch.randn_like(image)
+    slopes = [torch.autograd.grad((weight * f).sum(), parts) for f in (image, expected)]
     for ours, theirs in zip(*slopes, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert torch.autograd.gradcheck(lambda *p: splat(*p, SIZE), tuple(parts))
@@ -89,13 +89,13 @@ def test_part_capsules_are_votes_weighed_by_kind():
     model = small()
     kind = torch.randn(4, 3).double().log_softmax(-1)
     pose, request = torch.randn(4, 2).double(), torch.randn(4, 2).double()
-    found = model.capsules({"object_kind": kind, "object_pose": pose}, request)
+    part_capsules = model.capsules({"object_kind": kind, "object_pose": pose}, request)
     weight = model.vote.weight.view(3, 5, 4, 4)  # kinds, parts, length, inputs
     bias = model.vote.bias.view(3, 5, 4)
     for b, c in itertools.product(range(4), range(5)):
         p = torch.cat([pose[b], request[b]])
         u = sum(kind[b, k].exp() * (weight[k, c] @ p + bias[k, c]) for k in range(3))
-        for name, value in (("address", found.address), ("activation", found.activation)):
+        for name, value in (("address", part_capsules.address), ("activation", part_capsules.activation)):
             network = getattr(model, name)
             hidden = (u @ network.weight_in[c] + network.bias_in[c, 0]).relu()
             expected = hidden @ network.weight_out[c] + network.bias_out[c, 0]
@@ -114,18 +114,18 @@ def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
     model = small(kind, motion="linear", identity=identity)
     latents = {name: distribution.sample((3,)) for name, distribution in model.prior().items()}
     numbers = [[1.0, 0.0], [0.0, 1.0], *([[0.0, 0.0]] if not any(identity) else [])]
-    found = [
+    outputs = [
         model.capsules(latents, torch.tensor([n], dtype=torch.float64).expand(3, -1))
         for n in numbers
     ]
     far = torch.randn(3, 2, dtype=torch.float64) * 5
     address, activation = model.capsules(latents, far)
-    x, y = (parts.address for parts in found[:2])
-    start = found[2].address if len(found) == 3 else torch.zeros_like(x)
+    x, y = (parts.address for parts in outputs[:2])
+    start = outputs[2].address if len(outputs) == 3 else torch.zeros_like(x)
     weight = far[..., None, None]
     expected = start + weight[:, 0] * (x - start) + weight[:, 1] * (y - start)
     torch.testing.assert_close(address, expected)
-    for parts in found:
+    for parts in outputs:
         torch.testing.assert_close(parts.activation, activation)
     assert not torch.allclose(x, y)
     assert (start != 0).any() == (not any(identity))

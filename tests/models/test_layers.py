@@ -32,8 +32,8 @@ def test_the_exponential_linear_unit_has_all_derivatives():
     assert gradcheck(elu, away) and gradgradcheck(elu, away)
     _, forward = torch.func.jvp(elu, (x.detach(),), (torch.ones_like(x),))
     torch.testing.assert_close(forward, slope)
-    each = torch.func.vmap(torch.func.grad(lambda y: elu(y)))(x.detach())
-    torch.testing.assert_close(each, slope)
+    derivative = torch.func.vmap(torch.func.grad(lambda y: elu(y)))(x.detach())
+    torch.testing.assert_close(derivative, slope)
 
 
 def test_what_is_compiled_or_of_sixteen_bits_is_torchs_own():

@@ -20,9 +20,9 @@ def test_a_network_gives_each_row_what_it_gives_it_alone(batch):
 
 @pytest.mark.parametrize("dim", [-1, -3])
 def test_tensors_that_lack_a_plate_are_joined_as_if_they_had_it(dim):
-    shared, own = torch.randn(5, 2, 3, 4), torch.randn(6, 5, 2, 3, 4)
-    expected = torch.cat([shared.expand(6, -1, -1, -1, -1), own], dim)
-    assert torch.equal(joined([shared, own], dim), expected)
-    assert torch.equal(joined([own, own], dim), torch.cat([own, own], dim))
+    shared, batch = torch.randn(5, 2, 3, 4), torch.randn(6, 5, 2, 3, 4)
+    expected = torch.cat([shared.expand(6, -1, -1, -1, -1), batch], dim)
+    assert torch.equal(joined([shared, batch], dim), expected)
+    assert torch.equal(joined([batch, batch], dim), torch.cat([batch, batch], dim))
     flat = shared[:1]  # one for all images
-    assert torch.equal(joined([flat, own], dim), torch.cat([flat.expand_as(own), own], dim))
+    assert torch.equal(joined([flat, batch], dim), torch.cat([flat.expand_as(batch), batch], dim))

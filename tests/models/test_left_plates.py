@@ -123,11 +123,11 @@ def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide):
     objective = TraceMeanField_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
     arguments = arguments_for(entry, entry.model.supervised)
     reached = []
-    for each in (Trace_ELBO(), objective):
+    for loss in (Trace_ELBO(), objective):
         parameters = [*entry.model.named_parameters(), *entry.guide.named_parameters()]
         for _, parameter in parameters:
             parameter.grad = None
-        each.loss_and_grads(entry.model, entry.guide, *arguments)
+        loss.loss_and_grads(entry.model, entry.guide, *arguments)
         slopes = {n: p.grad for n, p in parameters if p.grad is not None}
         assert all(torch.isfinite(slope).all() for slope in slopes.values())
         reached.append(slopes.keys())
@@ -183,7 +183,7 @@ def test_the_mixture_of_votes_has_the_same_free_energy_for_every_particle():
     presence = torch.rand(2, 5, dtype=torch.float64)
     one = TraceEnum_ELBO(max_plate_nesting=2)
     several = TraceEnum_ELBO(PARTICLES, max_plate_nesting=2, vectorize_particles=True)
-    losses = [each.loss(layer, guide, votes, presence) for each in (one, several)]
+    losses = [objective.loss(layer, guide, votes, presence) for objective in (one, several)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-10)
 
 

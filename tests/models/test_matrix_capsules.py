@@ -59,11 +59,11 @@ def test_grids_are_those_of_the_paper(size, padding):
 @pytest.mark.parametrize("margin", [0.2, 0.9])
 def test_spread_energy_is_the_papers_loss(margin):
     presence = torch.rand(6, 5, dtype=torch.float64)
-    found = spread_energy(presence, margin)
+    energy = spread_energy(presence, margin)
     for n, a in enumerate(presence.tolist()):
         for t in range(5):
             loss = sum(max(0.0, margin - (a[t] - a[i])) ** 2 for i in range(5) if i != t)
-            assert found[n, t] == pytest.approx(loss)
+            assert energy[n, t] == pytest.approx(loss)
 
 
 def test_labels_are_drawn_from_the_gibbs_distribution_of_the_spread_loss():
@@ -81,10 +81,10 @@ def test_labels_are_drawn_from_the_gibbs_distribution_of_the_spread_loss():
 
 def test_the_loss_of_the_model_is_the_spread_loss_per_image():
     model, batch, labels = tiny().eval(), images(), torch.tensor([0, 2, 1, 1])
-    found = loss_per_image(Trace_ELBO(), model, ExactLabel(model), batch, labels)
+    loss = loss_per_image(Trace_ELBO(), model, ExactLabel(model), batch, labels)
     presence = model.scores(batch).sigmoid()
     energy = spread_energy(presence, margin_after(0, model.margin_steps))
-    torch.testing.assert_close(found, energy[torch.arange(4), labels].mean())
+    torch.testing.assert_close(loss, energy[torch.arange(4), labels].mean())
 
 
 def test_categorical_labels_have_a_normalized_distribution():
@@ -130,7 +130,7 @@ def test_a_decoder_adds_its_squared_error_to_the_loss_in_training():
     model, labels = tiny(reconstruction=0.01).double(), torch.tensor([0, 2, 1, 1])
     guide, batch = ExactLabel(model), images().double()
     plain = loss_per_image(Trace_ELBO(), model.eval(), guide, batch, labels)
-    found = SpreadLoss().differentiable_loss(model.train(), guide, batch, labels)
+    total = SpreadLoss().differentiable_loss(model.train(), guide, batch, labels)
     pose = model.capsules(batch)[-1].pose[:, 0].flatten(2)
     masked = torch.zeros(4, 3, 16).double()
     for image, label in enumerate(labels.tolist()):
@@ -139,8 +139,8 @@ def test_a_decoder_adds_its_squared_error_to_the_loss_in_training():
     for layer in model.decoder:
         hidden = layer(hidden)
     error = (hidden.sigmoid().view_as(batch) - batch).square().sum() / 4
-    torch.testing.assert_close(found, plain + 0.01 * error)
-    found.backward()
+    torch.testing.assert_close(total, plain + 0.01 * error)
+    total.backward()
     weights = (model.decoder[0].weight, model.classes.transform)
     assert all(weight.grad.abs().max() > 0 for weight in weights)
     with torch.no_grad():
@@ -210,8 +210,8 @@ def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_the_loss_of_the_small_preset_reaches_every_parameter(routing, digits):
     model = MatrixCapsules(routing=routing, **PRESETS["small"])
-    few = digits[:4]
-    loss_per_image(Trace_ELBO(), model, ExactLabel(model), few.images, few.labels).backward()
+    batch = digits[:4]
+    loss_per_image(Trace_ELBO(), model, ExactLabel(model), batch.images, batch.labels).backward()
     blind = ("beta_a", "beta_u") if isinstance(routing, DynamicRouting) else ()
     for name, parameter in model.named_parameters():
         if name.endswith(blind):

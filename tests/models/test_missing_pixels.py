@@ -66,10 +66,10 @@ def log_prob_of_image(model: Model, images: torch.Tensor, draws: poutine.Trace) 
 def test_the_score_is_the_sum_over_observed_pixels(distribution):
     images = torch.rand(BATCH, 2, 4, 5).double().round()
     observed = torch.rand(images.shape) < 0.5
-    found = log_prob_of_pixels(distribution.to_event(3), images, observed)
+    scores = log_prob_of_pixels(distribution.to_event(3), images, observed)
     for i in range(BATCH):
         terms = distribution.log_prob(images)[i][observed[i]]
-        assert found[i].item() == pytest.approx(sum(terms.tolist()), abs=1e-12)
+        assert scores[i].item() == pytest.approx(sum(terms.tolist()), abs=1e-12)
 
 
 def test_a_mixture_sums_the_observed_channels_within_every_part():
@@ -78,7 +78,7 @@ def test_a_mixture_sums_the_observed_channels_within_every_part():
     weight = torch.rand(1 + parts, 1, BATCH, size, size).double()
     images = torch.rand(BATCH, 1, channels, size, size).double()
     observed = torch.rand(images.shape) < 0.5
-    found = log_prob_of_pixels(PixelMixture(color, weight, 0.2), images, observed)
+    scores = log_prob_of_pixels(PixelMixture(color, weight, 0.2), images, observed)
     for b in range(BATCH):
         total = 0.0
         for i in range(size):
@@ -93,7 +93,7 @@ def test_a_mixture_sums_the_observed_channels_within_every_part():
                             term *= math.exp(-0.5 * off**2) / (0.2 * math.sqrt(2 * math.pi))
                     density += term
                 total += math.log(density)
-        assert found[b].item() == pytest.approx(total, abs=1e-10)
+        assert scores[b].item() == pytest.approx(total, abs=1e-10)
     nothing = log_prob_of_pixels(
         PixelMixture(color.float(), weight.float(), 0.2), images.float(), observed & False
     )
@@ -155,21 +155,21 @@ def test_no_gradient_comes_from_a_hidden_pixel():
     model = VariationalAutoencoder((1, 4, 4), latent=2, channels=3).double()
     images = torch.rand(BATCH, 1, 4, 4).double()
     observed = torch.rand(images.shape) < 0.5
-    seen = []
+    means = []
 
     def distribution(code: torch.Tensor) -> dist.TorchDistribution:
         mean = model.mean_image(code)
         mean.retain_grad()
-        seen.append(mean)
+        means.append(mean)
         return dist.Normal(mean, 0.2).to_event(3)
 
     object.__setattr__(model, "image_distribution", distribution)
     twin = model.with_missing_pixels()
     trace = poutine.trace(twin).get_trace(hide(images, observed))
     trace.log_prob_sum().backward()
-    gradient = seen[0].grad
+    gradient = means[0].grad
     assert (gradient[~observed] == 0).all() and (gradient[observed] != 0).all()
-    expected = (images - seen[0].detach()) / 0.2**2
+    expected = (images - means[0].detach()) / 0.2**2
     torch.testing.assert_close(gradient[observed], expected[observed])
 
 
@@ -200,10 +200,10 @@ def test_a_refined_guide_scores_observed_pixels_alone():
     for value in (0.1, 0.9):  # of the hidden pixels
         changed = torch.where(observed, images, value)
         hidden = hide(changed, observed)
-        found = evaluate(
+        idata = evaluate(
             model.with_missing_pixels(), semi.with_missing_pixels(), hidden, num_particles=2
         )
-        outcomes.append(torch.as_tensor(found.sample_stats.log_weight.values))
+        outcomes.append(torch.as_tensor(idata.sample_stats.log_weight.values))
     assert torch.equal(*outcomes) and torch.isfinite(outcomes[0]).all()
     twin = semi.with_missing_pixels()
     twin(hidden.repeat(2, 1, 1, 1))
@@ -231,7 +231,7 @@ def test_masks_reach_plates_to_the_left(name, likelihood):
     draws = laid_out(guide)
     together = laid_out(poutine.replay(model, trace=draws))
     together.compute_log_prob()
-    found = together.nodes["image"]["log_prob"].reshape(4, BATCH)
+    log_probs = together.nodes["image"]["log_prob"].reshape(4, BATCH)
     for i in range(4):
         one = {n: s["value"][i] for n, s in draws.nodes.items() if n in guide.covers}
         shaped = {
@@ -239,7 +239,7 @@ def test_masks_reach_plates_to_the_left(name, likelihood):
         }
         alone = poutine.trace(poutine.condition(model, shaped)).get_trace(hidden)
         alone.compute_log_prob()
-        torch.testing.assert_close(found[i], alone.nodes["image"]["log_prob"].reshape(BATCH))
+        torch.testing.assert_close(log_probs[i], alone.nodes["image"]["log_prob"].reshape(BATCH))
 
 
 def model_rank(entry: Entry, name: str) -> int:

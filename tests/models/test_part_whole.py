@@ -79,7 +79,7 @@ def brute_force(model, values, images):
                     continue  # a parent that is off cannot be chosen
                 term = torch.zeros((), dtype=torch.float64)
                 for child, parent in enumerate(selection):
-                    there = as_presence(t[image, child], model.relaxed)
+                    presence = as_presence(t[image, child], model.relaxed)
                     if parent == 0:
                         gamma = pose.new_tensor(SIZES["dummy_presence"]).logit()
                         mean, scale = poses.identity_like(pose), relation.sigma_dummy
@@ -91,7 +91,7 @@ def brute_force(model, values, images):
                         mean = poses.from_matrix(parent_pose[image, parent - 1] @ frame)
                         raw = relation.raw_scale[child, parent - 1]
                         on = relation.sigma_min + torch.nn.functional.softplus(raw)
-                        scale = there * on + (1 - there) * relation.sigma_off
+                        scale = presence * on + (1 - presence) * relation.sigma_off
                     term = (
                         term
                         + choice[child, parent].log()
@@ -248,9 +248,9 @@ def test_rotations_are_summed_out_of_the_objects_poses(rotations):
     pose = torch.randn(7, 6, dtype=torch.float64)
     angles = 2 * math.pi * torch.arange(rotations, dtype=torch.float64) / rotations
     scale = torch.tensor([0.2, 0.2, 0.7, 0.2, 0.2, 0.7], dtype=torch.float64)
-    each = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
+    log_probs = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
     torch.testing.assert_close(
-        model.pose.distribution(model.presence_logits).log_prob(pose), each.exp().mean(-1).log()
+        model.pose.distribution(model.presence_logits).log_prob(pose), log_probs.exp().mean(-1).log()
     )
 
 

@@ -64,8 +64,8 @@ def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
     off = Capsules(torch.zeros(2, 4).double(), torch.randn(2, 4, 6).double())
     images = torch.rand(2, channels, 12, 12, dtype=torch.float64)
     expected = dist.Normal(torch.zeros_like(images), model.sigma_image).log_prob(images)
-    found = model.image_distribution(off).log_prob(images[:, None])
-    torch.testing.assert_close(found[:, 0], expected.sum((1, 2, 3)))
+    log_density = model.image_distribution(off).log_prob(images[:, None])
+    torch.testing.assert_close(log_density[:, 0], expected.sum((1, 2, 3)))
     assert model.render(off).abs().max() == 0
     guide = configure(
         PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2

@@ -40,10 +40,10 @@ def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
     losses = []
     for selection in ("marginal", "enumerate"):
         torch.manual_seed(0)
-        chosen = model.with_selection(selection)
+        variant = model.with_selection(selection)
         objective = TraceEnum_ELBO if selection == "enumerate" else Trace_ELBO
         particles = objective(num_particles=3, vectorize_particles=True, max_plate_nesting=2)
-        losses.append(particles.loss(chosen, guide, IMAGES))
+        losses.append(particles.loss(variant, guide, IMAGES))
     assert losses[0] == pytest.approx(losses[1], abs=1e-10)
 
 
@@ -63,14 +63,14 @@ def nuts(model: PartWholeCapsules, samples: int) -> MCMC:
 def test_arviz_keeps_the_log_likelihood_of_a_chain():
     model = relaxed_model()
     chain = nuts(model, 4)  # the fewest that Pyro's diagnostics take
-    found = arviz.from_pyro(chain).log_likelihood["image"].values
-    assert found.shape == (1, 4, 2, 1)
+    log_probs = arviz.from_pyro(chain).log_likelihood["image"].values
+    assert log_probs.shape == (1, 4, 2, 1)
     for k in range(4):
         values = {name: draws[k] for name, draws in chain.get_samples().items()}
         trace = poutine.trace(poutine.condition(model, values)).get_trace(IMAGES)
         trace.compute_log_prob()
         expected = trace.nodes["image"]["log_prob"].detach()
-        torch.testing.assert_close(torch.as_tensor(found[0, k]), expected, rtol=1e-10, atol=1e-8)
+        torch.testing.assert_close(torch.as_tensor(log_probs[0, k]), expected, rtol=1e-10, atol=1e-8)
 
 
 def make_bayesian(model: PartWholeCapsules, **names: int) -> None:
@@ -117,9 +117,9 @@ def test_bayesian_parameters_under_an_outer_plate_are_parameters_of_each_index(l
         alone = poutine.trace(poutine.condition(model, values)).get_trace(IMAGES)
         alone.compute_log_prob()
         for name, site in latents.items():
-            found, expected = site["log_prob"][k], alone.nodes[name]["log_prob"]
+            log_probs, expected = site["log_prob"][k], alone.nodes[name]["log_prob"]
             torch.testing.assert_close(
-                found, expected.expand_as(found), rtol=1e-10, atol=1e-10, msg=name
+                log_probs, expected.expand_as(log_probs), rtol=1e-10, atol=1e-10, msg=name
             )
 
 
@@ -152,13 +152,13 @@ def test_a_gibbs_chain_runs_for_every_outer_index():
 def test_balanced_logits_have_statistics_for_every_outer_index():
     logits = torch.randn(3, 6, 4, dtype=torch.float64)
     together, alone = (BalancedLogits(4).double() for _ in range(2))
-    found = together(logits)
+    output = together(logits)
     before = alone.state_dict()
     before = {name: value.clone() for name, value in before.items()}
     means = []
     for k in range(3):
         alone.load_state_dict(before)
-        torch.testing.assert_close(found[k], alone(logits[k]), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(output[k], alone(logits[k]), rtol=1e-10, atol=1e-10)
         means.append(alone.running_mean.clone())
     torch.testing.assert_close(together.running_mean, torch.stack(means).mean(0))
     torch.testing.assert_close(together.eval()(logits)[1], together(logits[1]))
@@ -166,9 +166,9 @@ def test_balanced_logits_have_statistics_for_every_outer_index():
 
 def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
     paint, pose = torch.rand(2, 1, 3, 2, 4, 4), torch.randn(2, 5, 3, 6)
-    found = warp_templates(paint, pose, (6, 7))
+    layers = warp_templates(paint, pose, (6, 7))
     expected = torch.cat([warp_templates(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layers, expected)
 
 
 def test_a_pixel_mixture_expands_as_other_distributions_do():
@@ -177,7 +177,7 @@ def test_a_pixel_mixture_expands_as_other_distributions_do():
     wide = distribution.expand(torch.Size([7, 4, 1]))
     value = wide.sample()
     assert value.shape == (7, 4, 1, 2, 5, 6)
-    each = torch.stack([distribution.log_prob(v) for v in value])
-    torch.testing.assert_close(wide.log_prob(value), each)
-    torch.testing.assert_close(distribution.log_prob(value), each)
+    log_probs = torch.stack([distribution.log_prob(v) for v in value])
+    torch.testing.assert_close(wide.log_prob(value), log_probs)
+    torch.testing.assert_close(distribution.log_prob(value), log_probs)
     torch.testing.assert_close(wide.mean[3], distribution.mean)

@@ -72,8 +72,8 @@ def test_parameters_split_into_rotation_scale_and_shear(anisotropy):
     scale = torch.diag(torch.stack([width, height]))
     matrix = poses.to_matrix(poses.rotation(2 * torch.pi * raw[2]))[:2, :2]
     expected = torch.cat([matrix @ scale @ shear, torch.tanh(5 * raw[4:])[:, None]], dim=1)
-    found = poses.from_parameters(raw, anisotropy=anisotropy)
-    torch.testing.assert_close(found, poses.from_matrix(expected))
+    pose = poses.from_parameters(raw, anisotropy=anisotropy)
+    torch.testing.assert_close(pose, poses.from_matrix(expected))
 
 
 def test_components_name_every_regular_pose_once():

@@ -52,10 +52,10 @@ def test_a_users_own_model_is_an_object_though_its_means_are_not_bounded():
         thing.paint.weight.mul_(4)
     model = Scenes((1, 12, 12), thing, size=6.0)
     guide = Peeling(model, BlotGuide(thing), glimpse=4, hidden=6)
-    found = guide.found(images)
-    pictures = torch.cat([proposal.drawn.picture for proposal in found.proposals])
+    result = guide.found(images)
+    pictures = torch.cat([proposal.drawn.picture for proposal in result.proposals])
     assert pictures.max() > 1 and pictures.min() < 0
-    assert found.pictures.cover.max() <= 1 and found.pictures.cover.min() >= 0
+    assert result.pictures.cover.max() <= 1 and result.pictures.cover.min() >= 0
     loss = SummedPresences().differentiable_loss(model, guide, images)
     loss.backward()
     assert loss.isfinite() and thing.paint.weight.grad.isfinite().all()
@@ -92,9 +92,9 @@ def test_any_image_model_is_an_object(thing):
 def test_an_object_is_read_by_distributions_with_a_density(thing):
     """Where the object's own guide has points, slots would seem to hold objects that are not."""
     sizes = {k: v for k, v in small_settings(thing).items() if k != "image_shape"}
-    own = {k: v for k, v in small_settings("scenes").items() if k != "thing_settings"}
+    settings = {k: v for k, v in small_settings("scenes").items() if k != "thing_settings"}
     sizes["template_size"] = 5
-    entry = create("scenes", **{**own, "window": 12}, thing=thing, thing_settings=sizes)
+    entry = create("scenes", **{**settings, "window": 12}, thing=thing, thing_settings=sizes)
     windows = torch.rand(2, 1, 12, 12)
     _, drawn, read = log_weights(entry.model.thing, entry.guide.reader, windows)
     assert not point_sites(drawn, read)
@@ -108,9 +108,9 @@ def test_a_trained_object_is_used_as_it_is(tmp_path):
     entry = create(
         "scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), train_thing=False, size=6.0
     )
-    kept = load(tmp_path / "vae").model.state_dict()
+    state = load(tmp_path / "vae").model.state_dict()
     assert all(
-        torch.equal(kept[name], value) for name, value in entry.model.thing.state_dict().items()
+        torch.equal(state[name], value) for name, value in entry.model.thing.state_dict().items()
     )
     loss = entry.objective.differentiable_loss(entry.model, entry.guide, torch.rand(2, 1, 12, 10))
     loss.backward()
@@ -127,8 +127,8 @@ def test_any_image_model_is_a_ground(tmp_path):
     assert not [*model.ground.parameters()]
     assert all(p.grad.abs().sum() > 0 for p in entry.guide.ground_reader.parameters())
     empty, code = torch.zeros(2, 2), torch.randn(2, 2)
-    given = {"scene_presence": empty, "ground/image_code": code}
-    nodes = poutine.trace(poutine.condition(model, given)).get_trace(batch_size=2).nodes
+    values = {"scene_presence": empty, "ground/image_code": code}
+    nodes = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=2).nodes
     alone = load(tmp_path / "vae").model.mean_image(code)
     enlarged = torch.nn.functional.interpolate(alone, (12, 10), mode="bilinear")
     torch.testing.assert_close(nodes["image"]["fn"].mean, enlarged)
@@ -143,12 +143,12 @@ def test_a_picture_that_all_scenes_share_is_learned():
     images = (picture + 0.05 * torch.randn(64, 3, 10, 12)).clamp(0, 1)
     sizes = {**small_settings("scenes"), "image_shape": (3, 10, 12), "rate": 0.01}
     entry = create("scenes", ground="learned-picture", **sizes)
-    how = dict(steps=80, lr=0.05, batch_size=16, objective=SummedPresences(updates=1))
-    fit(entry.model, entry.guide, images, **how)
-    found = entry.model.ground_logits.sigmoid()
-    assert (found - picture).abs().mean() < 0.05
+    settings = dict(steps=80, lr=0.05, batch_size=16, objective=SummedPresences(updates=1))
+    fit(entry.model, entry.guide, images, **settings)
+    ground_image = entry.model.ground_logits.sigmoid()
+    assert (ground_image - picture).abs().mean() < 0.05
     larger = entry.model.on_canvas(20, 24)
-    given = {"scene_presence": torch.zeros(1, 2)}
-    image = poutine.trace(poutine.condition(larger, given)).get_trace(batch_size=1).nodes["image"]
+    values = {"scene_presence": torch.zeros(1, 2)}
+    image = poutine.trace(poutine.condition(larger, values)).get_trace(batch_size=1).nodes["image"]
     small = torch.nn.functional.avg_pool2d(image["fn"].mean, 2)[0]
-    assert (small - found).abs().mean() < 0.02
+    assert (small - ground_image).abs().mean() < 0.02

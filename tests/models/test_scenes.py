@@ -52,7 +52,7 @@ def test_the_blend_of_all_presences_is_the_formula_pixel_by_pixel():
     cover, color = torch.rand(2, 3, 1, 4, 5).double(), torch.rand(2, 3, 3, 1, 1).double()
     depth, ground = torch.randn(2, 3).double(), torch.rand(2, 3, 1, 1).double()
     rows = subsets_of(3, LIKE)
-    found = model.blend(rows, Pictures(cover, color, depth), ground)
+    means = model.blend(rows, Pictures(cover, color, depth), ground)
     for scene, (number, row) in itertools.product(range(2), enumerate(rows)):
         on = [slot for slot in range(3) if row[slot]]
         free = math.prod([1 - cover[scene, slot] for slot in on], start=torch.ones(1, 4, 5))
@@ -61,7 +61,7 @@ def test_the_blend_of_all_presences_is_the_formula_pixel_by_pixel():
             weight = [cover[scene, slot] * depth[scene, slot].exp() for slot in on]
             mixed = sum(w * color[scene, slot] for w, slot in zip(weight, on, strict=True))
             mean = mean + (1 - free) * mixed / sum(weight)
-        torch.testing.assert_close(found[scene, number], mean, atol=1e-3, rtol=0)
+        torch.testing.assert_close(means[scene, number], mean, atol=1e-3, rtol=0)
 
 
 def test_a_picture_is_moved_to_a_window_and_read_there_again():
@@ -82,8 +82,8 @@ def test_the_weight_of_a_draw_is_the_sum_over_all_presences_whatever_is_drawn(fo
     """The identity on which training without a gradient of discrete draws rests."""
     model, guide, images = pair(**FORMS[form])
     for row in subsets_of(3, LIKE):
-        chosen = row.expand(3, 1, 3)[:, 0]
-        monkeypatch.setattr(proposals.SubsetDistribution, "rsample", lambda self, _=(), z=chosen: z)
+        subset = row.expand(3, 1, 3)[:, 0]
+        monkeypatch.setattr(proposals.SubsetDistribution, "rsample", lambda self, _=(), z=subset: z)
         torch.manual_seed(3)
         weight, _, _ = log_weights(model, guide, images)
         torch.manual_seed(3)
@@ -97,22 +97,22 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
     parameters = [*model.parameters(), *guide.parameters()]
 
     def draws_all(images):
-        found, plate = guide.found(images), model.plate(len(images))
+        result, plate = guide.found(images), model.plate(len(images))
         always = torch.ones(len(images), dtype=torch.bool)
-        for slot, proposal in enumerate(found.proposals):
+        for slot, proposal in enumerate(result.proposals):
             guide._draw(f"slot_{slot}", proposal, proposal.sites, always, torch.Size(), plate)
 
     torch.manual_seed(4)
     objective = TraceEnum_ELBO(max_plate_nesting=1)
     summed = objective.differentiable_loss(model.with_enumerated_presences(), draws_all, images)
     torch.manual_seed(4)
-    found = guide.found(images)
-    distribution = guide.presence_distribution(images, found)
-    unused = ((1 - distribution.rows) * found.log_ratio[:, None]).sum(-1)
-    own = -(distribution.log_q + distribution.log_total[:, None] + unused).logsumexp(-1).sum()
-    torch.testing.assert_close(own, summed, rtol=1e-10, atol=1e-10)
+    result = guide.found(images)
+    distribution = guide.presence_distribution(images, result)
+    unused = ((1 - distribution.rows) * result.log_ratio[:, None]).sum(-1)
+    loss = -(distribution.log_q + distribution.log_total[:, None] + unused).logsumexp(-1).sum()
+    torch.testing.assert_close(loss, summed, rtol=1e-10, atol=1e-10)
     for one, other in zip(
-        torch.autograd.grad(own, parameters, allow_unused=True),
+        torch.autograd.grad(loss, parameters, allow_unused=True),
         torch.autograd.grad(summed, parameters, allow_unused=True),
         strict=True,
     ):
@@ -132,12 +132,12 @@ def test_scenes_of_a_given_number_of_objects_have_the_joint_density_given_it(for
         values = {site.name: trace.nodes[site.name]["value"] for site in some.sites}
         assert "scene_presence" not in trace.nodes and len(some.orders()) == 2
         both = images.new_ones(3, 2)
-        known = log_density(scored(model, {**values, "scene_presence": both}, images), images)
+        log_joint = log_density(scored(model, {**values, "scene_presence": both}, images), images)
         number = model.presence_distribution(images).log_prob(both)
         for order in some.orders():
             moved = {name: values[order.get(name, name)] for name in values}
-            given = log_density(scored(some, moved, images), images)
-            torch.testing.assert_close(given, known - number)
+            log_conditional = log_density(scored(some, moved, images), images)
+            torch.testing.assert_close(log_conditional, log_joint - number)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -184,14 +184,14 @@ def test_divergences_in_place_of_log_ratios_are_no_bound():
 def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeypatch):
     _, guide, images = pair(slots=4)
     guide.eval()
-    found = guide.found(images)
-    whole = guide.presence_distribution(images, found)
+    result = guide.found(images)
+    whole = guide.presence_distribution(images, result)
     monkeypatch.setattr(proposals, "MOST_SUBSETS", 4)
-    some = guide.presence_distribution(images, found)
+    some = guide.presence_distribution(images, result)
     assert (some.log_total <= whole.log_total + 1e-9).all()
     for rows, log_q in zip(some.rows, some.log_q, strict=True):
-        kept = rows[log_q > -math.inf]
-        assert len(kept.unique(dim=0)) == len(kept)
+        subsets = rows[log_q > -math.inf]
+        assert len(subsets.unique(dim=0)) == len(subsets)
     best = whole.rows[torch.arange(3), whole.log_q.argmax(1)]
     assert (some.log_prob(best) > -math.inf).all()
 
@@ -206,8 +206,8 @@ def test_presences_of_many_slots_are_searched_without_a_list_of_all():
     with torch.no_grad():
         distribution = guide.presence_distribution(images.float(), guide.found(images.float()))
     for rows, log_q in zip(distribution.rows, distribution.log_q, strict=True):
-        kept = rows[log_q > -math.inf]
-        assert len(kept.unique(dim=0)) == len(kept) == len(rows.unique(dim=0))
+        subsets = rows[log_q > -math.inf]
+        assert len(subsets.unique(dim=0)) == len(subsets) == len(rows.unique(dim=0))
 
 
 def test_presences_of_more_slots_than_bits_are_told_apart(monkeypatch):
@@ -249,8 +249,8 @@ def test_taking_an_object_away_and_putting_it_elsewhere():
     }
 
     def mean(presence: float, **changed):
-        given = {**values, "scene_presence": torch.full((1, 1), presence).double(), **changed}
-        run = poutine.trace(poutine.condition(model, given)).get_trace(batch_size=1)
+        latents = {**values, "scene_presence": torch.full((1, 1), presence).double(), **changed}
+        run = poutine.trace(poutine.condition(model, latents)).get_trace(batch_size=1)
         return run.nodes["image"]["fn"].mean.detach()
 
     assert mean(0.0).abs().max() == 0
@@ -272,20 +272,20 @@ def test_another_canvas_keeps_the_size_of_objects_in_pixels():
     ]
     assert areas[0] == pytest.approx(36, abs=1) and areas[1] == pytest.approx(36, abs=1)
     assert larger(batch_size=2).shape == (2, 1, 20, 24)
-    found = find_objects(larger, guide.on_model(larger), torch.rand(2, 1, 20, 24).double())
-    torch.testing.assert_close(found.count_probabilities.sum(-1), torch.ones(2).double())
+    objects = find_objects(larger, guide.on_model(larger), torch.rand(2, 1, 20, 24).double())
+    torch.testing.assert_close(objects.count_probabilities.sum(-1), torch.ones(2).double())
 
 
 def test_a_learned_distribution_of_sizes_starts_at_the_given_one_and_moves_towards_the_true_size():
     """Squares of 6 pixels, given as 4: the median of log sizes is log 1.5 = .41."""
-    given, _, _ = pair(slots=1, size=4.0, sigma_image=0.1)
+    base, _, _ = pair(slots=1, size=4.0, sigma_image=0.1)
     model, guide, _ = pair(slots=1, size=4.0, sigma_image=0.1, size_distribution="learned")
     model.load_state_dict(
-        given.state_dict(), strict=False
+        base.state_dict(), strict=False
     )  # weights of before have no such distribution
     distribution, old = (
         model.pose_distribution(LIKE).base_dist,
-        given.pose_distribution(LIKE).base_dist,
+        base.pose_distribution(LIKE).base_dist,
     )
     torch.testing.assert_close(distribution.mean, old.mean, rtol=0, atol=0)
     torch.testing.assert_close(distribution.stddev, old.stddev)
@@ -294,6 +294,6 @@ def test_a_learned_distribution_of_sizes_starts_at_the_given_one_and_moves_towar
     pose = torch.randn(64, 3).double() * LIKE.new_tensor([0, 0.2, 0.2])
     pose[:, 0] = math.log(1.5)
     images = moved(LIKE.new_ones(64, 1, 6, 6), pose, (10, 12), model.usual(pose)).clamp(0, 1)
-    how = dict(lr=0.02, batch_size=16, objective=SummedPresences(updates=1))
-    fit(model, guide, images, steps=80, **how)
+    settings = dict(lr=0.02, batch_size=16, objective=SummedPresences(updates=1))
+    fit(model, guide, images, steps=80, **settings)
     assert 0.35 < model.size_moments[0] < 0.46

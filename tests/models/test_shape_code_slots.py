@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from small_shape_codes import BATCH, CODES, drawn, small, summed
+from small_shape_codes import BATCH, CODES, drawn, small, sum_parents
 
 from capsule_zoo.models import Capsules, ShapeCodes
 
@@ -21,12 +21,12 @@ made = partial(small, kinds=KINDS, parts=PARTS, slots=SLOTS)
 
 def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
     """The sum over all kinds of all slots and over all choices of parents, one by one, (B,)."""
-    return torch.stack([summed(model, k, parts, pose, code) for k in EVERY_KIND]).logsumexp(0)
+    return torch.stack([sum_parents(model, k, parts, pose, code) for k in EVERY_KIND]).logsumexp(0)
 
 
 def closed_form(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
-    each = [model.log_joint_of_slots(parts, k, pose, code) for k in EVERY_KIND]
-    return torch.stack(each).logsumexp(0)
+    log_joints = [model.log_joint_of_slots(parts, k, pose, code) for k in EVERY_KIND]
+    return torch.stack(log_joints).logsumexp(0)
 
 
 @pytest.mark.parametrize("presence", ["relaxed", "discrete"])
@@ -37,12 +37,12 @@ def test_brute_force_and_closed_form_agree(presence):
     exact, closed = brute_force(model, *scene), closed_form(model, *scene)
     torch.testing.assert_close(closed, exact, rtol=1e-10, atol=1e-10)
     learned = [p for n, p in model.named_parameters() if "template" not in n]
-    for found, wanted in zip(
+    for value, wanted in zip(
         torch.autograd.grad(closed.sum(), learned),
         torch.autograd.grad(exact.sum(), learned),
         strict=True,
     ):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-10)
 
 
 def test_every_slot_has_the_distribution_of_its_object_alone():
@@ -52,18 +52,18 @@ def test_every_slot_has_the_distribution_of_its_object_alone():
     distribution = model.shapes(kind, pose, code)
     for slot in range(SLOTS):
         alone = model.shapes(kind[:, [slot]], pose[:, [slot]], code[:, [slot]])
-        for found, expected in zip(distribution, alone, strict=True):
-            torch.testing.assert_close(found[:, :, 0], expected[:, :, 0])
-            torch.testing.assert_close(found[:, :, 1 + slot], expected[:, :, 1])
+        for value, expected in zip(distribution, alone, strict=True):
+            torch.testing.assert_close(value[:, :, 0], expected[:, :, 0])
+            torch.testing.assert_close(value[:, :, 1 + slot], expected[:, :, 1])
 
 
 def test_slots_may_be_exchanged():
     model = made()
     parts, pose, code = drawn(model, SLOTS)
     kind = torch.tensor([[0, 1], [1, 1]])
-    there = model.log_joint_of_slots(parts, kind, pose, code)
+    forward = model.log_joint_of_slots(parts, kind, pose, code)
     back = model.log_joint_of_slots(parts, kind.flip(1), pose.flip(1), code.flip(1))
-    torch.testing.assert_close(there, back, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(forward, back, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -71,16 +71,16 @@ def test_the_distribution_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(
     model = made(slots=slots).with_scope("objects")
     parts, pose, code = drawn(model, SLOTS)
     at = torch.tensor([[1, 0], [0, 1]])[:, :slots], pose[:, :slots], code[:, :slots]
-    there = parts.presence[..., None]
-    value = torch.cat([there, parts.pose], dim=-1)
-    distribution, found = model.shapes(*at), model.shapes.part_distribution(*at)
-    each = dist.Bernoulli(logits=distribution.presence_logits).log_prob(there)
+    part_presence = parts.presence[..., None]
+    value = torch.cat([part_presence, parts.pose], dim=-1)
+    distribution, mixture = model.shapes(*at), model.shapes.part_distribution(*at)
+    log_probs = dist.Bernoulli(logits=distribution.presence_logits).log_prob(part_presence)
     pose_distribution = dist.Normal(distribution.vote, distribution.scale_on).to_event(1)
-    each = each + there * pose_distribution.log_prob(parts.pose[..., None, :])
-    expected = (distribution.log_weights.log_softmax(-1) + each).logsumexp(-1)
-    torch.testing.assert_close(found.log_prob(value), expected)
-    assert found.batch_shape == (BATCH, PARTS)
-    wide = found.expand((4, BATCH, PARTS))
+    log_probs = log_probs + part_presence * pose_distribution.log_prob(parts.pose[..., None, :])
+    expected = (distribution.log_weights.log_softmax(-1) + log_probs).logsumexp(-1)
+    torch.testing.assert_close(mixture.log_prob(value), expected)
+    assert mixture.batch_shape == (BATCH, PARTS)
+    wide = mixture.expand((4, BATCH, PARTS))
     torch.testing.assert_close(wide.log_prob(value)[2], expected)
 
 
@@ -90,15 +90,15 @@ def test_on_part_sets_the_density_is_that_of_the_whole_model_where_all_parts_are
     parts = parts._replace(presence=torch.ones(BATCH, PARTS).double())
     kind = torch.tensor([[0, 1], [1, 0]])
     whole, on_sets = (
-        each.log_joint_of_slots(parts, kind, pose, code)
-        for each in (model, model.with_scope("objects"))
+        variant.log_joint_of_slots(parts, kind, pose, code)
+        for variant in (model, model.with_scope("objects"))
     )
     torch.testing.assert_close(on_sets, whole)
     moved = parts._replace(presence=torch.zeros(BATCH, PARTS).double())
-    seen = model.with_scope("objects").log_joint_of_slots(moved, kind, pose, code)
+    log_joint = model.with_scope("objects").log_joint_of_slots(moved, kind, pose, code)
     away = moved._replace(pose=moved.pose + 5)  # poses of absent parts are not seen
     unseen = model.with_scope("objects").log_joint_of_slots(away, kind, pose, code)
-    torch.testing.assert_close(seen, unseen)
+    torch.testing.assert_close(log_joint, unseen)
 
 
 def test_parts_are_drawn_from_the_slot_that_they_choose():

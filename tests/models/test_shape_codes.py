@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
-from small_shape_codes import BATCH, CODES, drawn, small, summed
+from small_shape_codes import BATCH, CODES, drawn, small, sum_parents
 
 from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
 from capsule_zoo.inference import evaluate, loss_per_image
@@ -30,8 +30,8 @@ def images() -> torch.Tensor:
 def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
     """The sum over all choices of parents, one by one, for every kind, (B, K)."""
     kinds = torch.arange(KINDS).expand(BATCH, -1).split(1, dim=1)
-    each = zip(kinds, pose.split(1, dim=1), code.split(1, dim=1), strict=True)
-    return torch.stack([summed(model, k, parts, p, c) for k, p, c in each], dim=-1)
+    arguments = zip(kinds, pose.split(1, dim=1), code.split(1, dim=1), strict=True)
+    return torch.stack([sum_parents(model, k, parts, p, c) for k, p, c in arguments], dim=-1)
 
 
 def points(parts: Capsules, pose, code):
@@ -54,8 +54,8 @@ def points(parts: Capsules, pose, code):
 
 def gradients(value: torch.Tensor, model: ShapeCodes) -> list[torch.Tensor]:
     names = [n for n, _ in model.named_parameters() if "template" not in n]
-    found = torch.autograd.grad(value, [model.get_parameter(n) for n in names])
-    return [g for _, g in zip(names, found, strict=True)]
+    grads = torch.autograd.grad(value, [model.get_parameter(n) for n in names])
+    return [g for _, g in zip(names, grads, strict=True)]
 
 
 @pytest.mark.parametrize("presence", ["relaxed", "discrete"])
@@ -76,8 +76,8 @@ def test_brute_force_closed_form_and_enumeration_agree(presence, selection):
     torch.testing.assert_close(-loss, (exact + image[:, 0]).sum(), rtol=1e-10, atol=1e-10)
     expected = gradients(exact.sum(), model)
     for value in (closed.sum(), -loss):
-        for found, wanted in zip(gradients(value, model), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+        for gradient, wanted in zip(gradients(value, model), expected, strict=True):
+            torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10)
 
 
 def test_the_model_that_enumerates_kinds_has_the_same_sum():
@@ -105,13 +105,13 @@ def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
     parts, pose, code = drawn(model, KINDS)
     parts = parts._replace(presence=torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double())
     moved = parts._replace(pose=torch.where(parts.presence[..., None] > 0, parts.pose, 7.0))
-    first, second = (model.log_joint_of_kinds(each, pose, code) for each in (parts, moved))
+    first, second = (model.log_joint_of_kinds(capsules, pose, code) for capsules in (parts, moved))
     torch.testing.assert_close(first, second)
     # a part that is present: the density of the whole model, which sees poses only of such parts
     whole = model.with_scope("scene").discretized()
-    there = parts._replace(presence=torch.ones(BATCH, PARTS).double())
+    all_present = parts._replace(presence=torch.ones(BATCH, PARTS).double())
     torch.testing.assert_close(
-        model.log_joint_of_kinds(there, pose, code), whole.log_joint_of_kinds(there, pose, code)
+        model.log_joint_of_kinds(all_present, pose, code), whole.log_joint_of_kinds(all_present, pose, code)
     )
 
 
@@ -149,12 +149,12 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
     guide = configure(ShapeCodesGuide, on_parts, above=RidgeKinds, channels=2).double()
     believed = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.exp()
     torch.testing.assert_close(believed[:, 0], torch.stack(kinds), atol=0.05, rtol=0)
-    found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
-    iwae = summarize(found)["iwae"]
-    assert found.attrs["bound_on"] == "log p(part)"
-    assert found.attrs["is_bound"]
+    idata = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
+    iwae = summarize(idata)["iwae"]
+    assert idata.attrs["bound_on"] == "log p(part)"
+    assert idata.attrs["is_bound"]
     assert iwae == pytest.approx(sum(exact) / 3, abs=0.03)
-    assert summarize(found)["elbo"] < sum(exact) / 3
+    assert summarize(idata)["elbo"] < sum(exact) / 3
 
 
 @pytest.mark.parametrize("site", ["object_kind", "object_pose", "object_code"])
@@ -217,11 +217,11 @@ def test_known_kinds_are_observed():
     assert torch.isfinite(loss)
     for dtype in (torch.int32, torch.uint8):
         for program in (model, guide):
-            found = []
+            log_joints = []
             for labels in (kinds, kinds.to(dtype)):
                 pyro.set_rng_seed(0)
-                found.append(poutine.trace(program).get_trace(images(), labels).log_prob_sum())
-            assert found[0] == found[1]
+                log_joints.append(poutine.trace(program).get_trace(images(), labels).log_prob_sum())
+            assert log_joints[0] == log_joints[1]
 
 
 def test_at_rest_the_parts_are_those_of_the_first_kind():

@@ -43,13 +43,13 @@ def test_a_context_within_another_is_its_own(tensors):
 
 
 def test_another_thread_shares_nothing(tensors):
-    found = []
+    results = []
     with sharing():
         share("drawing", tensors)
-        thread = threading.Thread(target=lambda: found.append(shared(tensors)))
+        thread = threading.Thread(target=lambda: results.append(shared(tensors)))
         thread.start()
         thread.join()
-        assert found == [None]
+        assert results == [None]
         assert shared(tensors) == "drawing"
 
 

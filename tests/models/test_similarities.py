@@ -84,9 +84,9 @@ def test_noise_on_the_template_agrees_with_a_dense_integral(name, noise):
     template = TEMPLATES[name]
     for error in (0.03, 0.3):  # a good fit and a bad one
         points = points_on(template, error)
-        found = log_evidence(fit_of(points, template.corners), noise, TAU)
+        evidence = log_evidence(fit_of(points, template.corners), noise, TAU)
         expected = dense_integral(points, template, noise)
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+        torch.testing.assert_close(evidence, expected, rtol=0, atol=2e-3)
 
 
 def test_orders_stand_for_all_permutations():
@@ -98,14 +98,14 @@ def test_orders_stand_for_all_permutations():
         template = TEMPLATES[name]
         places = as_complex(torch.randn(2, 5, 2).double())
         noise = Noise(0.2, 0.1)
-        own = Noise(noise.floor, noise.proportional / template.radius)
-        found = tuple_evidence(places, template, noise, TAU).logsumexp(-1)
-        found = found + math.log(template.symmetry_order)
-        for k, chosen in enumerate(itertools.combinations(range(5), len(template))):
+        relative_noise = Noise(noise.floor, noise.proportional / template.radius)
+        evidence = tuple_evidence(places, template, noise, TAU).logsumexp(-1)
+        evidence = evidence + math.log(template.symmetry_order)
+        for k, subset in enumerate(itertools.combinations(range(5), len(template))):
             every = torch.stack(
                 [
-                    log_evidence(fit_of(places[:, list(order)], template.corners), own, TAU)
-                    for order in itertools.permutations(chosen)
+                    log_evidence(fit_of(places[:, list(order)], template.corners), relative_noise, TAU)
+                    for order in itertools.permutations(subset)
                 ]
             )
-            torch.testing.assert_close(found[:, k], every.logsumexp(0), rtol=0, atol=1e-6)
+            torch.testing.assert_close(evidence[:, k], every.logsumexp(0), rtol=0, atol=1e-6)

@@ -136,5 +136,5 @@ def test_missing_pixels_are_left_out_at_a_site_of_any_name():
     holed = poutine.condition(model.with_missing_pixels(), {"code": torch.zeros(3)})
     trace = poutine.trace(holed).get_trace(images)
     trace.compute_log_prob()
-    each = dist.Normal(0.0, 1.0).log_prob(images.nan_to_num()) * ~images.isnan()
-    torch.testing.assert_close(trace.nodes["pixels"]["log_prob"], each.sum((1, 2, 3)))
+    log_probs = dist.Normal(0.0, 1.0).log_prob(images.nan_to_num()) * ~images.isnan()
+    torch.testing.assert_close(trace.nodes["pixels"]["log_prob"], log_probs.sum((1, 2, 3)))

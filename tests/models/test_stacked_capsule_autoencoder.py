@@ -49,8 +49,8 @@ def model(request):
 def test_each_pixel_is_a_mixture_of_parts_and_background(model):
     parts = draw(model, "part")
     images = torch.rand(BATCH, *model.image_shape, dtype=torch.float64)
-    found = model.image_distribution(parts).log_prob(images[:, None])
-    there = as_presence(parts.presence, model.relaxed)
+    log_density = model.image_distribution(parts).log_prob(images[:, None])
+    probability = as_presence(parts.presence, model.relaxed)
     channels, height, width = model.image_shape
     behind = model.background_logits.sigmoid()
     for b in range(BATCH):
@@ -67,14 +67,14 @@ def test_each_pixel_is_a_mixture_of_parts_and_background(model):
                 weights = [model.background_log_weight.exp()]
                 colors = [behind]
                 for m, (layer, tint) in enumerate(layers):
-                    weights.append(there[b, m] * layer[channels, y, x])
+                    weights.append(probability[b, m] * layer[channels, y, x])
                     colors.append(layer[:channels, y, x] * tint)
                 likelihood = 0.0
                 for weight, color in zip(weights, colors, strict=True):
                     density = Normal(color, model.sigma_image).log_prob(images[b, :, y, x])
                     likelihood = likelihood + weight * density.sum().exp()
                 total = total + (likelihood / sum(weights)).log()
-        torch.testing.assert_close(found[b, 0], total, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(log_density[b, 0], total, rtol=1e-9, atol=1e-9)
 
 
 def test_the_vote_of_an_object_is_its_pose_times_its_bent_constellation(model):
@@ -109,8 +109,8 @@ def test_the_pose_of_a_part_is_summed_over_its_parents(model):
     objects, parts = draw(model, "object"), draw(model, "part")
     votes = model.votes(objects)
     distribution = part_pose_distribution(votes, parts.presence, model.relaxed, *model.dummy)
-    found = distribution.log_prob(parts.pose)
-    there = as_presence(parts.presence, model.relaxed)
+    log_density = distribution.log_prob(parts.pose)
+    probability = as_presence(parts.presence, model.relaxed)
     origin = torch.zeros(6, dtype=torch.float64)
     for b in range(BATCH):
         for m in range(3):
@@ -121,8 +121,8 @@ def test_the_pose_of_a_part_is_summed_over_its_parents(model):
                 densities.append(vote.log_prob(parts.pose[b, m]).sum().exp())
                 weights.append(votes.log_presence[b, m, k].exp())
             mixed = sum(w * d for w, d in zip(weights, densities, strict=True)) / sum(weights)
-            expected = there[b, m] * mixed + (1 - there[b, m]) * dummy
-            torch.testing.assert_close(found[b, m].exp(), expected, rtol=1e-9, atol=1e-12)
+            expected = probability[b, m] * mixed + (1 - probability[b, m]) * dummy
+            torch.testing.assert_close(log_density[b, m].exp(), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_part_is_off_if_no_vote_and_no_leak_switches_it_on(model):
@@ -155,13 +155,13 @@ def test_the_joint_density_is_the_sum_of_all_its_factors():
     trace = poutine.trace(poutine.condition(model, values)).get_trace(images)
     votes = model.votes(objects)
     on = torch.full_like(objects.presence, 1 / model.classes)
-    seen = 1 - (1 - model.clutter.leak) * (1 - votes.log_presence.exp()).prod(-1)
+    visibility = 1 - (1 - model.clutter.leak) * (1 - votes.log_presence.exp()).prod(-1)
     identity = poses.identity_like(objects.pose)
     expected = (
         torch.where(objects.presence > 0, on, 1 - on).log().sum()
         + Normal(identity, model.sigma_top).log_prob(objects.pose).sum()
         + Normal(0.0, 1.0).log_prob(objects.feature).sum()
-        + torch.where(parts.presence > 0, seen, 1 - seen).log().sum()
+        + torch.where(parts.presence > 0, visibility, 1 - visibility).log().sum()
         + part_pose_distribution(votes, parts.presence, False, *model.dummy)
         .log_prob(parts.pose)
         .sum()
@@ -206,7 +206,7 @@ def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
     objects, parts = draw(model, "object"), draw(model, "part")
     if not model.relaxed:  # an object that is off never owns a part
         objects = objects._replace(presence=torch.tensor([[0.0, 1.0]] * BATCH).double())
-    votes, found = model.votes(objects), model.predicted(objects, parts)
+    votes, prediction = model.votes(objects), model.predicted(objects, parts)
     fractions = model.responsibilities(objects, parts)
     torch.testing.assert_close(fractions.sum(-1), torch.ones(BATCH, 3).double())
     for b in range(BATCH):
@@ -217,7 +217,7 @@ def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
                 density = distribution.log_prob(parts.pose[b, m]).sum()
                 scores.append((votes.log_presence[b, m, k] + density).item())
             winner = max(range(2), key=scores.__getitem__)
-            torch.testing.assert_close(found.pose[b, m], votes.pose[b, m, winner])
+            torch.testing.assert_close(prediction.pose[b, m], votes.pose[b, m, winner])
             both = [fractions[b, m, 1 + k].log().item() for k in range(2)]
             assert both[winner] == max(both)
 

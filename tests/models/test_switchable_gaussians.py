@@ -40,13 +40,13 @@ def exact(layer, iterations):
 def test_compute_marginals_are_the_e_step(layer, votes):
     guide = exact(layer, 3)
     marginals = TraceEnum_ELBO(max_plate_nesting=2).compute_marginals(layer, guide, votes)
-    found = marginals["child_parent"].probs.squeeze()  # (B, I, J)
+    responsibility = marginals["child_parent"].probs.squeeze()  # (B, I, J)
     dense = Votes.dense(votes)
     expected = guide.routing.responsibilities(
         dense, guide.routing(dense, layer.distribution()), layer.distribution()
     )
-    torch.testing.assert_close(found, expected[:, 0].mT, rtol=0, atol=1e-6)
-    assert (found - 1 / J).abs().max() > 0.1
+    torch.testing.assert_close(responsibility, expected[:, 0].mT, rtol=0, atol=1e-6)
+    assert (responsibility - 1 / J).abs().max() > 0.1
 
 
 def test_the_elbo_is_minus_the_free_energy_after_an_e_step(layer, votes):
@@ -71,8 +71,8 @@ def test_vote_log_density_is_the_mean_over_noisy_votes(layer, votes):
     noisy = votes[..., None] + math.sqrt(layer.noise) * points
     distribution = torch.distributions.Normal(mean[..., None], variance[..., None].sqrt())
     expected = (distribution.log_prob(noisy) * weights / weights.sum()).sum((-1, -2))  # (B, I, J)
-    found = vote_log_density(Votes.dense(votes), mean, variance, layer.noise)
-    torch.testing.assert_close(found[:, 0].mT, expected)
+    log_density = vote_log_density(Votes.dense(votes), mean, variance, layer.noise)
+    torch.testing.assert_close(log_density[:, 0].mT, expected)
 
 
 def test_presence_is_the_papers_logistic_of_cost():

@@ -86,6 +86,6 @@ def test_new_templates_leave_nearly_all_of_the_background():
     paint = templates.faint((16, 4, 11, 11)).sigmoid()
     alone = torch.eye(2, 3).reshape(1, 1, 6).expand(1, 16, 6)  # every part fills the image
     color, alpha = templates.warp_templates(paint, alone, (11, 11)).split([3, 1], dim=1)
-    seen = templates.over(color, alpha, torch.zeros(3, 1, 1, 1))
-    assert alpha.max() < 0.1 and 0 < seen.mean() < 0.5
+    image = templates.over(color, alpha, torch.zeros(3, 1, 1, 1))
+    assert alpha.max() < 0.1 and 0 < image.mean() < 0.5
     assert abs(paint[:, :3].mean() - 0.5) < 0.01

@@ -49,12 +49,12 @@ def test_density_and_gradients_are_those_of_the_stacked_layers(channels, batch, 
 def test_pixels_and_channels_that_are_not_seen_are_left_out(channels, together):
     distribution, leaves = distribution_and_leaves(channels)
     images = torch.rand(4, 1, channels, 6, 7, dtype=torch.float64)
-    seen = torch.rand(4, 1, 1 if together else channels, 6, 7) > 0.4
+    mask = torch.rand(4, 1, 1 if together else channels, 6, 7) > 0.4
     ours, theirs = (
-        each.log_prob_where(images, seen) for each in (distribution, distribution.stacked)
+        component.log_prob_where(images, mask) for component in (distribution, distribution.stacked)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    slopes = (torch.autograd.grad(found.sum(), leaves) for found in (ours, theirs))
+    slopes = (torch.autograd.grad(log_probs.sum(), leaves) for log_probs in (ours, theirs))
     for mine, other in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
     everything = torch.ones_like(images, dtype=torch.bool)
@@ -68,9 +68,9 @@ def test_layers_without_weight_add_nothing(scale):
     distribution, leaves = distribution_and_leaves(scale=scale, zeros=True)
     images = torch.rand(4, 1, 3, 6, 7, dtype=torch.float64)
     torch.testing.assert_close(distribution.log_prob(images), distribution.stacked.log_prob(images))
-    drawn, tint, there, behind, claim = leaves
-    kept = [0, 2, 3, 4]
-    without = TintedMixture(drawn[kept], tint[:, kept], there[:, kept], behind, claim, scale)
+    drawn, tint, presence, behind, claim = leaves
+    indices = [0, 2, 3, 4]
+    without = TintedMixture(drawn[indices], tint[:, indices], presence[:, indices], behind, claim, scale)
     torch.testing.assert_close(distribution.log_prob(images), without.log_prob(images))
 
 
@@ -78,8 +78,8 @@ def test_a_part_that_is_off_is_told_how_much_better_it_would_explain_the_image()
     distribution, leaves = distribution_and_leaves(1, scale=3.0, zeros=True)
     images = torch.rand(4, 1, 1, 6, 7, dtype=torch.float64)
     (slope,) = torch.autograd.grad(distribution.log_prob(images).sum(), distribution.there)
-    drawn, tint, there, behind, claim = (leaf.detach() for leaf in leaves)
-    on = there.clone()
+    drawn, tint, presence, behind, claim = (leaf.detach() for leaf in leaves)
+    on = presence.clone()
     on[:, 1] = 1e-7
     raised = TintedMixture(drawn, tint, on, behind, claim, distribution.scale).log_prob(images)
     expected = (raised - distribution.log_prob(images).detach()).squeeze(1) / 1e-7
@@ -88,14 +88,14 @@ def test_a_part_that_is_off_is_told_how_much_better_it_would_explain_the_image()
 
 def test_gradients_are_numerical_derivatives():
     distribution, leaves = distribution_and_leaves(1)
-    few = [leaves[0][:2, :, :, :2, :2], leaves[1][:, :2], leaves[2][:, :2], *leaves[3:]]
-    few = [leaf.detach().clone().requires_grad_() for leaf in few]
+    inputs = [leaves[0][:2, :, :, :2, :2], leaves[1][:, :2], leaves[2][:, :2], *leaves[3:]]
+    inputs = [leaf.detach().clone().requires_grad_() for leaf in inputs]
     images = torch.rand(4, 1, 1, 2, 2, dtype=torch.float64)
 
     def density(*numbers):
         return TintedMixture(*numbers, scale=distribution.scale).log_prob(images)
 
-    assert torch.autograd.gradcheck(density, few)
+    assert torch.autograd.gradcheck(density, inputs)
 
 
 def test_a_color_far_from_all_layers_has_a_finite_density_in_single_precision():

@@ -11,10 +11,10 @@ IMAGES = torch.zeros(4, 1, 2, 2)
 
 
 def program(value=None):
-    seen = torch.tensor([[True, False, True]] * 4)
+    part_mask = torch.tensor([[True, False, True]] * 4)
     with pyro.plate("images", 4, dim=-2):
         pyro.sample("whole", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        with pyro.plate("parts", 3, dim=-1), poutine.mask(mask=seen):
+        with pyro.plate("parts", 3, dim=-1), poutine.mask(mask=part_mask):
             part = pyro.sample("part", dist.Normal(torch.arange(3.0), 2.0))
             pyro.sample("seen", dist.Normal(part, 1.0), obs=torch.ones(4, 3))
         with poutine.scale(scale=3.0):
@@ -23,6 +23,6 @@ def program(value=None):
 
 def test_it_is_the_log_density_of_the_trace():
     trace = poutine.trace(program).get_trace()
-    found = plain_log_density(scored_sites(trace), IMAGES)
-    torch.testing.assert_close(found, log_density(trace, IMAGES), rtol=1e-6, atol=1e-6)
+    density = plain_log_density(scored_sites(trace), IMAGES)
+    torch.testing.assert_close(density, log_density(trace, IMAGES), rtol=1e-6, atol=1e-6)
     assert scored_sites(trace).keys() == {"whole", "part", "seen", "share"}

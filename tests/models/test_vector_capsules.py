@@ -33,12 +33,12 @@ def test_squash_is_safe_at_zero_in_value_and_gradient():
 
 
 def test_margin_loss_is_the_papers():
-    length, there = torch.rand(5, 4, dtype=torch.float64), torch.randint(2, (5, 4))
-    for n, found in enumerate(margin_loss(length, there).tolist()):
+    length, presence = torch.rand(5, 4, dtype=torch.float64), torch.randint(2, (5, 4))
+    for n, value in enumerate(margin_loss(length, presence).tolist()):
         loss = 0.0
-        for v, t in zip(length[n].tolist(), there[n].tolist(), strict=True):
+        for v, t in zip(length[n].tolist(), presence[n].tolist(), strict=True):
             loss += t * max(0, 0.9 - v) ** 2 + 0.5 * (1 - t) * max(0, v - 0.1) ** 2
-        assert found == pytest.approx(loss)
+        assert value == pytest.approx(loss)
     assert margin_loss(torch.tensor([[0.95, 0.05]]), torch.tensor([[1, 0]])).item() == 0
 
 
@@ -66,13 +66,13 @@ def test_class_vectors_are_those_of_dynamic_routing():
 def test_batches_in_chunks_give_the_same_classes_and_gradients(monkeypatch):
     layer = ClassVectors(6, 3, DynamicRouting(2, fair=False)).double()
     children = torch.randn(5, 6, 8, dtype=torch.float64, requires_grad=True)
-    found = []
+    results = []
     for at_once in (2**21, 2 * 6 * 3 * 16):
         monkeypatch.setattr(chunks, "AT_ONCE", at_once)
         vectors = layer(children)
         wanted = (children, layer.transform)
-        found.append((vectors, *torch.autograd.grad(vectors.square().sum(), wanted)))
-    torch.testing.assert_close(*found)
+        results.append((vectors, *torch.autograd.grad(vectors.square().sum(), wanted)))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("routing", [DynamicRouting(3, fair=False), EMRouting(3), None])

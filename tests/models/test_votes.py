@@ -27,10 +27,10 @@ def test_windows_see_what_a_convolution_sees(grid):
     windows = Windows.sliding(*grid)
     image = rand(2, 3, height, width)
     weight = rand(4, 3, kernel, kernel)
-    seen = windows.see(image.flatten(2).mT)  # (2, positions, window, 3)
-    found = torch.einsum("npkc,ock->nop", seen, weight.flatten(2))
+    patches = windows.see(image.flatten(2).mT)  # (2, positions, window, 3)
+    output = torch.einsum("npkc,ock->nop", patches, weight.flatten(2))
     expected = torch.nn.functional.conv2d(image, weight, stride=stride)
-    torch.testing.assert_close(found.unflatten(2, windows.shape), expected)
+    torch.testing.assert_close(output.unflatten(2, windows.shape), expected)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -58,8 +58,8 @@ def test_shares_are_the_softmax_of_the_logits():
     for entries in by_cell.values():
         for b in range(TYPES):
             mine = torch.stack([logits[0, p, :, k * TYPES + b] for p, k in entries])
-            found = torch.stack([responsibility[0, p, :, k * TYPES + b] for p, k in entries])
-            torch.testing.assert_close(found, mine.flatten().softmax(0).view_as(mine))
+            fractions = torch.stack([responsibility[0, p, :, k * TYPES + b] for p, k in entries])
+            torch.testing.assert_close(fractions, mine.flatten().softmax(0).view_as(mine))
 
 
 def test_extreme_logits_give_neither_nan_nor_lost_children():
@@ -96,8 +96,8 @@ def test_gathered_votes_are_weighted_means_and_variances():
     torch.testing.assert_close(gathered.number[:, 0, :, 0], count)
     torch.testing.assert_close(gathered.mean[:, 0], mean)
     torch.testing.assert_close(gathered.variance[:, 0], variance)
-    found = Votes.dense(values, presence).gather_sum(responsibility)
-    torch.testing.assert_close(found, gathered.number * gathered.mean)
+    totals = Votes.dense(values, presence).gather_sum(responsibility)
+    torch.testing.assert_close(totals, gathered.number * gathered.mean)
 
 
 def test_squares_lose_no_digits_far_from_the_origin():

@@ -54,13 +54,13 @@ def check(
     **options: Any,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Return a decorator that adds a function with these options to `CHECKS`; it may be stacked."""
-    full, few = NUMBER[name.partition("_")[0]]
+    full, quick = NUMBER[name.partition("_")[0]]
     full = round(fraction * full)
 
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         assert name not in CHECKS, name
         CHECKS[name] = Check(
-            name, partial(function, **options), tuple(of), approximate, full, min(full, few)
+            name, partial(function, **options), tuple(of), approximate, full, min(full, quick)
         )
         return function
 

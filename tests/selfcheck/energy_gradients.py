@@ -85,8 +85,8 @@ def as_likelihood(number: int, k: int, scale: float) -> Outcome:
 
 
 def _from_data(model: CapsuleRBM, images: Tensor, k: int, exact: Tensor, number: int) -> Outcome:
-    found = estimates(ContrastiveDivergence(k), model, ExactSwitches(model), images)
-    return slopes_agree(found, exact, [model], number)
+    losses = estimates(ContrastiveDivergence(k), model, ExactSwitches(model), images)
+    return slopes_agree(losses, exact, [model], number)
 
 
 @torch.no_grad()
@@ -98,8 +98,8 @@ def _sweep(model: CapsuleRBM) -> Tensor:
     switch, hidden = binary(capsules)[states[:, 0]], binary(capsules, units)[states[:, 1]]
     active = (switch[..., None] * hidden).flatten(1)
     field = active @ model.weight.flatten(1).T + switch @ model.switch_weight.T
-    own = switch @ model.switch_bias + hidden.flatten(1) @ model.hidden.bias.flatten()
-    log_mass = pixels @ (model.visible.bias.flatten() + field).T + own  # (X, states)
+    log_bias = switch @ model.switch_bias + hidden.flatten(1) @ model.hidden.bias.flatten()
+    log_mass = pixels @ (model.visible.bias.flatten() + field).T + log_bias  # (X, states)
     return log_mass.softmax(1) @ log_mass.softmax(0).T
 
 

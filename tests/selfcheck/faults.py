@@ -126,8 +126,8 @@ def first_difference(one: Any, other: Any, path: str = "") -> str | None:
         timeless = [i for i, name in enumerate(COLUMNS) if name != "seconds"]
         one, other = one[:, timeless], other[:, timeless]
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        found = (first_difference(one[key], other[key], f"{path}/{key}") for key in one)
-        return next(filter(None, found), None)
+        differences = (first_difference(one[key], other[key], f"{path}/{key}") for key in one)
+        return next(filter(None, differences), None)
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         rows = zip(range(len(one)), one, other, strict=True)
         return next(filter(None, (first_difference(a, b, f"{path}/{i}") for i, a, b in rows)), None)
@@ -155,7 +155,7 @@ def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
         "evaluate": lambda chance: odd_images(chance, entry),
         "command": lambda chance: odd_command(chance, folder),
     }
-    found: dict[str, Counts] = {}
+    results: dict[str, Counts] = {}
     for kind, give in kinds.items():
         chance, counts = random.Random(f"{seed} {kind}"), Counts()
         for trial in range(number // len(kinds)):
@@ -168,19 +168,19 @@ def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
                     counts.bad.append(f"{kind} {trial}: an empty {type(error).__name__}")
             except Exception as error:  # what nobody foresaw is what is looked for
                 counts.bad.append(f"{kind} {trial}: {type(error).__name__}: {error}"[:200])
-        found[kind] = counts
-    return found
+        results[kind] = counts
+    return results
 
 
-def damaged(content: bytes, chance: random.Random) -> bytes:
+def damage(content: bytes, chance: random.Random) -> bytes:
     """Return content cut off, with some bytes changed, or with some bytes added."""
     data = bytearray(content)
-    how = chance.randrange(4)
-    if how == 0:
+    fault = chance.randrange(4)
+    if fault == 0:
         return bytes(data[: chance.randrange(len(data) + 1)])
-    if how == 1:
+    if fault == 1:
         return bytes(data) + chance.randbytes(chance.randrange(1, 64))
-    reach = len(data) if how == 2 else min(len(data), 400)  # a header decides on the rest
+    reach = len(data) if fault == 2 else min(len(data), 400)  # a header decides on the rest
     for _ in range(chance.randrange(1, 4)):
         data[chance.randrange(reach)] = chance.randrange(256)
     return bytes(data)
@@ -192,10 +192,10 @@ def exchange(tree: Any, chance: random.Random) -> None:
     key = chance.choice(keys)
     if isinstance(tree[key], (dict, list)) and tree[key] and chance.random() < 0.7:
         return exchange(tree[key], chance)
-    how = chance.randrange(4)
-    if how == 0:
+    action = chance.randrange(4)
+    if action == 0:
         del tree[key]
-    elif how == 1 and isinstance(tree, dict):
+    elif action == 1 and isinstance(tree, dict):
         tree["x" + key] = tree.pop(key)
     else:
         tree[key] = chance.choice([-1, 0, 3, 1.5, "x", "", None, True, [], {}, [1, 2], {"a": 1}])
@@ -212,7 +212,7 @@ def damaged_run(chance: random.Random, folder: Path) -> None:
         exchange(recipe, chance)
         file.write_text(json.dumps(recipe))
     else:
-        file.write_bytes(damaged(file.read_bytes(), chance))
+        file.write_bytes(damage(file.read_bytes(), chance))
     entry = load(copy)
     for module in (entry.model, entry.guide):
         for name, value in module.state_dict().items():
@@ -237,7 +237,7 @@ def damaged_pictures(chance: random.Random, folder: Path) -> None:
         Image.new(mode, pixels, 0).save(written, {"jpg": "jpeg"}.get(suffix, suffix))
         content = written.getvalue()
         if chance.random() < 0.15:
-            content = damaged(content, chance)
+            content = damage(content, chance)
         suffix = suffix if chance.random() < 0.95 else chance.choice(["txt", "gif", "jpg"])
         (kind / f"{number}.{suffix}").write_bytes(content)
     size: Any = chance.choice([8, (8, 8), "8x8", None])
@@ -284,7 +284,7 @@ def odd_images(chance: random.Random, entry: Any) -> None:
         raise ArithmeticError("log weights that are not finite")
 
 
-WORDS = (
+ODD_ARGUMENTS = (
     *("-1", "0", "1.5", "nan", "inf", "1e400", "", " "),
     *("None", "digits", "mnst", "vae", "../x", "\0", "é"),
 )
@@ -308,19 +308,19 @@ def odd_command(chance: random.Random, folder: Path) -> int:
         RuntimeError: the exit status is not 0, 1 or 2, or nothing was said about an error.
     """
     name = chance.choice(list(COMMANDS))
-    words = [name, *COMMANDS[name]]
+    arguments = [name, *COMMANDS[name]]
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
-        place, how = chance.randrange(1, len(words) + 1), chance.choice([0, 1, 2, 2, 2, 3])
-        if how == 0:
-            words.insert(place, chance.choice(WORDS))
-        elif how == 1:
-            words.insert(
+        place, action = chance.randrange(1, len(arguments) + 1), chance.choice([0, 1, 2, 2, 2, 3])
+        if action == 0:
+            arguments.insert(place, chance.choice(ODD_ARGUMENTS))
+        elif action == 1:
+            arguments.insert(
                 place, "--" + chance.choice(["seed", "data", "images", "json", "guides", "x"])
             )
-        elif place < len(words):
-            words[place : place + 1] = [chance.choice(WORDS)] if how == 2 else []
-    if words[0] == "train" and "--steps" not in words and "--minutes" not in words:
-        words += ["--steps", "1"]
+        elif place < len(arguments):
+            arguments[place : place + 1] = [chance.choice(ODD_ARGUMENTS)] if action == 2 else []
+    if arguments[0] == "train" and "--steps" not in arguments and "--minutes" not in arguments:
+        arguments += ["--steps", "1"]
     places = {
         "RUN": str(folder / "run"),
         "OUT": str(folder / "out"),
@@ -331,18 +331,18 @@ def odd_command(chance: random.Random, folder: Path) -> int:
     os.chdir(folder)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            main([places.get(word, word) for word in words])
+            main([places.get(word, word) for word in arguments])
         status: Any = 0
     except SystemExit as ended:
         status = ended.code
     finally:
         os.chdir(here)
     if status not in (0, 1, 2, None):
-        raise RuntimeError(f"{' '.join(words)}: status {status}")
+        raise RuntimeError(f"{' '.join(arguments)}: status {status}")
     if status in (1, 2) and not (errors.getvalue() + out.getvalue()).strip():
-        raise RuntimeError(f"{' '.join(words)}: status {status}, and no word")
+        raise RuntimeError(f"{' '.join(arguments)}: status {status}, and no word")
     if status in (0, None) and any(w in out.getvalue().split() for w in ("nan", "inf", "-inf")):
-        raise ArithmeticError(f"{' '.join(words)}: printed a number that is not finite")
+        raise ArithmeticError(f"{' '.join(arguments)}: printed a number that is not finite")
     return status or 0
 
 
@@ -361,9 +361,9 @@ def full_disk(folder: Path) -> Counts:
         counts.tried += 1
         process = get_context("forkserver").Process(target=trial, args=(path,))
         _finished(process)
-        kept = load_checkpoint(path)["model"]
-        if process.exitcode or not torch.equal(kept, torch.ones(4)):
-            counts.bad.append(f"{trial.__name__}: status {process.exitcode}, kept {kept.tolist()}")
+        weights = load_checkpoint(path)["model"]
+        if process.exitcode or not torch.equal(weights, torch.ones(4)):
+            counts.bad.append(f"{trial.__name__}: status {process.exitcode}, kept {weights.tolist()}")
     return counts
 
 

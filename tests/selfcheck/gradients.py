@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from checks import check
-from machines import binary, listed, randomized
-from means import unbiased
+from machines import binary, list_states, randomized
+from means import compare_mean
 from pyro import distributions as dist
 from pyro import plate, sample
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -45,12 +45,12 @@ def slopes_agree(
     parameters = [p for module in modules for p in module.parameters()]
 
     def slope(loss: Tensor) -> Tensor:
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        pairs = zip(found, parameters, strict=True)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(grads, parameters, strict=True)
         return torch.cat([(p.new_zeros(p.shape) if g is None else g).flatten() for g, p in pairs])
 
     wanted = slope(exact)
-    return unbiased(torch.stack([slope(estimate()) for _ in range(number)]), wanted)
+    return compare_mean(torch.stack([slope(estimate()) for _ in range(number)]), wanted)
 
 
 def estimates(
@@ -103,9 +103,9 @@ def elbo_discrete(number: int, objective: ELBO, copies: int = COPIES, **sizes: A
     """
     model, guide, images = helmholtz(**sizes)
     images = images[1:4]
-    _, log_p, log_q = listed(model, guide, images)
-    found = estimates(objective, model, guide, images, copies)
-    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+    _, log_p, log_q = list_states(model, guide, images)
+    losses = estimates(objective, model, guide, images, copies)
+    return slopes_agree(losses, negative_elbo(log_p, log_q), (model, guide), number)
 
 
 @check("gradient_wake_sleep", of=[WakeSleep], recycle_top=False)
@@ -114,12 +114,12 @@ def wake_sleep(number: int, recycle_top: bool) -> Outcome:
     """Check wake-sleep: -E_q log p for the model, -E_sample log q for the guide."""
     model, guide, every = helmholtz()
     images = every[1:4]
-    _, log_p, log_q = listed(model, guide, images)
+    _, log_p, log_q = list_states(model, guide, images)
     wake = -(log_q.exp().detach() * log_p).sum(0).mean()
     asleep = _asleep(model, guide, every, log_q.exp().detach() if recycle_top else None)
     exact = _apart(model, guide, wake, asleep)
-    found = estimates(WakeSleep(recycle_top), model, guide, images)
-    return slopes_agree(found, exact, (model, guide), number)
+    losses = estimates(WakeSleep(recycle_top), model, guide, images)
+    return slopes_agree(losses, exact, (model, guide), number)
 
 
 @check("gradient_reweighted_wake_sleep", of=[ReweightedWakeSleep])
@@ -127,7 +127,7 @@ def reweighted(number: int) -> Outcome:
     """Check reweighted wake-sleep with two particles, over all pairs of states."""
     model, guide, every = helmholtz()
     images, sleep = every[1:4], 0.3
-    _, log_p, log_q = listed(model, guide, images)
+    _, log_p, log_q = list_states(model, guide, images)
     weight, chance = (log_p - log_q).detach().exp(), log_q.exp().detach()
     # E[fraction of a state in the pair's weight | it is in the pair], for either member
     fraction = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
@@ -135,8 +135,8 @@ def reweighted(number: int) -> Outcome:
     wake, recognize = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
     asleep = _asleep(model, guide, every)
     exact = _apart(model, guide, wake, (1 - sleep) * recognize + sleep * asleep)
-    found = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
-    return slopes_agree(found, exact, (model, guide), number)
+    losses = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
+    return slopes_agree(losses, exact, (model, guide), number)
 
 
 @check("gradient_importance_weighted", of=[ImportanceWeightedELBO])
@@ -144,13 +144,13 @@ def importance_weighted(number: int) -> Outcome:
     """Check the importance-weighted bound of two particles, over all pairs of states."""
     model, guide, every = helmholtz()
     images = every[1:4]
-    _, log_p, log_q = listed(model, guide, images)
+    _, log_p, log_q = list_states(model, guide, images)
     log_weight = log_p - log_q
     bound = torch.logaddexp(log_weight, log_weight[:, None]) - math.log(2)  # (states, states, B)
     chance = log_q.exp()
     exact = -torch.einsum("sb,tb,stb->b", chance, chance, bound).mean()
-    found = estimates(ImportanceWeightedELBO(2), model, guide, images)
-    return slopes_agree(found, exact, (model, guide), number)
+    losses = estimates(ImportanceWeightedELBO(2), model, guide, images)
+    return slopes_agree(losses, exact, (model, guide), number)
 
 
 @check("gradient_thermodynamic", of=[ThermodynamicObjective])
@@ -161,7 +161,7 @@ def thermodynamic(number: int) -> Outcome:
     """
     model, guide, every = helmholtz()
     images = every[1:4]
-    _, log_p, log_q = listed(model, guide, images)
+    _, log_p, log_q = list_states(model, guide, images)
     chance, log_weight = log_q.exp().detach(), log_p - log_q
     objective = ThermodynamicObjective(2, intervals=3, first=0.2)
     bound = torch.zeros(()).double()
@@ -170,8 +170,8 @@ def thermodynamic(number: int) -> Outcome:
         fraction = (logits[:, None] - logits).sigmoid()  # (states, states, B)
         mean = fraction * log_weight[:, None] + (1 - fraction) * log_weight
         bound = bound + (end - begin) * torch.einsum("sb,tb,stb->b", chance, chance, mean).mean()
-    found = estimates(objective, model, guide, images)
-    return slopes_agree(found, -bound, (model, guide), number)
+    losses = estimates(objective, model, guide, images)
+    return slopes_agree(losses, -bound, (model, guide), number)
 
 
 def _asleep(
@@ -186,7 +186,7 @@ def _asleep(
         every: all images, (X, C, H, W).
         recognized: q(z | x), (states, B); if given, samples start at its states of the top layer.
     """
-    values, log_p, log_q = listed(model, guide, every)
+    values, log_p, log_q = list_states(model, guide, every)
     dream = log_p.exp().detach()  # p(z, x), (states, X)
     if recognized is not None:
         top = torch.cat([values[name].flatten(1) for name in model.top_sites], 1)
@@ -200,8 +200,8 @@ def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tenso
     total = torch.zeros(()).double()
     for module, loss in ((model, of_model), (guide, of_guide)):
         parameters = list(module.parameters())
-        found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-        pairs = zip(found, parameters, strict=True)
+        grads = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+        pairs = zip(grads, parameters, strict=True)
         total = total + sum((g * p).sum() for g, p in pairs if g is not None)
     return total
 
@@ -232,10 +232,10 @@ def elbo_of_parts(number: int, selection: str) -> Outcome:
     randomly drawn presence is therefore not credited with the effect of its part on the image.
     """
     model, guide, images = part_whole("delta", selection=selection, presence="discrete")
-    _, log_p, log_q = listed(model.with_selection("marginal"), guide, images)
+    _, log_p, log_q = list_states(model.with_selection("marginal"), guide, images)
     objective = Trace_ELBO() if selection == "marginal" else TraceEnum_ELBO(max_plate_nesting=2)
-    found = estimates(objective, model, guide, images)
-    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+    losses = estimates(objective, model, guide, images)
+    return slopes_agree(losses, negative_elbo(log_p, log_q), (model, guide), number)
 
 
 @check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], fraction=0.1)

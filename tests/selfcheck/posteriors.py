@@ -16,7 +16,7 @@ from machines import (
     prior_draws,
     randomized,
 )
-from means import unbiased
+from means import compare_mean
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
@@ -134,7 +134,7 @@ def choices_calibrated(truth: Tensor, posterior: Tensor, apart: Tensor) -> Outco
     """
     surprise = torch.nn.functional.one_hot(truth, posterior.shape[-1]) - posterior
     rows = torch.stack([surprise, surprise * posterior, surprise * apart], 1).flatten(1)
-    return unbiased(rows, torch.zeros(rows.shape[1]).to(rows))
+    return compare_mean(rows, torch.zeros(rows.shape[1]).to(rows))
 
 
 @check("sbc_recognition_chain", of=[RecognitionMachine])

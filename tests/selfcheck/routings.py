@@ -47,14 +47,14 @@ class World(NamedTuple):
 
 def draw_world(number: int) -> World:
     """Draw from the prior; vote noise makes the choice of a present parent less likely."""
-    there = torch.rand(number, PARENTS).double().lt(0.7).double()
+    presence = torch.rand(number, PARENTS).double().lt(0.7).double()
     mean = REACH * (2 * torch.rand(number, PARENTS, SIZE).double() - 1)
-    weight = there * math.exp(-SIZE * NOISE / (2 * SCALE**2)) + (1 - there)
-    chosen = dist.Categorical(weight).sample((CHILDREN,)).T
+    weight = presence * math.exp(-SIZE * NOISE / (2 * SCALE**2)) + (1 - presence)
+    parents = dist.Categorical(weight).sample((CHILDREN,)).T
     box = HALF_WIDTH * (2 * torch.rand(number, CHILDREN, PARENTS, SIZE).double() - 1)
     drawn = mean[:, None] + SCALE * torch.randn_like(box)
-    claims = torch.nn.functional.one_hot(chosen, PARENTS) * there[:, None]  # (N, I, J)
-    return World(there, mean, chosen, torch.where(claims[..., None] > 0, drawn, box))
+    claims = torch.nn.functional.one_hot(parents, PARENTS) * presence[:, None]  # (N, I, J)
+    return World(presence, mean, parents, torch.where(claims[..., None] > 0, drawn, box))
 
 
 def parent_distribution() -> ParentDistribution:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from checks import check
 from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws
-from means import same_means, unbiased
+from means import same_means, compare_mean
 from posteriors import recognition_after, small_part_whole
 from pyro import poutine
 from small_rbms import PAIRS, log_masses
@@ -129,13 +129,13 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 def selections(number: int) -> Outcome:
     """Check that the prior is the same with parents drawn and with parents summed out."""
     model = small_part_whole(4).discretized()
-    found = []
+    samples = []
     for selection in ("enumerate", "marginal"):
         values, images = prior_draws(model.with_selection(selection), number)
         names = ("object_presence", "object_pose", "part_presence", "part_pose")
         poses = [values[name] for name in names]
-        found.append(torch.cat([moments(*poses), moments(images)], 1))
-    return same_means(*found)
+        samples.append(torch.cat([moments(*poses), moments(images)], 1))
+    return same_means(*samples)
 
 
 @check("geweke_annealing", of=[CapsuleRBM], fraction=0.02)
@@ -145,6 +145,6 @@ def annealing(number: int) -> Outcome:
     exact = log_masses(model, PAIRS[0])[0].logsumexp(0)
     seeds = torch.randint(2**31, (number,)).tolist()
     options: dict[str, Any] = dict(method="ais", chains=20, temperatures=10)
-    found = [log_partition(model, seed=seed, **options).value for seed in seeds]
-    ratio = (torch.tensor(found).double() - exact.detach()).exp()
-    return unbiased(ratio[:, None], torch.ones(1).double())
+    estimates = [log_partition(model, seed=seed, **options).value for seed in seeds]
+    ratio = (torch.tensor(estimates).double() - exact.detach()).exp()
+    return compare_mean(ratio[:, None], torch.ones(1).double())

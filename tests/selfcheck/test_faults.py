@@ -6,7 +6,7 @@ import faults
 import pytest
 import torch
 from faults import (
-    damaged,
+    damage,
     exchange,
     first_difference,
     full_disk,
@@ -34,15 +34,15 @@ def test_a_run_that_goes_on_with_other_draws_ends_elsewhere(tmp_path):
     tree["random"]["cpu"][0][:] = torch.Generator().manual_seed(5).get_state()
     checkpoint.save_checkpoint(broken, tree)
     small_training(broken, 0, steps=14)
-    found = first_difference(*(checkpoint.load_checkpoint(path) for path in (whole, broken)))
-    assert found is not None and found.startswith("/model")
+    difference = first_difference(*(checkpoint.load_checkpoint(path) for path in (whole, broken)))
+    assert difference is not None and difference.startswith("/model")
 
 
 @pytest.mark.parametrize("number", [80, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_odd_inputs_get_clear_answers(tmp_path, number):
-    found = odd_inputs(number, 0, tmp_path)
-    assert set(found) == {"load", "folder", "evaluate", "command"}
-    for counts in found.values():
+    results = odd_inputs(number, 0, tmp_path)
+    assert set(results) == {"load", "folder", "evaluate", "command"}
+    for counts in results.values():
         assert counts.bad == [] and 0 < counts.refused <= counts.tried == number // 4
 
 
@@ -79,10 +79,10 @@ def test_a_file_that_may_grow_is_no_full_disk(tmp_path, monkeypatch):
 
 def test_inputs_are_damaged_and_exchanged():
     chance = random.Random(0)
-    assert any(damaged(b"a" * 100, chance) != b"a" * 100 for _ in range(5))
-    seen = set()
+    assert any(damage(b"a" * 100, chance) != b"a" * 100 for _ in range(5))
+    variants = set()
     for _ in range(50):
         tree = {"a": [1, 2], "b": {"c": 3}}
         exchange(tree, chance)
-        seen.add(str(tree))
-    assert len(seen) > 10
+        variants.add(str(tree))
+    assert len(variants) > 10

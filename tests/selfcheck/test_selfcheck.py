@@ -216,8 +216,8 @@ def test_approximate_inference_is_seen_to_be_off(name):
 def test_what_is_broken_is_seen(broken, monkeypatch):
     patch, names = BROKEN[broken]
     patch(monkeypatch)
-    found = {name: CHECKS[name].p(quick=False) for name in names}
-    assert max(found.values()) < ALPHA, found
+    p_values = {name: CHECKS[name].p(quick=False) for name in names}
+    assert max(p_values.values()) < ALPHA, p_values
 
 
 def test_every_exact_check_has_been_seen_to_fail():

@@ -19,10 +19,10 @@ STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
 @torch.no_grad()
 def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 8 images above the pictures decoded from their longest capsules."""
-    shown = images[:COLUMNS]
+    originals = images[:COLUMNS]
     with in_eval_mode(entry.guide):
-        drawn = entry.model.draw(squash(entry.guide.poses(shown)))
-    rows = {"image": shown, "longest capsule": drawn}
+        drawn = entry.model.draw(squash(entry.guide.poses(originals)))
+    rows = {"image": originals, "longest capsule": drawn}
     return image_rows(rows, "Test images and their reconstructions")
 
 
@@ -42,8 +42,8 @@ def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
     drawn = entry.model.draw(moved, winner.expand(len(moved)))
     drawn = drawn.unflatten(0, (size, len(STEPS)))
     spread = (drawn[:, -1] - drawn[:, 0]).square().sum((1, 2, 3))
-    chosen = spread.argsort(descending=True)[:rows].sort().values
-    pictures = {f"number {d + 1}": drawn[d] for d in chosen.tolist()}
+    indices = spread.argsort(descending=True)[:rows].sort().values
+    pictures = {f"number {d + 1}": drawn[d] for d in indices.tolist()}
     return image_rows(
         pictures, "One number of the longest capsule, changed by -0.25 (left) to 0.25 (right)"
     )

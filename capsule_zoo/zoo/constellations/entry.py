@@ -49,14 +49,14 @@ def stages(entry: Entry) -> list[Stage]:
         learn_from(entry.model, data.train.images, seed)
         return data
 
-    words = "the guide, on samples of the model" if asleep else "templates and noise"
-    words = f"templates by exact EM, then {words}" if learned else words
+    title = "the guide, on samples of the model" if asleep else "templates and noise"
+    title = f"templates by exact EM, then {title}" if learned else title
     settings: dict[str, Any] = {"objective": entry.objective}
     if asleep:
         settings = {"objective": SleepPhase(), "freeze": "model"}
     before = prepare if learned else None
     needed = STEPS if asleep else 1  # templates are learned before the first step
-    return [Stage(words, needed, entry.model, entry.guide, prepare=before, settings=settings)]
+    return [Stage(title, needed, entry.model, entry.guide, prepare=before, settings=settings)]
 
 
 def shapes(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 CLUTTER = "#777777"
-SHOWN = 6  # scenes
+MAX_SCENES = 6  # scenes
 
 Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
@@ -43,14 +43,14 @@ def scene_rows(
         rows: parses of the scenes by name.
         others: holds the templates of rows that have their own, by name.
     """
-    points = points[:SHOWN].double()
+    points = points[:MAX_SCENES].double()
     shape = len(points), len(rows)
     figure, axes = panels(*shape, (1.08, 1.13), (0.8, 0.4), sharex=True, sharey=True)
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
-            objects, corners = (each[scene : scene + 1] for each in parse)
-            own = others.get(name, distribution)
-            _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
+            objects, corners = (tensor[scene : scene + 1] for tensor in parse)
+            scene_distribution = others.get(name, distribution)
+            _draw_scene(axis, scene_distribution, points[scene : scene + 1], objects, corners)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     figure.suptitle(title, fontsize=10)
     return figure
@@ -61,8 +61,8 @@ def _draw_scene(
 ) -> None:
     for k, template in enumerate(distribution.templates):
         color = COLORS[k % len(COLORS)]
-        own = points[0][objects[0] == k]
-        axis.plot(own[:, 0], own[:, 1], "o", color=color, markersize=4)
+        object_points = points[0][objects[0] == k]
+        axis.plot(object_points[:, 0], object_points[:, 1], "o", color=color, markersize=4)
         fit, _, whole = object_fit(distribution, points, objects, corners, k)
         if not whole.item():  # a free assignment need not give every corner one point
             continue
@@ -118,8 +118,8 @@ def in_order(corners: Tensor) -> Tensor:
 @torch.no_grad()
 def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> "Figure":
     """Draw up to six scenes as the guide parses them."""
-    found = guide.parse(points[:SHOWN])
-    rows = {"parse": (found.objects, found.corners)}
+    matchings = guide.parse(points[:MAX_SCENES])
+    rows = {"parse": (matchings.objects, matchings.corners)}
     return scene_rows(
         model.distribution(),
         points,
@@ -132,7 +132,7 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
 def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
     """Draw six scenes from the prior, with the objects that they were drawn from."""
     with seeded(seed):
-        nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes
+        nodes = poutine.trace(model).get_trace(batch_size=MAX_SCENES).nodes
     distribution = model.distribution()
     rows = {"sample": from_codes(distribution, nodes["point_corner"]["value"])}
     return scene_rows(

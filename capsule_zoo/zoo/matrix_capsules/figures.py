@@ -27,11 +27,11 @@ def votes(entry: Entry, images: Tensor) -> "Figure":
     figure, axes = panels(2, iterations, (3.4, 1.5), (0, 0.6), sharex=True, sharey=True)
     farthest = np.quantile(distance.numpy(), 0.99)  # a few votes lie much farther away
     bins = np.linspace(0, farthest, 41)
-    for column, (name, chosen) in enumerate(
+    for column, (name, class_mask) in enumerate(
         {"winning class": wins, "other classes": ~wins}.items()
     ):
         for row, axis in enumerate(axes[:, column]):
-            parts = (part[row][chosen].flatten() for part in (distance, weight / number))
+            parts = (part[row][class_mask].flatten() for part in (distance, weight / number))
             values, weights = (part.numpy() for part in parts)
             axis.hist(values, bins, weights=weights)
             axis.set_title(f"{name}, iteration {row + 1}", fontsize=9)
@@ -44,8 +44,8 @@ def votes(entry: Entry, images: Tensor) -> "Figure":
 
 def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
     """Draw the first misclassified images with their labels and the model's predictions."""
-    found = classify(model, ExactLabel(model), split)
-    wrong = (found != split.labels).nonzero()[:most, 0].tolist()
+    predictions = classify(model, ExactLabel(model), split)
+    wrong = (predictions != split.labels).nonzero()[:most, 0].tolist()
     figure, axes = panels(9, max(1, -(-len(wrong) // 9)), (0.8, 1), (0, 0.3))
     figure.suptitle(
         "Misclassified images: true class \N{RIGHTWARDS ARROW} predicted class", fontsize=10
@@ -54,5 +54,5 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
         axis.set_axis_off()
     for axis, n in zip(axes.flat, wrong, strict=False):
         axis.imshow(split.images[n].movedim(0, -1).numpy(), cmap="gray", vmin=0, vmax=1)
-        axis.set_title(f"{split.labels[n]} \N{RIGHTWARDS ARROW} {found[n]}", fontsize=9)
+        axis.set_title(f"{split.labels[n]} \N{RIGHTWARDS ARROW} {predictions[n]}", fontsize=9)
     return figure

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def colored_parts(model: PaintedParts, parts: Capsules) -> Tensor:
     """Return the mean image with every part in its own color, (B, H, W, 3)."""
-    seen = seen_of_parts(model, parts)
-    hues = part_colors(len(seen)).to(seen)
-    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+    visibility = seen_of_parts(model, parts)
+    hues = part_colors(len(visibility)).to(visibility)
+    return torch.einsum("pbhw,pc->bhwc", visibility, hues).clamp(0, 1)
 
 
 def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:

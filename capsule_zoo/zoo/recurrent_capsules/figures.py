@@ -30,14 +30,14 @@ def strokes(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 6 images, the mean image after each step, and the window of each step."""
     images = images[:6]
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
-    seen = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
-    rows = {f"image {i + 1}": pictures for i, pictures in enumerate(scale(seen))}
+    frames = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
+    rows = {f"image {i + 1}": pictures for i, pictures in enumerate(scale(frames))}
     figure = image_rows(
         rows, "Images, and the canvas before step 1 and after every step (red: window of the step)"
     )
-    shown = np.array(figure.axes[0].images).reshape(len(images), -1)
+    panels = np.array(figure.axes[0].images).reshape(len(images), -1)
     for t, drawing in enumerate(drawings[1:], start=2):
-        add_frames(shown[:, t], entry.model, drawing)
+        add_frames(panels[:, t], entry.model, drawing)
     return figure
 
 
@@ -66,15 +66,15 @@ def animation(entry: Entry, images: Tensor) -> "FuncAnimation":
 
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
     figure = image_rows({"image": scale(images), "canvas": scale(images)})
-    (axis,), shown = figure.axes, figure.axes[0].images[len(images) :]
+    (axis,), panels = figure.axes, figure.axes[0].images[len(images) :]
 
     def show(step: int) -> None:
-        for picture, mean in zip(shown, scale(drawings[step].mean), strict=True):
+        for picture, mean in zip(panels, scale(drawings[step].mean), strict=True):
             picture.set_data(mean.movedim(0, -1).numpy())
         for old in list(axis.patches):
             old.remove()
         if step:
-            add_frames(shown, entry.model, drawings[step])
+            add_frames(panels, entry.model, drawings[step])
         figure.suptitle(f"after {step} steps", fontsize=10)
 
     moving = FuncAnimation(figure, show, frames=len(drawings), interval=500)

@@ -31,9 +31,9 @@ _readers: WeakKeyDictionary[Scenes, tuple[Guide, Guide | None]] = WeakKeyDiction
 
 def part_entry(
     name: str,
-    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
     settings: Mapping[str, Any],
-    what: str,
+    role: str,
     others: tuple[str, ...] = (),
 ) -> Entry:
     """Return the entry whose model draws objects or grounds: an untrained one, or trained weights.
@@ -52,13 +52,13 @@ def part_entry(
     """
     if name in list_models():
         if not takes_images(name):
-            raise ValueError(f"{what} {name!r} draws points and no images; choose another entry")
-        entry = create(name, **{**given, **settings})
+            raise ValueError(f"{role} {name!r} draws points and no images; choose another entry")
+        entry = create(name, **{**defaults, **settings})
     elif not recipe_path(name):
-        words = unknown_source(what, name, [*others, *list_models(), *trained_names()])
-        raise ValueError(f"{words}; a run that is the {what} has to stay in its folder")
+        message = unknown_source(role, name, [*others, *list_models(), *trained_names()])
+        raise ValueError(f"{message}; a run that is the {role} has to stay in its folder")
     elif settings:
-        raise ValueError(f"{name} is trained and has its settings; leave out {what}_settings")
+        raise ValueError(f"{name} is trained and has its settings; leave out {role}_settings")
     else:
         entry = load(name)
     return entry.use_guide("normal") if entry.default_guide == "delta" else entry
@@ -114,12 +114,12 @@ def scenes(
     """
     check_at_least(1, window=window)
     channels = image_shape[0]
-    given: dict[str, Any] = {"image_shape": (1 + channels if texture else 1, window, window)}
+    defaults: dict[str, Any] = {"image_shape": (1 + channels if texture else 1, window, window)}
     if thing == "vae":
-        given |= {**VAE, "guide": {**VAE["guide"], "context": channels}}
+        defaults |= {**VAE, "guide": {**VAE["guide"], "context": channels}}
         if "guide" in thing_settings:
-            thing_settings = {**thing_settings, "guide": given["guide"] | thing_settings["guide"]}
-    inner, behind = part_entry(thing, given, thing_settings, "thing"), None
+            thing_settings = {**thing_settings, "guide": defaults["guide"] | thing_settings["guide"]}
+    inner, behind = part_entry(thing, defaults, thing_settings, "thing"), None
     if ground in GROUNDS and ground_settings:
         raise ValueError(f"ground {ground!r} has no settings; leave out ground_settings")
     if ground not in GROUNDS:
@@ -144,8 +144,8 @@ def peeling(
     Args:
         glimpse, hidden, blur, temperature: arguments of `Peeling`.
     """
-    how: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
-    return Peeling(entry.model, **readers_of(entry), **how)
+    options: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
+    return Peeling(entry.model, **readers_of(entry), **options)
 
 
 def two_sweeps(entry: Entry) -> Peeling:

@@ -31,14 +31,14 @@ def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
         numbers: the slot, from 1, that each pixel shows; 0 for the ground, (B, H, W).
     """
     colors = part_colors(slots).to(images)
-    own = torch.cat([colors.new_ones(1, 3), colors])[numbers].movedim(-1, 1)
+    object_colors = torch.cat([colors.new_ones(1, 3), colors])[numbers].movedim(-1, 1)
     gray = images.mean(1, keepdim=True)
-    shown = torch.where((numbers > 0)[:, None], own * (0.35 + 0.65 * gray), 0.5 * gray)
-    shown = shown.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
-    for image, boxes in zip(shown, boxes_of(masks_of(numbers, slots)).long(), strict=True):
+    pictures = torch.where((numbers > 0)[:, None], object_colors * (0.35 + 0.65 * gray), 0.5 * gray)
+    pictures = pictures.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
+    for image, boxes in zip(pictures, boxes_of(masks_of(numbers, slots)).long(), strict=True):
         for box, color in zip(boxes.tolist(), colors, strict=True):
             _frame(image, box, color)
-    return shown
+    return pictures
 
 
 def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
@@ -56,10 +56,10 @@ def found_objects(entry: Entry, images: Tensor) -> "Figure":
 
     More images are read than drawn, so that the warning of too few slots rests on more than eight.
     """
-    found = find_objects(entry.model, entry.guide, images[:COUNTED])
+    detections = find_objects(entry.model, entry.guide, images[:COUNTED])
     images = images[:DRAWN]
     large = images.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
-    numbers = found.numbers[:DRAWN]
+    numbers = detections.numbers[:DRAWN]
     rows = {"image": large, "objects": colored_objects(images, numbers, entry.model.slots)}
     return image_rows(rows, "Test images and their inferred objects, a color and a box for each")
 
@@ -82,11 +82,11 @@ def counts_against_time(
         seconds, updates, fraction = zip(*curve, strict=True)
         for axis, places in zip(axes, ([s / 60 for s in seconds], updates), strict=True):
             axis.plot(places, fraction, lw=1, marker=".", label=name)
-    for axis, words in zip(axes, ("time of training (minutes)", "updates"), strict=True):
+    for axis, axis_label in zip(axes, ("time of training (minutes)", "updates"), strict=True):
         axis.axhline(
             published, color="gray", ls="--", lw=1, label="Attend, Infer, Repeat (published)"
         )
-        axis.set(xlabel=words)
+        axis.set(xlabel=axis_label)
     axes[0].set_ylabel("fraction of correct counts")
     axes[0].legend(fontsize=8)
     return figure
@@ -109,7 +109,7 @@ def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
     return figure
 
 
-def counts_by_number(fractions: "Mapping[str, Numbers]", seen: int) -> "Figure":
+def counts_by_number(fractions: "Mapping[str, Numbers]", max_trained_number: int) -> "Figure":
     """Draw the fraction of correct counts against the true number of objects, a line for each way.
 
     Args:
@@ -119,5 +119,5 @@ def counts_by_number(fractions: "Mapping[str, Numbers]", seen: int) -> "Figure":
     figure = number_curves(
         {"fraction of correct counts": fractions}, "number of objects in the scene"
     )
-    figure.axes[0].axvline(seen + 0.5, color="gray", ls=":", lw=1)
+    figure.axes[0].axvline(max_trained_number + 0.5, color="gray", ls=":", lw=1)
     return figure

@@ -66,7 +66,7 @@ class ScenesView(View):
         draw, row = divmod(int(distribution.log_weight.argmax()), distribution.log_weight.shape[1])
         sites = {WEIGHT: distribution.log_weight[draw, row]}
         sites[PRESENCE] = self.model.with_inner(distribution.rows[draw, row][None], 1)
-        proposals = {f"slot_{slot}": each for slot, each in enumerate(result.proposals)}
+        proposals = {f"slot_{slot}": slot_proposal for slot, slot_proposal in enumerate(result.proposals)}
         for name, proposal in {"ground": result.ground, **proposals}.items():
             values = proposal.values.items()
             sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in values}
@@ -131,7 +131,7 @@ class ScenesView(View):
         return self.model.log_likelihood(self.image, self.painted()[:, None]).item()
 
     @torch.no_grad()
-    def _shown(self) -> Shown:
+    def _rendering(self) -> Shown:
         """Return what `inference.objects.shown` says of the state."""
         model, plate, placed = self.model, self.model.plate(1), []
         with poutine.condition(data=self.state):

@@ -22,7 +22,7 @@ STEPS = {"parts": 3000, "objects": 120, "all": 800, "anew": 80}  # see `shape-co
 # At a rate of .002 all ten kinds collapsed into one within 300 updates; at .0001 19 of 64 were left
 # after 8,000. While parts learn too, kinds die as well: 28 of 64 were left after 3,000 updates on
 # MNIST, and classes were found at .954. After a new start all 64 are in use, and classes at .969.
-FEW = 250
+MAX_STEPS = 250
 TOGETHER = 2e-4  # rate while parts and objects learn
 ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=1e-4, pace=Pace("linear", warmup=0))
 
@@ -39,8 +39,8 @@ def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide, tested: int | No
     reader = guide.with_scope("parts")
     train = part_sets(reader, data.train, seed)
     test = part_sets(reader, data.test[:tested], seed)
-    seen = data.validation
-    validation = part_sets(reader, seen, seed) if len(seen) else test[:0]
+    held_out = data.validation
+    validation = part_sets(reader, held_out, seed) if len(held_out) else test[:0]
     return Dataset(data.name, train, validation, test, data.class_names)
 
 
@@ -70,7 +70,7 @@ def stages(entry: Entry) -> list[Stage]:
         prepare=partial(started, guide=guide),
         settings=ON_PART_SETS,
         batches=4,
-        most=FEW,
+        most=MAX_STEPS,
         check=partial(check_enough, size="kinds", number=model.kinds),
     )
     return [

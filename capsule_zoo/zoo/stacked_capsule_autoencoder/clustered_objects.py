@@ -63,18 +63,18 @@ def start_objects(
             "images, or make a model with fewer objects"
         )
     order = torch.randperm(len(reads), generator=torch.Generator().manual_seed(seed))
-    chosen = reads[order[:_CLUSTERED].to(reads.device)]
-    read = from_reads(chosen)
+    subset = reads[order[:_CLUSTERED].to(reads.device)]
+    read = from_reads(subset)
     parts = Capsules((read.logits > 0).to(read.pose), read.pose)
     with torch.no_grad():
         clusters = cluster_parts(parts, objects, seed)
-        found = fit_factor_analyzers(parts, clusters, objects, factors, _FLOORS)
-        belief = found.log_joint(parts).softmax(-1)
-        _start_votes(guide.model.relation, found, _first_scale(guide))
-        feature = belief[..., None] * posterior_codes(found, parts)
+        mixture = fit_factor_analyzers(parts, clusters, objects, factors, _FLOORS)
+        belief = mixture.log_joint(parts).softmax(-1)
+        _start_votes(guide.model.relation, mixture, _first_scale(guide))
+        feature = belief[..., None] * posterior_codes(mixture, parts)
         spare = guide.model.object_features - factors
         lesson = _UNSURE + (_SURE - _UNSURE) * belief, F.pad(feature, (0, spare))
-    _teach(guide, chosen, *lesson, seed, updates)
+    _teach(guide, subset, *lesson, seed, updates)
     return belief.argmax(-1)
 
 
@@ -93,15 +93,15 @@ def _first_scale(guide: StackedCapsuleGuide) -> float:
     return float(poses.from_parameters(raw)[0])
 
 
-def posterior_codes(found: FactorAnalyzers, parts: Capsules) -> Tensor:
+def posterior_codes(mixture: FactorAnalyzers, parts: Capsules) -> Tensor:
     """Compute the mean of the code under every kind, (N, K, d), of kinds with principal codes.
 
     It is exact where all parts are present.
     """
-    weighted = found.loadings / found.variance[..., None]  # (K, P, 6, d)
-    precision = found.posterior_precision().diagonal(dim1=-2, dim2=-1)  # (K, d)
-    there = parts.presence[:, None, :, None]
-    away = there * (parts.pose[:, None] - found.mean)  # (N, K, P, 6)
+    weighted = mixture.loadings / mixture.variance[..., None]  # (K, P, 6, d)
+    precision = mixture.posterior_precision().diagonal(dim1=-2, dim2=-1)  # (K, d)
+    part_presence = parts.presence[:, None, :, None]
+    away = part_presence * (parts.pose[:, None] - mixture.mean)  # (N, K, P, 6)
     return torch.einsum("nkpi,kpid->nkd", away, weighted) / precision
 
 
@@ -114,17 +114,17 @@ def to_parameters(pose: Tensor) -> Tensor:
     return torch.stack([*scales, angle / (2 * math.pi), *bounded], dim=-1).nan_to_num()
 
 
-def _start_votes(relation: VoteNetwork, found: FactorAnalyzers, scale: float) -> None:
+def _start_votes(relation: VoteNetwork, mixture: FactorAnalyzers, scale: float) -> None:
     """Set the networks of the votes to a mixture, one kind for each object.
 
     The first 2 d hidden units are the positive and the negative parts of the d numbers of a code.
     """
-    factors = found.loadings.shape[-1]
-    static = to_parameters(found.mean / scale)
+    factors = mixture.loadings.shape[-1]
+    static = to_parameters(mixture.mean / scale)
     relation.static.copy_(static)
-    std = found.variance.mean(-1).sqrt()  # (K, P)
+    std = mixture.variance.mean(-1).sqrt()  # (K, P)
     relation.scale_bias.copy_((std - 0.01).clamp(min=1e-3).expm1().log() - 0.5)
-    relation.presence_bias.copy_(found.presence.clamp(_LEAST, _MOST).logit())
+    relation.presence_bias.copy_(mixture.presence.clamp(_LEAST, _MOST).logit())
     relation.hidden_bias.zero_()
     relation.read_weight.mul_(0.1)
     if not relation.deformable:
@@ -133,8 +133,8 @@ def _start_votes(relation: VoteNetwork, found: FactorAnalyzers, scale: float) ->
     both = torch.cat([identity, -identity], dim=-1)
     relation.hidden_weight[:, :, : 2 * factors] = 0
     relation.hidden_weight[:, :factors, : 2 * factors] = both
-    step = found.loadings.movedim(-1, 0) / scale  # (d, K, P, 6)
-    slope = (to_parameters(found.mean / scale + step) - static).movedim(0, 1)  # (K, d, P, 6)
+    step = mixture.loadings.movedim(-1, 0) / scale  # (d, K, P, 6)
+    slope = (to_parameters(mixture.mean / scale + step) - static).movedim(0, 1)  # (K, d, P, 6)
     slope[..., 2] = (slope[..., 2] + 0.5).remainder(1) - 0.5  # an angle, in turns
     slope = F.pad(slope, (2, 0)).flatten(-2)  # in front, presence and scale of the vote
     relation.read_weight[:, : 2 * factors] = torch.cat([slope, -slope], dim=1)

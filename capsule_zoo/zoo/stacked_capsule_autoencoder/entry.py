@@ -36,9 +36,9 @@ def reads(guide: StackedCapsuleGuide, split: Split) -> Split:
 
 def started(data: Dataset, seed: int, *, guide: StackedCapsuleGuide, start: bool) -> Dataset:
     """Return reads in place of images, and start the objects from them where `start`."""
-    seen = data.validation
+    held_out = data.validation
     train, test = reads(guide, data.train), reads(guide, data.test[:1])
-    validation = reads(guide, seen) if len(seen) else test[:0]
+    validation = reads(guide, held_out) if len(held_out) else test[:0]
     if start:
         start_objects(guide, train.images, seed)
     return Dataset(data.name, train, validation, test, data.class_names)

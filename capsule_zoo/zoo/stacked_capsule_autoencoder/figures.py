@@ -19,8 +19,8 @@ def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Ten
     """Return the mean image (B, H, W, 3), the light of every part in its hue (B, parts, 3)."""
     distribution = model.image_distribution(parts)
     color, _ = distribution.layers()  # (parts, C, B, H, W)
-    seen = (distribution.mixing[1:] * color).mean(1)  # (parts, B, H, W)
-    return torch.einsum("pbhw,bpc->bhwc", seen, hues.to(seen)).clamp(0, 1)
+    light = (distribution.mixing[1:] * color).mean(1)  # (parts, B, H, W)
+    return torch.einsum("pbhw,bpc->bhwc", light, hues.to(light)).clamp(0, 1)
 
 
 @torch.no_grad()
@@ -39,12 +39,12 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     owner = model.responsibilities(objects, parts).argmax(-1)  # (B, parts); 0: dummy
     number = model.levels[0].size
     palette = torch.cat([torch.full((1, 3), 0.6), part_colors(number)])
-    each = part_colors(model.levels[1].size).expand(len(images), -1, 3)
+    hues = part_colors(model.levels[1].size).expand(len(images), -1, 3)
     rows = {
         "image": images,
         "from parts": model.render(parts),
         "from objects": model.render(model.predicted(objects, parts)),
-        "color by part": colored(model, parts, each),
+        "color by part": colored(model, parts, hues),
         "color by object": colored(model, parts, palette[owner]),
     }
     return image_rows(rows, "Images and their reconstructions; gray parts belong to no object")

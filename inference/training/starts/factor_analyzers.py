@@ -56,21 +56,21 @@ class FactorAnalyzers(NamedTuple):
         It is exact where all parts are present. Where some are not, the code's covariance is taken
         to be the same as if they were.
         """
-        there = parts.presence
-        seen = there.repeat_interleave(6, dim=-1)
+        part_presence = parts.presence
+        mask = part_presence.repeat_interleave(6, dim=-1)
         pose = parts.pose.flatten(1)
-        found = []
+        log_densities = []
         for k in range(len(self.fraction)):
             scale = self.variance[k].flatten().sqrt()
             slope = self.loadings[k].flatten(0, 1) / scale[:, None]  # (6 P, d)
             root = torch.linalg.cholesky(_with_prior(slope.T @ slope))
-            away = seen * (pose - self.mean[k].flatten()) / scale
+            away = mask * (pose - self.mean[k].flatten()) / scale
             solved = torch.linalg.solve_triangular(root, (away @ slope).T, upper=False)
             constant = (2 * math.pi * self.variance[k]).log().sum(-1)  # (P,)
-            below = away.square().sum(-1) - solved.square().sum(0) + there @ constant
-            found.append(-below / 2 - root.diagonal().log().sum())
-        below = torch.stack(found, dim=-1)
-        presence = there @ self.presence.logit().T + (-self.presence).log1p().sum(-1)
+            below = away.square().sum(-1) - solved.square().sum(0) + part_presence @ constant
+            log_densities.append(-below / 2 - root.diagonal().log().sum())
+        below = torch.stack(log_densities, dim=-1)
+        presence = part_presence @ self.presence.logit().T + (-self.presence).log1p().sum(-1)
         return self.fraction.log() + presence + below
 
     def posterior_precision(self) -> Tensor:
@@ -110,7 +110,7 @@ def fit_factor_analyzers(
     """
     belief = F.one_hot(clusters, kinds).to(parts.pose)
     whole = _first(parts)
-    found = whole._replace(
+    mixture = whole._replace(
         **{
             name: getattr(whole, name).expand(kinds, *getattr(whole, name).shape[1:]).clone()
             for name in ("share", "presence", "mean", "variance")
@@ -118,19 +118,19 @@ def fit_factor_analyzers(
         loadings=parts.pose.new_zeros(kinds, *parts.pose.shape[1:], factors),
     )
     for k in range(kinds):
-        _update(found, k, belief[:, k], parts, whole, floors[0], start=True)
+        _update(mixture, k, belief[:, k], parts, whole, floors[0], start=True)
     for floor in floors:
         for _ in range(updates):
             fraction = belief.mean(0).clamp(min=_LEAST_FRACTION / kinds)
-            found.fraction.copy_(fraction / fraction.sum())
-            belief = found.log_joint(parts).softmax(-1)
+            mixture.fraction.copy_(fraction / fraction.sum())
+            belief = mixture.log_joint(parts).softmax(-1)
             for k in range(kinds):
-                _update(found, k, belief[:, k], parts, whole, floor)
-    return found.principal()
+                _update(mixture, k, belief[:, k], parts, whole, floor)
+    return mixture.principal()
 
 
 def cluster_parts(
-    parts: Capsules, number: int, seed: int, chosen: Tensor | slice = slice(None)
+    parts: Capsules, number: int, seed: int, subset: Tensor | slice = slice(None)
 ) -> Tensor:
     """Return clusters of part sets, (N,), by k-means on presences and poses of present parts.
 
@@ -142,9 +142,9 @@ def cluster_parts(
     """
     from sklearn.cluster import KMeans  # takes a second, and few need it
 
-    there = parts.presence[..., None]
-    features = torch.cat([there, there * parts.pose], dim=-1).flatten(1).cpu().double()
-    means = KMeans(number, n_init=1, random_state=seed).fit(features[chosen].numpy())
+    part_presence = parts.presence[..., None]
+    features = torch.cat([part_presence, part_presence * parts.pose], dim=-1).flatten(1).cpu().double()
+    means = KMeans(number, n_init=1, random_state=seed).fit(features[subset].numpy())
     return torch.from_numpy(means.predict(features.numpy())).long().to(parts.pose.device)
 
 
@@ -155,17 +155,17 @@ def _with_prior(gram: Tensor) -> Tensor:
 
 def _first(parts: Capsules) -> FactorAnalyzers:
     """Return means and variances over all part sets, as one kind without loadings."""
-    there = parts.presence[..., None]
-    number = there.sum(0).clamp(min=1)
-    mean = (there * parts.pose).sum(0) / number
-    variance = (there * (parts.pose - mean).square()).sum(0) / number
+    part_presence = parts.presence[..., None]
+    number = part_presence.sum(0).clamp(min=1)
+    mean = (part_presence * parts.pose).sum(0) / number
+    variance = (part_presence * (parts.pose - mean).square()).sum(0) / number
     fraction = parts.presence.mean(0).clamp(_LEAST_FRACTION, 1 - _LEAST_FRACTION)
     one = parts.pose.new_ones(1)
     return FactorAnalyzers(one, fraction[None], mean[None], mean[None, ..., None], variance[None])
 
 
 def _update(
-    found: FactorAnalyzers,
+    mixture: FactorAnalyzers,
     k: int,
     belief: Tensor,
     parts: Capsules,
@@ -179,19 +179,19 @@ def _update(
     """
     rows = (belief > _NEGLIGIBLE).nonzero()[:, 0]
     weight = belief[rows]
-    there = weight[:, None] * parts.presence[rows]  # (n, P)
-    number = there.sum(0) + 1
-    present = (there.sum(0) + whole.presence[0]) / (weight.sum() + 1)
-    found.presence[k] = present.clamp(_LEAST_FRACTION, 1 - _LEAST_FRACTION)
+    part_weight = weight[:, None] * parts.presence[rows]  # (n, P)
+    number = part_weight.sum(0) + 1
+    present = (part_weight.sum(0) + whole.presence[0]) / (weight.sum() + 1)
+    mixture.presence[k] = present.clamp(_LEAST_FRACTION, 1 - _LEAST_FRACTION)
     pose = parts.pose[rows]
-    mean = (torch.einsum("np,npi->pi", there, pose) + whole.mean[0]) / number[:, None]
-    found.mean[k] = mean
+    mean = (torch.einsum("np,npi->pi", part_weight, pose) + whole.mean[0]) / number[:, None]
+    mixture.mean[k] = mean
     away = (parts.presence[rows][..., None] * (pose - mean)).flatten(1)
     scale = number.rsqrt().repeat_interleave(6)
     covariance = (weight[:, None] * away).T @ away * scale[:, None] * scale
     covariance += torch.diag((whole.variance[0] / number[:, None]).flatten())
-    loadings = found.loadings[k].flatten(0, 1)  # a view, (6 P, d)
-    variance = found.variance[k].flatten()
+    loadings = mixture.loadings[k].flatten(0, 1)  # a view, (6 P, d)
+    variance = mixture.variance[k].flatten()
     if start:
         variance.copy_((_FIRST_FRACTION * covariance.diagonal()).clamp(min=floor**2))
         loadings.copy_(_principal_loadings(covariance, variance, loadings.shape[-1]))

@@ -49,9 +49,9 @@ def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0) -> Tensor:
     clusters = _clusters(sets, model.kinds, seed)
     floors = [model.shapes.sigma_min * floor for floor in _FLOORS]
     parts = from_part_sets(sets)
-    found = fit_factor_analyzers(parts, clusters, model.kinds, model.codes, floors, _UPDATES)
-    _set_kinds(model, found, parts.presence)
-    return found.log_joint(parts).argmax(-1)
+    mixture = fit_factor_analyzers(parts, clusters, model.kinds, model.codes, floors, _UPDATES)
+    _set_kinds(model, mixture, parts.presence)
+    return mixture.log_joint(parts).argmax(-1)
 
 
 @torch.no_grad()
@@ -82,19 +82,19 @@ def start_rotated_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tens
     """
     _check_number(views[0], model)
     images = torch.arange(views.shape[1], device=views.device)
-    chosen = torch.zeros_like(images)
+    best_view = torch.zeros_like(images)
     clusters = _clusters(views[0], model.kinds, seed)
     for floor in _FLOORS_OF_ROTATIONS:
-        parts = from_part_sets(views[chosen, images])
+        parts = from_part_sets(views[best_view, images])
         floors = [model.shapes.sigma_min * floor]
-        found = fit_factor_analyzers(
+        mixture = fit_factor_analyzers(
             parts, clusters, model.kinds, model.codes, floors, _UPDATES_OF_ROTATIONS
         )
-        joint = torch.stack([found.log_joint(from_part_sets(view)) for view in views])  # (T, N, K)
-        chosen = joint.logsumexp(-1).argmax(0)
-        clusters = joint[chosen, images].argmax(-1)
-    _set_kinds(model, found, parts.presence)
-    return chosen
+        joint = torch.stack([mixture.log_joint(from_part_sets(view)) for view in views])  # (T, N, K)
+        best_view = joint.logsumexp(-1).argmax(0)
+        clusters = joint[best_view, images].argmax(-1)
+    _set_kinds(model, mixture, parts.presence)
+    return best_view
 
 
 def _check_number(sets: Tensor, model: ShapeCodes) -> None:
@@ -111,10 +111,10 @@ def _clusters(sets: Tensor, kinds: int, seed: int) -> Tensor:
     return cluster_parts(from_part_sets(sets), kinds, seed, order[: max(_CLUSTERED, kinds)])
 
 
-def _set_kinds(model: ShapeCodes, found: FactorAnalyzers, presence: Tensor) -> None:
+def _set_kinds(model: ShapeCodes, mixture: FactorAnalyzers, presence: Tensor) -> None:
     """Set the kinds of a model to a mixture that was fitted to parts with these presences."""
-    known = presence.sum(0) >= 2
+    mask = presence.sum(0) >= 2
     model.shapes.start_from(
-        found.presence, found.mean, found.loadings, found.variance.sqrt(), known
+        mixture.presence, mixture.mean, mixture.loadings, mixture.variance.sqrt(), mask
     )
-    model.kind_logits.copy_(found.fraction.log())
+    model.kind_logits.copy_(mixture.fraction.log())

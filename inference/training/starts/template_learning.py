@@ -135,12 +135,12 @@ def learn_templates(
             "sigma of the model is 0, but the noise on templates is learned with them; build the "
             "model with sigma above 0"
         )
-    places = _chosen(points.double(), model.sizes, largest)
+    places = _select_scenes(points.double(), model.sizes, largest)
     distribution, generator = model.distribution(), seeded_generator(seed)
-    few, best, height = places[:trial_scenes], distribution, -math.inf
+    trial_points, best, height = places[:trial_scenes], distribution, -math.inf
     for start in range(starts):
         trial = random_distribution(distribution, places, generator)
-        trial, history = _run(trial, few, trial_steps if starts > 1 else 0)
+        trial, history = _run(trial, trial_points, trial_steps if starts > 1 else 0)
         if say is not None:
             say(f"start {start + 1} of {starts}: {history[-1]:.3f} nats")
         if history[-1] > height:
@@ -150,17 +150,17 @@ def learn_templates(
     return history
 
 
-def _chosen(points: Tensor, sizes: Sequence[int], largest: int | None) -> Tensor:
+def _select_scenes(points: Tensor, sizes: Sequence[int], largest: int | None) -> Tensor:
     """Return the scenes of at most `largest` points."""
     number = (~points[..., 0].isnan()).sum(1)
-    kept = points if largest is None else points[number <= largest]
-    if not len(kept) or int((~kept[..., 0].isnan()).sum(1).max()) < max(sizes):
+    scenes = points if largest is None else points[number <= largest]
+    if not len(scenes) or int((~scenes[..., 0].isnan()).sum(1).max()) < max(sizes):
         limit = "" if largest is None else f" that has at most largest={largest} points"
         raise ValueError(
             f"points holds no scene of {max(sizes)} points or more{limit}, but a template has "
             f"{max(sizes)} corners; give larger scenes, or a model of smaller templates"
         )
-    return kept
+    return scenes
 
 
 def _run(
@@ -192,8 +192,8 @@ def random_distribution(
         rows = (number == enough).nonzero()[:, 0]
         row = rows[torch.randint(len(rows), (), generator=generator)]
         scene = points[row][present[row]]
-        chosen = scene[torch.randperm(len(scene), generator=generator)[:size]]
-        templates.append(Template(centered(chosen)[0], SIZE))
+        subset = scene[torch.randperm(len(scene), generator=generator)[:size]]
+        templates.append(Template(centered(subset)[0], SIZE))
     noise = Noise(distribution.noise.floor, FIRST_NOISE)
     return SceneDistribution(
         tuple(templates), noise, distribution.tau, distribution.presence, distribution.clutter
@@ -222,7 +222,7 @@ def expectation(distribution: SceneDistribution, points: Tensor) -> tuple[float,
         places = as_complex(points[group.rows[:, None], group.slots])
         for k, fraction in enumerate(fractions):
             parts[k].append(_moments(distribution, k, places, fraction))
-    return total / len(points), [Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts]
+    return total / len(points), [Moments(*map(torch.cat, zip(*chunks, strict=True))) for chunks in parts]
 
 
 @torch.inference_mode(False)
@@ -235,7 +235,7 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
     Returns:
         For each object, (b, subsets, orders).
     """
-    tuples = [each.detach().clone().requires_grad_() for each in group.tuples]
+    tuples = [tensor.detach().clone().requires_grad_() for tensor in group.tuples]
     evidence = replace(group, tables=summed(group.distribution, tuples)).log_total()
     fractions = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
     return evidence.detach(), list(fractions)
@@ -248,8 +248,8 @@ def _moments(
     template, noise = distribution.templates[index], distribution.noise_of(index)
     row, subset, order = (fraction > _NEGLIGIBLE).nonzero(as_tuple=True)
     members = subsets(places.shape[1], len(template))[subset]  # (sets, corners)
-    chosen = places[row[:, None], members]
-    corners = torch.zeros_like(chosen).scatter(1, template.orders[order], chosen)
+    object_points = places[row[:, None], members]
+    corners = torch.zeros_like(object_points).scatter(1, template.orders[order], object_points)
     fit = fit_of(corners, template.corners.to(corners))
     nodes, log_step = scale_nodes(fit, noise, distribution.tau, steps=MANY_STEPS)
     weight = (log_scale_density(fit, nodes, noise, distribution.tau) + log_step).softmax(-1)
@@ -258,10 +258,10 @@ def _moments(
     variance = noise.variance(scale)
     swing = scale * fit.cross.abs()[:, None] / variance  # of a von Mises angle, and its mean cosine
     swing = torch.special.i1e(swing) / torch.special.i0e(swing)
-    own = variance / number
-    kept = distribution.tau**2 / (distribution.tau**2 + own)
-    missed = (1 - kept) * fit.center.abs()[:, None]
-    rest = fit.spread[:, None] + number * (scale.square() + missed.square() + 2 * own * kept)
+    noise_variance = variance / number
+    shrinkage = distribution.tau**2 / (distribution.tau**2 + noise_variance)
+    missed = (1 - shrinkage) * fit.center.abs()[:, None]
+    rest = fit.spread[:, None] + number * (scale.square() + missed.square() + 2 * noise_variance * shrinkage)
     back = torch.exp(-1j * fit.cross.angle())[:, None]
     aligned = _symmetrized(back * (corners - fit.center[:, None]), template)
     return Moments(weight, scale, swing, aligned, rest)
@@ -279,14 +279,14 @@ def _symmetrized(aligned: Tensor, template: Template) -> Tensor:
 def maximization(distribution: SceneDistribution, moments: Sequence[Moments]) -> SceneDistribution:
     """Return the distribution with new templates, given their moments, and then with new noise."""
     templates = tuple(
-        Template(own.shape(distribution.noise_of(k)), template.radius)
-        if len(own.weight)
+        Template(object_moments.shape(distribution.noise_of(k)), template.radius)
+        if len(object_moments.weight)
         else template
-        for k, (template, own) in enumerate(zip(distribution.templates, moments, strict=True))
+        for k, (template, object_moments) in enumerate(zip(distribution.templates, moments, strict=True))
     )
     distribution = replace(distribution, templates=templates)
     noise = distribution.noise
-    misfits = [own.misfit(t.corners) for own, t in zip(moments, templates, strict=True)]
+    misfits = [object_moments.misfit(t.corners) for object_moments, t in zip(moments, templates, strict=True)]
     for _ in range(_NOISE_STEPS):
         noise = _next_noise(distribution, noise, moments, misfits)
     return replace(distribution, noise=noise)
@@ -300,11 +300,11 @@ def _next_noise(
 ) -> Noise:
     """Return noise on the templates that fits the misfits better."""
     above, below = 0.0, 0.0
-    for template, own, misfit in zip(distribution.templates, moments, misfits, strict=True):
-        size = (own.scale / template.radius).square()
+    for template, object_moments, misfit in zip(distribution.templates, moments, misfits, strict=True):
+        size = (object_moments.scale / template.radius).square()
         variance = noise.floor**2 + noise.proportional**2 * size
-        above += float((own.weight * size * misfit / variance.square()).sum())
-        below += float((own.weight * size / variance).sum()) * 2 * len(template)
+        above += float((object_moments.weight * size * misfit / variance.square()).sum())
+        below += float((object_moments.weight * size / variance).sum()) * 2 * len(template)
     ratio = above / below if below > 0 else 1.0
     return Noise(noise.floor, max(LEAST_NOISE, noise.proportional * ratio**0.25))
 
