@@ -32,7 +32,7 @@ def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
-def warped(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> Tensor:
+def warp_pictures(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> Tensor:
     """Return pictures (B, n, n) seen through the map u -> scale u + shift, (B, size, size)."""
     linear = scale[:, None, None] * torch.eye(2, dtype=scale.dtype)
     theta = torch.cat([linear, shift[..., None]], -1)
@@ -71,7 +71,7 @@ class TutorialAir(nn.Module):
                     origin = images.new_zeros(CODE)
                     code = pyro.sample(f"code_{step}", dist.Normal(origin, 1.0).to_event(1))
                 window = (self.decoder(code) - 2).sigmoid().unflatten(1, (WINDOW, WINDOW))
-                moved = warped(window, where[:, 0], where[:, 1:], self.canvas)
+                moved = warp_pictures(window, where[:, 0], where[:, 1:], self.canvas)
                 canvas = canvas + on[:, None, None] * moved
             pyro.sample("image", dist.Normal(canvas, 0.3).to_event(2), obs=images[:, 0])
 
@@ -84,7 +84,10 @@ class TutorialAir(nn.Module):
         with pyro.plate("images", len(images)):
             for step in range(STEPS):
                 read = torch.cat([flat, last, on[:, None]], -1)
-                state, baseline_state = self.rnn(read, state), self.baseline_rnn(read.detach(), baseline_state)
+                state, baseline_state = (
+                    self.rnn(read, state),
+                    self.baseline_rnn(read.detach(), baseline_state),
+                )
                 stay, mean, scale = self.predict(state[0]).split([1, 3, 3], -1)
                 expected = {"baseline_value": self.baseline(baseline_state[0])[:, 0] * on}
                 chance = dist.Bernoulli(stay[:, 0].sigmoid() * on)
@@ -94,7 +97,9 @@ class TutorialAir(nn.Module):
                     distribution = dist.Normal(center + mean, spread * F.softplus(scale))
                     where = pyro.sample(f"where_{step}", distribution.to_event(1))
                     size = 1 / where[:, 0]
-                    window = warped(images[:, 0], size, -size[:, None] * where[:, 1:], WINDOW)
+                    window = warp_pictures(
+                        images[:, 0], size, -size[:, None] * where[:, 1:], WINDOW
+                    )
                     mean, scale = self.encoder(window.flatten(1)).chunk(2, -1)
                     distribution = dist.Normal(mean, F.softplus(scale))
                     code = pyro.sample(f"code_{step}", distribution.to_event(1))

@@ -86,7 +86,9 @@ def steps() -> dict[str, dict[str, Contestant]]:
 
 def make() -> Contestants:
     of_cores = steps()
-    single = {f"{mode}_{name}": run for name, runs in of_cores.items() for mode, run in runs.items()}
+    single = {
+        f"{mode}_{name}": run for name, runs in of_cores.items() for mode, run in runs.items()
+    }
 
     def all_of(mode: str) -> Contestant:
         return lambda: [runs[mode]() for runs in of_cores.values()]

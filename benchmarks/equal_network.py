@@ -30,7 +30,7 @@ def entries() -> dict[str, Entry]:
     return networks
 
 
-def timed(entry: Entry, number: int) -> Contestant:
+def make_timer(entry: Entry, number: int) -> Contestant:
     """Return a call that classifies images of noise, and returns its processor time in seconds."""
     images = torch.rand(number, *entry.model.image_shape)
     return processor_time(lambda: classify(entry.model, entry.guide, images, batch_size=number))
@@ -40,7 +40,7 @@ def measure(rounds: int) -> dict[str, Numbers]:
     """Return milliseconds an image by the kind of call and network, and ratios to the equal one."""
     made = entries()
     calls = {
-        f"{kind} {name}": timed(entry, number)
+        f"{kind} {name}": make_timer(entry, number)
         for kind, number in CALLS.items()
         for name, entry in made.items()
     }
@@ -48,7 +48,9 @@ def measure(rounds: int) -> dict[str, Numbers]:
     table: dict[str, Numbers] = {}
     for kind, number in CALLS.items():
         network_seconds = {name: seconds[f"{kind} {name}"] for name in made}
-        table[kind] = {name: median(1000 * taken / number) for name, taken in network_seconds.items()}
+        table[kind] = {
+            name: median(1000 * taken / number) for name, taken in network_seconds.items()
+        }
         table[f"times_equal_{kind}"] = {
             name: median(taken / network_seconds[f"{name}_equal"])
             for name, taken in network_seconds.items()
@@ -57,11 +59,11 @@ def measure(rounds: int) -> dict[str, Numbers]:
     return table
 
 
-def measured(rounds: int) -> dict[str, Table]:
+def record_table(rounds: int) -> dict[str, Table]:
     """Return the table of the record."""
     return {"milliseconds an image": Table(measure(rounds))}
 
 
 if __name__ == "__main__":
     words = "images of noise, 28x28 pixels, one and 128 a call, on one thread"
-    run("equal_network", SUMMARY, measured, words)
+    run("equal_network", SUMMARY, record_table, words)

@@ -78,12 +78,12 @@ def update(
 def processor_time(call: Contestant) -> Contestant:
     """Return a contestant that makes a call, and returns its processor time in seconds."""
 
-    def timed() -> float:
+    def time_call() -> float:
         began = time.process_time()
         call()
         return time.process_time() - began
 
-    return timed
+    return time_call
 
 
 def check_same_gradients(

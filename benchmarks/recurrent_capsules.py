@@ -44,7 +44,9 @@ class PlainDraw:
         divergence = images.new_zeros(())
         for _ in range(model.steps):
             columns, rows, intensity = self.filters(guide.aim, hidden)
-            glimpses = [rows @ x @ columns.mT * intensity for x in (image, image - canvas.sigmoid())]
+            glimpses = [
+                rows @ x @ columns.mT * intensity for x in (image, image - canvas.sigmoid())
+            ]
             inputs = torch.cat([torch.stack(glimpses, 1).flatten(1), hidden], 1)
             encoder, encoder_cell = self.recur(guide.cell, inputs, encoder, encoder_cell)
             mean, log_scale = guide.code(encoder).chunk(2, 1)

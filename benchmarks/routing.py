@@ -31,7 +31,7 @@ from capsule_zoo.guides import EMRouting
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS, spread_energy
-from capsule_zoo.models.networks.classifier import standardized
+from capsule_zoo.models.networks.classifier import standardize_images
 from capsule_zoo.models.routing.capsule_convolution import CapsuleGrid, CapsuleLayer
 
 BATCH = {"small": 16, "full": 8}
@@ -74,7 +74,7 @@ class Textbook:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         model = self.model
-        grid = model.primary(model.stem(standardized(pixels)).relu())
+        grid = model.primary(model.stem(standardize_images(pixels)).relu())
         for layer in (*model.layers, model.classes):
             grid = self.route(layer, grid)
         return grid.logits[:, 0]

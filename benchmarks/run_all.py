@@ -15,7 +15,7 @@ from pathlib import Path
 
 from capsule_zoo.pages import markdown as readme
 from capsule_zoo.records import FOLDER
-from capsule_zoo.registry import unknown
+from capsule_zoo.registry import unknown_name_message
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"air", "generative_capsules", "harness", "run_all"}
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in names():
-            parser.error(unknown("benchmark", name, names()))
+            parser.error(unknown_name_message("benchmark", name, names()))
     selected = [] if options.tables else options.names or names()
     failed = [n for n in selected if not run(n, options.repeats, options.threads, options.out)]
     if options.out == FOLDER:

@@ -16,9 +16,9 @@ from air import TutorialAir
 from harness import Benchmark, Contestant, Contestants, check_same_gradients, main, update
 from torch import Tensor
 
-from capsule_zoo.guides.scenes.peeling import blurred, focus
+from capsule_zoo.guides.scenes.peeling import blur_maps, focus
 from capsule_zoo.models.scenes.counts import subsets_of
-from capsule_zoo.models.scenes.pictures import crop, moved
+from capsule_zoo.models.scenes.pictures import crop, move_pictures
 from capsule_zoo.registry import Entry, create
 
 BATCH = 64
@@ -39,7 +39,7 @@ class ByHand:
         for _ in range(model.slots):
             left = (images - canvas).clamp(0, 1)
             inputs = torch.cat([left, images], 1)
-            place = focus(blurred(left, model.size * guide.blur))
+            place = focus(blur_maps(left, model.size * guide.blur))
             about = torch.cat([torch.zeros_like(place[:, :1]), place], -1)
             wide = about + images.new_tensor([math.log(guide.wide), 0.0, 0.0])
             looked = guide.where(guide.look(crop(inputs, wide, (guide.glimpse,) * 2, usual)))
@@ -48,7 +48,7 @@ class ByHand:
             window = crop(inputs, pose, model.thing.image_shape[1:], usual).clamp(0, 1)
             mean, log_scale = guide.reader.code(guide.reader.encoder(window)).chunk(2, -1)
             code, code_ratio = draw(mean, log_scale.exp(), torch.ones_like(mean))
-            cover = moved(model.thing.decoder(code).sigmoid(), pose, size, usual)
+            cover = move_pictures(model.thing.decoder(code).sigmoid(), pose, size, usual)
             free.append((-(1 - 1e-4) * cover).log1p().flatten(1))
             ratios.append(ratio + code_ratio)
             canvas = 1 - torch.stack(free).sum(0).exp().detach().unflatten(1, images.shape[1:])

@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[Callable, ...]] = {
 SUMMARY = __doc__.partition("\n")[0]
 
 
-def timed(verb: Callable, weights: str, number: int) -> Contestant:
+def make_timer(verb: Callable, weights: str, number: int) -> Contestant:
     """Return a call of a verb on images of noise, which returns its processor time in seconds."""
     entry = load(weights)
     images = torch.rand(number, *entry.model.image_shape)
@@ -36,7 +36,7 @@ def timed(verb: Callable, weights: str, number: int) -> Contestant:
 def measure(rounds: int) -> dict[str, Numbers]:
     """Return images a second, by the kind of call and then by weights and verb."""
     made = {
-        f"{kind} {weights.removesuffix('-mnist').replace('-', '_')}_{verb.__name__}": timed(
+        f"{kind} {weights.removesuffix('-mnist').replace('-', '_')}_{verb.__name__}": make_timer(
             verb, weights, number
         )
         for weights, verbs in VERBS.items()
@@ -50,11 +50,11 @@ def measure(rounds: int) -> dict[str, Numbers]:
     return {**speeds}
 
 
-def measured(rounds: int) -> dict[str, Table]:
+def record_table(rounds: int) -> dict[str, Table]:
     """Return the table of the record."""
     return {"images a second": Table(measure(rounds))}
 
 
 if __name__ == "__main__":
     words = "images of noise, 28x28 pixels, one and 64 a call, on one thread"
-    run("serving", SUMMARY, measured, words)
+    run("serving", SUMMARY, record_table, words)

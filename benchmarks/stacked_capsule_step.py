@@ -36,7 +36,7 @@ class Stacked(StackedCapsuleAutoencoder):
     """The model whose pixels have the density that is computed from stacks of layers."""
 
     def image_distribution(self, parts: FeaturedCapsules) -> PixelMixture:  # type: ignore[override]
-        return super().image_distribution(parts).stacked
+        return super().image_distribution(parts).as_stacks
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[Entry, Stacked, Tensor]:

@@ -20,13 +20,13 @@ from capsule_zoo.inference import is_bound
 from capsule_zoo.inference.evaluation.prepare import relaxed_sites
 from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Site
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.pages.markdown import duration, with_error
 from capsule_zoo.pages.stories import first_line, read_story, remainder
-from capsule_zoo.records import in_words, plain
+from capsule_zoo.records import metric_title, plain
 from capsule_zoo.registry import Entry, create, list_models, pair_of, read_recipe
 from capsule_zoo.runs.recipe import settings_of
-from capsule_zoo.settings import Argument, as_tuple, flat, flat_arguments, nested
+from capsule_zoo.settings import Argument, as_tuple, flat, flat_arguments, nest_settings
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Weights:
         preset = f" ({self.preset})" if self.preset else ""
         return (
             f"{self.entry}{preset}, {self.guide} guide, trained on {self.data}: "
-            f"{in_words(metric['metric'])} {with_error(metric)} on {metric['on']}; "
+            f"{metric_title(metric['metric'])} {with_error(metric)} on {metric['on']}; "
             f"{self.bytes / 1e6:.1f} MB"
         )
 
 
 @dataclass(frozen=True)
-class GuideWords:
+class GuideDescription:
     """The description of a fitting guide: its name, class, summary, and whether it is used."""
 
     name: str
     kind: str
-    what: str
+    description: str
     default: bool
 
 
@@ -110,7 +110,7 @@ class Description:
     data: str
     settings: dict[str, Argument]
     presets: dict[str, str]
-    guides: tuple[GuideWords, ...]
+    guides: tuple[GuideDescription, ...]
     sites: tuple[Site, ...]
     relaxed: tuple[str, ...]
     objective: str
@@ -166,7 +166,8 @@ class Description:
                 for name, words in self.presets.items()
             ),
             "Guides": (
-                f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.what}" for g in self.guides
+                f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.description}"
+                for g in self.guides
             ),
             "Latent sites": (
                 f"- `{s.name}`, {' x '.join(s.plates)}: {_kind(s, self.relaxed)}"
@@ -219,14 +220,14 @@ def describe(entry: str | Path | Entry) -> Description:
         return _describe(entry, entry.name)
     source = str(entry)
     if source in list_models():
-        with seeded(0):
+        with use_seed(0):
             return _describe(create(source), source)
     if not registry.recipe_path(source):
         names = sorted({*list_models(), *list_weights()})
         raise ValueError(registry.unknown_source("entry or trained entry", source, names))
     made = read_recipe(source)
     card = made if "headline" in made else {}
-    with seeded(0):
+    with use_seed(0):
         if "entry" not in made:
             raise ValueError(
                 f"{source} holds a pair that save() wrote, which is no entry of the zoo"
@@ -236,8 +237,8 @@ def describe(entry: str | Path | Entry) -> Description:
 
 
 def _describe(entry: Entry, source: str) -> Description:
-    registration = registry.registered(entry.name).with_preset(entry.settings)
-    asked = nested(entry.settings, registration.arguments, entry.name)
+    registration = registry.find_registration(entry.name).with_preset(entry.settings)
+    asked = nest_settings(entry.settings, registration.arguments, entry.name)
     values = {**flat(asked), **settings_of(pair_of(entry.model, entry.guide))}
     values = {name: as_tuple(value) for name, value in values.items()}
     settings = {
@@ -254,7 +255,7 @@ def _describe(entry: Entry, source: str) -> Description:
         data=registration.data,
         settings=settings,
         presets={n: p.get("summary", "") for n, p in registration.presets.items()},
-        guides=tuple(guide_words(entry)),
+        guides=tuple(describe_guides(entry)),
         sites=entry.model.sites,
         relaxed=relaxed_sites(entry.model),
         objective=type(entry.objective).__name__ + never,
@@ -267,13 +268,13 @@ def _describe(entry: Entry, source: str) -> Description:
     )
 
 
-def guide_words(entry: Entry) -> Iterator[GuideWords]:
+def describe_guides(entry: Entry) -> Iterator[GuideDescription]:
     """Yield the guides of an entry, in the words of what makes them."""
     for name, maker in entry.guides.items():
-        with seeded(0):
+        with use_seed(0):
             kind = type(entry.make_guide(name))
         text = first_line(without_partials(maker).__doc__) or first_line(kind.__doc__)
-        yield GuideWords(name, kind.__name__, text, name == entry.default_guide)
+        yield GuideDescription(name, kind.__name__, text, name == entry.default_guide)
 
 
 def _setting(value: object) -> object:
@@ -300,7 +301,11 @@ def history(card: dict[str, Any]) -> str:
         "checks": card["checks"],
         "records": [record["command"] for record in card["records"].values()],
     }
-    lines = ((title * (n == 0), line) for title, entries in rows.items() for n, line in enumerate(entries))
+    lines = (
+        (title * (n == 0), line)
+        for title, entries in rows.items()
+        for n, line in enumerate(entries)
+    )
     return "\n".join(f"    {title:10}{line}" for title, line in lines)
 
 

@@ -106,7 +106,7 @@ class Entry(Generic[M, G]):
         return self.guide
 
     @property
-    def summed(self) -> "Entry":
+    def with_enumerated_presences(self) -> "Entry":
         """Return this entry with scene presences enumerated; other models are unchanged."""
         if not hasattr(self.guide, "with_enumerated_presences"):
             return self

@@ -337,7 +337,7 @@ def _is_finite(number: object) -> bool:
     )
 
 
-def in_words(name: str) -> str:
+def metric_title(name: str) -> str:
     """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
     name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
     parts = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")

@@ -51,12 +51,20 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_known, unknown
+from capsule_zoo.models.checks import check_at_least, check_known, unknown_name_message
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import build, is_submodule, spec
 from capsule_zoo.pages.stories import first_line
 from capsule_zoo.records import write_json
-from capsule_zoo.settings import PARTS, Argument, arguments_of, flat, name_of, nested, values_of
+from capsule_zoo.settings import (
+    PARTS,
+    Argument,
+    arguments_of,
+    flat,
+    name_of,
+    nest_settings,
+    values_of,
+)
 from capsule_zoo.zoo import import_entries
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
@@ -102,7 +110,9 @@ class Registered:
         if self.presets:
             names = " or ".join(f'"{name}"' for name in self.presets)
             text = f"{names}; None for the settings below"
-            model_arguments = {"preset": Argument("preset", None, str | None, text)} | model_arguments
+            model_arguments = {
+                "preset": Argument("preset", None, str | None, text)
+            } | model_arguments
         return model_arguments | {
             name: Argument(name, {}, Mapping[str, Any], text, inner)
             for name, text, inner in (
@@ -133,7 +143,7 @@ class Registered:
     def create(self, settings: Mapping[str, Any]) -> Entry:
         """Return a new, untrained entry; see `capsule_zoo.registry.create`."""
         made = self.with_preset(settings)
-        asked = nested(settings, made.arguments, self.name)
+        asked = nest_settings(settings, made.arguments, self.name)
         values = values_of(asked, made.arguments, self.name)
         check_at_least(1, image_shape=values.get("image_shape", 1))
         for part in ("preset", *PARTS):
@@ -155,7 +165,7 @@ class Registered:
         first, by_name = next(iter(self.guides)), {}
         if settings["guides"]:
             inner = self.arguments["guides"].inner
-            by_name = nested(settings["guides"], inner, f"{self.name}'s guides")
+            by_name = nest_settings(settings["guides"], inner, f"{self.name}'s guides")
         if self.guides[first] is self.guide:
             by_name[first] = settings["guide"]
         guides = {n: self._bound(maker, by_name.get(n)) for n, maker in self.guides.items()}
@@ -246,7 +256,7 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"a guide's name is lower case with hyphens, not {name!r}")
-    makers = registered(entry).guides
+    makers = find_registration(entry).guides
     if name in makers and not runs_again(makers[name]):
         raise ValueError(f"{entry} has a guide named {name!r} already; choose another name")
 
@@ -264,7 +274,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_registered, pattern))
 
 
-def registered(name: str) -> Registered:
+def find_registration(name: str) -> Registered:
     """Return what an entry was registered with; raise ValueError for an unknown name."""
     import_entries()
     if name not in _registered:
@@ -285,18 +295,18 @@ def _preset_in_words(name: str) -> str:
 
 def summary(name: str) -> str:
     """Return the summary of a registered entry in one line."""
-    return registered(name).summary
+    return find_registration(name).summary
 
 
 def small_settings(name: str, preset: str | None = None) -> dict:
     """Return settings for `create` at which a registered entry is small and runs quickly."""
     settings = {} if preset is None else {"preset": preset}
-    return {**registered(name).with_preset(settings).small, **settings}
+    return {**find_registration(name).with_preset(settings).small, **settings}
 
 
 def takes_images(name: str) -> bool:
     """Return False for an entry of points, whose model takes no `image_shape`."""
-    return "image_shape" in registered(name).arguments
+    return "image_shape" in find_registration(name).arguments
 
 
 def create(name: str, **settings: Any) -> Entry:
@@ -311,7 +321,7 @@ def create(name: str, **settings: Any) -> Entry:
         ValueError: unknown name or setting (with the nearest ones), a value of another type, or one
             that a constructor refuses.
     """
-    return registered(name).create(settings)
+    return find_registration(name).create(settings)
 
 
 def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
@@ -419,8 +429,8 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
         makers: dict[str, GuideMaker] = {"saved": lambda entry: copy_of(entry.guide)}
         return Entry(model, makers, Trace_ELBO(), guide=guide)
     settings = config.get("settings", {})
-    made = registered(name).with_preset(settings)
-    entry = made.entry_of(model, nested(settings, made.arguments, name), guide)
+    made = find_registration(name).with_preset(settings)
+    entry = made.entry_of(model, nest_settings(settings, made.arguments, name), guide)
     entry.default_guide = config.get("guide", entry.default_guide)
     _check_imported(modules, "guide", entry.default_guide, list(entry.guides))
     return entry
@@ -495,7 +505,7 @@ def unknown_source(kind: str, source: str | Path, names: Collection[str]) -> str
     if str(source) in _PRESETS:
         return _preset_in_words(str(source))
     if len(folder.parts) < 2 and not folder.is_dir():
-        return f"{unknown(kind, str(source), names)}; or give the folder of a run"
+        return f"{unknown_name_message(kind, str(source), names)}; or give the folder of a run"
     missing = "no such run folder"
     if folder.is_dir():
         missing = "no run in the folder, which holds no config.json"
@@ -535,7 +545,7 @@ def made_by(entry: Entry) -> dict:
         "guide": entry.default_guide,
         "pair": pair_of(entry.model, entry.guide),
     }
-    registration = registered(entry.name).with_preset(entry.settings)
+    registration = find_registration(entry.name).with_preset(entry.settings)
     makers = registration.model, registration.module, entry.guides[entry.default_guide]
     parts = [type(part) for part in (entry.model, entry.guide)]
     values = flat(entry.settings).values()
@@ -552,6 +562,6 @@ def _check_imported(modules: Collection[str], kind: str, name: str, names: list[
     modules = modules or ("MODULE",)
     options = " ".join(f"--import {module}" for module in modules)
     raise ValueError(
-        f"{unknown(kind, name, names)}. If another package adds this {kind}, import its "
-        f"module first: import {', '.join(modules)}; or capsule-zoo {options}"
+        f"{unknown_name_message(kind, name, names)}. If another package adds this {kind}, import "
+        f"its module first: import {', '.join(modules)}; or capsule-zoo {options}"
     )

@@ -27,7 +27,7 @@ from numbers import Integral, Real
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from capsule_zoo.data.registration import without_partials
-from capsule_zoo.models.checks import unknown
+from capsule_zoo.models.checks import unknown_name_message
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import CLASS, class_of, classes, is_submodule
 
@@ -103,7 +103,9 @@ def _arguments(kind: Callable, leading: int, fixed: Mapping[str, Any]) -> Iterat
             return
         if reference := _REFERENCE.match(described.get(rest, "")):  # arguments of `Scenes`
             other = vars(sys.modules[owner.__module__])[reference[1]]
-            yield from (argument for argument in _arguments(other, 0, {}) if argument.name not in names)
+            yield from (
+                argument for argument in _arguments(other, 0, {}) if argument.name not in names
+            )
             return
 
 
@@ -128,7 +130,9 @@ def _inner(default: object) -> dict[str, Argument]:
     if not _is_settings(default):
         return {}
     fields = arguments_of(type(default))
-    return {name: _with_default(argument, getattr(default, name)) for name, argument in fields.items()}
+    return {
+        name: _with_default(argument, getattr(default, name)) for name, argument in fields.items()
+    }
 
 
 def _is_settings(value: object) -> bool:
@@ -169,11 +173,11 @@ def values_of(
     """
     return {
         name: _value(schema[name], value, f"{owner}'s {name}", owner)
-        for name, value in nested(settings, schema, owner).items()
+        for name, value in nest_settings(settings, schema, owner).items()
     }
 
 
-def nested(
+def nest_settings(
     settings: Mapping[str, Any], schema: Mapping[str, Argument], owner: str
 ) -> dict[str, Any]:
     """Return settings by their first names: those with dots, and last parts alone, in mappings."""
@@ -206,7 +210,7 @@ def _owner_of(key: str, schema: Mapping[str, Argument], owner: str) -> str:
             f"{key!r} is not a setting of {owner} itself but of its {every[0]}; give "
             f"{every[0]}.{key}, in Python {every[0]}={{{key!r}: ...}}"
         )
-    raise ValueError(unknown(f"setting of {owner}", key, list(schema)))
+    raise ValueError(unknown_name_message(f"setting of {owner}", key, list(schema)))
 
 
 def _holds(argument: Argument, name: str) -> bool:
@@ -235,7 +239,8 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
     if not fits(value, argument.hint):
         note = "" if default is None or argument.inner else f"; its default is {default!r}"
         raise ValueError(
-            f"{argument.name} of {outer} must be {in_words(argument.hint)}, not {value!r}{note}"
+            f"{argument.name} of {outer} must be {describe_hint(argument.hint)}, not "
+            f"{value!r}{note}"
         )
     return value
 
@@ -300,17 +305,17 @@ def _submodule_of(hint: Any) -> type | None:
     return made[0] if made and is_submodule(made[0]) else None
 
 
-def in_words(hint: Any) -> str:
+def describe_hint(hint: Any) -> str:
     """Return a description of the values that an annotation allows."""
     names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
     if made := _submodule_of(hint):
         return f"a class such as {made.__name__}, or its settings"
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(in_words, inner))
+        return " or ".join(map(describe_hint, inner))
     if origin is tuple:
         count = "several" if inner[-1] is Ellipsis else str(len(inner))
-        return f"{count} {_plural(in_words(inner[0]))} such as {_example(inner)}"
+        return f"{count} {_plural(describe_hint(inner[0]))} such as {_example(inner)}"
     if hint is types.NoneType:
         return "None"
     if (origin or hint) in (Mapping, dict):

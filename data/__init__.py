@@ -4,7 +4,7 @@ from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset, register_dataset
 from capsule_zoo.data.files import MissingData
-from capsule_zoo.data.missing import hide, occluded
+from capsule_zoo.data.missing import half_mask, hide
 from capsule_zoo.data.points import Scenes, draw_scenes, read_scenes
 from capsule_zoo.data.sources import Source
 from capsule_zoo.data.splits import Dataset, Split
@@ -29,9 +29,9 @@ __all__ = [
     "Views",
     "dataset_names",
     "draw_scenes",
+    "half_mask",
     "hide",
     "load_dataset",
-    "occluded",
     "read_scenes",
     "register_dataset",
     "transforms",

@@ -59,7 +59,7 @@ class BatchSource(ABC):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield (images, labels or None) of the epoch's batches, from batch number `start` on."""
 
-    def _transformed(self, images: Tensor, epoch: int, batch: int) -> Tensor:
+    def _transform_images(self, images: Tensor, epoch: int, batch: int) -> Tensor:
         """Apply the transform to images, with random numbers from (seed, epoch, batch)."""
         if self.transform is None:
             return images
@@ -128,7 +128,7 @@ class ShuffledBatches(BatchSource):
         for batch in range(start, len(self)):
             indices = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             images, labels = self._take(indices, epoch, batch)
-            yield self._transformed(images, epoch, batch), labels
+            yield self._transform_images(images, epoch, batch), labels
 
     @abstractmethod
     def _take(self, indices: Tensor, epoch: int, batch: int) -> Batch:

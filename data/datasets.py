@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.files import from_home
+from capsule_zoo.data.files import expand_home
 from capsule_zoo.data.letters import font_letters
 from capsule_zoo.data.own_pictures import all_pictures, array_file, folder, holds_pictures
 from capsule_zoo.data.pictures import is_array_file, is_picture_file
@@ -75,18 +75,18 @@ def load_dataset(
         ValueError: an unknown name, or an argument that is out of range.
     """
     name = f"folder:{name}" if isinstance(name, Path) else str(name)
-    source = _reader(name)(data_folder(root), _checked_size(size))
+    source = _reader(name)(data_folder(root), _parse_size(size))
     train_objects, tested, *others = source.objects or (None, None)
     train, test = Split(*source.train, objects=train_objects), Split(*source.test, objects=tested)
     count = source.validation if validation is None else validation
     if source.held_out is None:
-        train, held_out = _divided(train, count, seed)
+        train, held_out = _divide_split(train, count, seed)
     elif others:
         held_out = _first_scenes(Split(*source.held_out, objects=others[0]), validation)
     elif validation is None:
         held_out = Split(*source.held_out)
     else:
-        train, held_out = _divided(_joined(train, Split(*source.held_out)), count, seed)
+        train, held_out = _divide_split(_join_splits(train, Split(*source.held_out)), count, seed)
     return Dataset(
         name,
         replace(train, name=f"{name}/train"),
@@ -113,7 +113,7 @@ def load_pictures(name: str, size: Size | None = None) -> tuple[Split, list[str]
     return Split(images, name=name), files
 
 
-def _joined(split: Split, other: Split) -> Split:
+def _join_splits(split: Split, other: Split) -> Split:
     """Return the images of two splits, and their labels if both have them."""
     labels = [split.labels, other.labels]
     joint_labels = None if any(part is None for part in labels) else torch.cat(labels)
@@ -131,7 +131,7 @@ def _first_scenes(split: Split, count: int | None) -> Split:
     return split[:number]
 
 
-def _divided(split: Split, count: int, seed: int) -> tuple[Split, Split]:
+def _divide_split(split: Split, count: int, seed: int) -> tuple[Split, Split]:
     """Return the images for training, and the `count` that are held out."""
     number, whole = len(split), integer_of(count)
     if whole is None or not 0 <= whole < number:
@@ -147,9 +147,9 @@ def full_name(name: str) -> str:
     """Return a name of a data set that holds in every working folder: its path is absolute."""
     kind, _, path = name.partition(":")
     if kind in ("folder", "constellations") and path:
-        return f"{kind}:{from_home(path).resolve()}"
+        return f"{kind}:{expand_home(path).resolve()}"
     if name not in _READERS and _is_of_pictures(name):
-        return f"folder:{from_home(name).resolve()}"
+        return f"folder:{expand_home(name).resolve()}"
     return name
 
 
@@ -189,19 +189,19 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     lost, as in affNIST (Tieleman 2013). All numbers are uniform, drawn once with a fixed seed.
     """
     mnist = torchvision_images("MNIST", root)
-    train = _by_chunks(_shifted, mnist.train[0], seeded_generator(1))
-    test = _by_chunks(_scattered, mnist.test[0], seeded_generator(2))
-    return mnist.with_images(train, test).resized(size)
+    train = _move_in_chunks(_shift_images, mnist.train[0], seeded_generator(1))
+    test = _move_in_chunks(_scatter_images, mnist.test[0], seeded_generator(2))
+    return mnist.with_images(train, test).resize(size)
 
 
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
     """Read MNIST with test images rotated by up to 180 degrees, uniformly, with a fixed seed."""
     mnist = torchvision_images("MNIST", root)
     test = Rotate(180)(mnist.test[0], generator=seeded_generator(3))
-    return mnist.with_images(mnist.train[0], test).resized(size)
+    return mnist.with_images(mnist.train[0], test).resize(size)
 
 
-def _of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
+def _source_of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
     train, test = (views.split(size) for views in (data.train, data.test))
     return Source(
         (train.images, train.labels),
@@ -211,11 +211,11 @@ def _of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
     )
 
 
-def _shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+def _shift_images(images: Tensor, generator: torch.Generator) -> Tensor:
     return Shift(6)(F.pad(images, (6, 6, 6, 6)), generator=generator)
 
 
-def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
+def _scatter_images(images: Tensor, generator: torch.Generator) -> Tensor:
     motions = Affine(degrees=20, shear=0.2, scale=(0.8, 1.2)).motions(len(images), generator)
     left, right, top, bottom = ink_extent(images, motions).T
     edge = 20.5  # half the frame, and half a pixel beyond: the first pixel center outside
@@ -224,7 +224,7 @@ def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
     return warp_images(images, motions, (40, 40))
 
 
-def _by_chunks(
+def _move_in_chunks(
     move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Move images in chunks, because a warp of all at once needs a grid of gigabytes."""
@@ -241,10 +241,10 @@ _READERS: dict[str, Reader] = {
     "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),
     "affnist": affnist,
     "rotated-mnist": rotated_mnist,
-    "smallnorb": lambda root, size: _of_views(SmallNORB(root), size),
-    "constellations": lambda root, size: _of_points(constellations, size),
+    "smallnorb": lambda root, size: _source_of_views(SmallNORB(root), size),
+    "constellations": lambda root, size: _read_points(constellations, size),
     **{name: scene_reader(name) for name in SCENES},
-    "toys3d": lambda root, size: _of_views(Toys3D(), size),
+    "toys3d": lambda root, size: _source_of_views(Toys3D(), size),
 }
 
 
@@ -260,19 +260,19 @@ def _reader(name: str) -> Reader:
         read = array_file if is_array_file(Path(path)) else folder
         return lambda root, size: read(Path(path), size)
     if kind == "constellations" and path:
-        return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
-    raise ValueError(_unknown(name, path))
+        return lambda root, size: _read_points(lambda: constellations_of(Path(path)), size)
+    raise ValueError(_unknown_message(name, path))
 
 
-def _unknown(name: str, path: str) -> str:
+def _unknown_message(name: str, path: str) -> str:
     """Return what to say of a name that is no data set's; `path` follows its colon."""
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
-    if from_home(path).exists() and path:
+    if expand_home(path).exists() and path:
         near = [f"folder:{path}"]
-    elif from_home(name).is_file() and is_picture_file(Path(name)):
+    elif expand_home(name).is_file() and is_picture_file(Path(name)):
         near = [f"folder:{Path(name).parent}"]
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    if from_home(name).is_file() and not near:
+    if expand_home(name).is_file() and not near:
         meant = "; pictures are read from a folder, .npy or .npz, and not from a file of this kind."
     elif "/" in name and not near:
         meant = "; there is no such folder of pictures either."
@@ -292,17 +292,17 @@ def _warn_of_folder(name: str) -> None:
 
 def _is_of_pictures(name: str) -> bool:
     """Return whether the path is a folder or a .npy or .npz file."""
-    path = from_home(name)
+    path = expand_home(name)
     return name != "" and (path.is_dir() or (is_array_file(path) and path.is_file()))
 
 
-def _of_points(read: Callable[[], Source], size: Size | None) -> Source:
+def _read_points(read: Callable[[], Source], size: Size | None) -> Source:
     if size is not None:
         raise ValueError("size is a number of pixels, and scenes of points have none; leave it out")
     return read()
 
 
-def _checked_size(size: int | Size | str | None) -> Size | None:
+def _parse_size(size: int | Size | str | None) -> Size | None:
     if size is None:
         return None
     pair: Any = size if isinstance(size, tuple | list) else (size, size)

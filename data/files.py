@@ -22,7 +22,7 @@ def user_cache() -> Path:
     return Path(base) / "capsule-zoo"
 
 
-def from_home(path: str | os.PathLike) -> Path:
+def expand_home(path: str | os.PathLike) -> Path:
     """Return a path with a home folder in place of `~` or `~user`, where there is one."""
     return Path(os.path.expanduser(path))
 

@@ -9,7 +9,7 @@ import torch
 
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.sources import Labelled, Size, Source, taken
+from capsule_zoo.data.sources import Labelled, Size, Source, take_rows
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -51,13 +51,13 @@ def _pictures(fonts: tuple[str, ...], size: Size, generator: torch.Generator) ->
     number = len(fonts) * len(LETTERS) * PICTURES
     angles = iter((DEGREES * (2 * torch.rand(number, generator=generator) - 1)).tolist())
     texts = LETTERS * PICTURES
-    pixels = [_drawn(letter, font, next(angles), size) for font in fonts for letter in texts]
+    pixels = [_draw_letter(letter, font, next(angles), size) for font in fonts for letter in texts]
     images = torch.from_numpy(np.stack(pixels)[:, None]).float() / 255
     labels = torch.arange(len(LETTERS)).repeat(len(fonts) * PICTURES)
-    return taken((images, labels), torch.randperm(number, generator=generator))
+    return take_rows((images, labels), torch.randperm(number, generator=generator))
 
 
-def _drawn(letter: str, font: str, degrees: float, size: Size) -> np.ndarray:
+def _draw_letter(letter: str, font: str, degrees: float, size: Size) -> np.ndarray:
     """Return the pixels of a letter in the middle of a picture, bytes (H, W)."""
     from PIL import Image, ImageDraw
 

@@ -19,10 +19,10 @@ def hide(images: Tensor, observed: Tensor) -> Tensor:
     Raises:
         ValueError: `observed` is not bool, or of another shape.
     """
-    return images.masked_fill(~checked_mask(images, observed), float("nan"))
+    return images.masked_fill(~check_mask(images, observed), float("nan"))
 
 
-def checked_mask(images: Tensor, observed: Tensor) -> Tensor:
+def check_mask(images: Tensor, observed: Tensor) -> Tensor:
     """Return the mask in the shape and on the device of the images; see `hide`."""
     observed = as_tensor("observed", observed)
     if observed.dtype != torch.bool:
@@ -40,7 +40,7 @@ def checked_mask(images: Tensor, observed: Tensor) -> Tensor:
     return observed.to(images.device).expand(images.shape)
 
 
-def occluded(size: tuple[int, int], side: str) -> Tensor:
+def half_mask(size: tuple[int, int], side: str) -> Tensor:
     """Return a mask (H, W) that hides one half; the middle line of an odd number is hidden too.
 
     Args:

@@ -22,7 +22,14 @@ from capsule_zoo.data.pictures import (
 )
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.seeds import seeded_generator
-from capsule_zoo.data.sources import Labelled, Size, Source, channels_first, split_at_random, taken
+from capsule_zoo.data.sources import (
+    Labelled,
+    Size,
+    Source,
+    channels_first,
+    split_at_random,
+    take_rows,
+)
 
 VALIDATION = ("val", "valid", "validation")  # folders beside train, of which one may be there
 SIDES = ("train", "training", "test", "testing", *VALIDATION)  # names that say which side it is
@@ -75,12 +82,12 @@ def folder(path: Path, size: Size | None = None) -> Source:
     labels = torch.tensor([classes.index(name) for _, name in named]).repeat_interleave(numbers)
     counts = [int(n.sum()) for n in numbers.split([sum(map(len, p.values())) for p in parts])]
     train, test, held_out = (
-        _mixed((some, None if None in files else part_labels))
+        _shuffle_images((some, None if None in files else part_labels))
         for some, part_labels in zip(images.split(counts), labels.split(counts), strict=True)
     )
     names = tuple(name for name in classes if name is not None)
     if sides[1] is None:
-        source = divided_at_random(path, train, names)
+        source = divide_at_random(path, train, names)
     else:
         source = Source(train, test, names, validation=len(train[0]) // 10)
     return source if sides[2] is None else replace(source, held_out=held_out)
@@ -123,10 +130,10 @@ def array_file(path: Path, size: Size | None = None) -> Source:
     images, _ = _read_images([path], size)
     labels = read_labels(path, len(images))
     names = () if labels is None else tuple(map(str, range(int(labels.max()) + 1)))
-    return divided_at_random(path, _mixed((images, labels)), names)
+    return divide_at_random(path, _shuffle_images((images, labels)), names)
 
 
-def divided_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> Source:
+def divide_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> Source:
     """Return a source that tests on a fifth of the images, always the same, and at least on one.
 
     Args:
@@ -152,9 +159,9 @@ def holds_pictures(path: Path) -> bool:
     return any(map(_is_picture, levels))
 
 
-def _mixed(part: Labelled) -> Labelled:
+def _shuffle_images(part: Labelled) -> Labelled:
     """Return the images in an order that is random and the same on every call."""
-    return taken(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
+    return take_rows(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
 
 
 def _is_hidden(path: Path) -> bool:
@@ -266,8 +273,8 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
     for file, image in zip(files, pixels, strict=True):
         if image.shape[1:3] != first:
             raise ValueError(
-                f"{files[0]} has {_in_words(first)} pixels, {file} has "
-                f"{_in_words(image.shape[1:3])}; bring all images to one size by size= in Python "
+                f"{files[0]} has {_shape_text(first)} pixels, {file} has "
+                f"{_shape_text(image.shape[1:3])}; bring all images to one size by size= in Python "
                 "or --size HEIGHTxWIDTH on the command line"
             )
     _warn_of_channels(files, pixels)
@@ -354,5 +361,5 @@ def _warn_of_contrast(files: list[Path], pixels: list[np.ndarray]) -> None:
         )
 
 
-def _in_words(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))

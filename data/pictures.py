@@ -119,9 +119,9 @@ def _with_opacity(file: Path | IO[bytes], name: str) -> "tuple[Image.Image, Imag
         sixteen = image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind in ("PNG", "PPM"))
         converted = None
         if sixteen and not signed:
-            converted = _from_sixteen_bits(image, inverted=tags.get(_PHOTOMETRIC) == 0)
+            converted = _convert_sixteen_bits(image, inverted=tags.get(_PHOTOMETRIC) == 0)
         elif image.mode in (*_GRAY_OR_PALETTE, *_COLORS) and not signed:
-            converted = _from_bytes(image)
+            converted = _convert_eight_bits(image)
     except UnidentifiedImageError as error:  # its own message shows the stream's address
         raise MissingData(
             f"{name} is not a readable image (its content is of no known kind); mend or remove it"
@@ -197,10 +197,10 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
             f"images of {file} must be (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 "
             f"channels, not {array.shape}"
         )
-    pixels = _from_0_to_255(pixels[..., 0] if pixels.shape[3:] == (1,) else pixels, file)
+    pixels = _scale_to_bytes(pixels[..., 0] if pixels.shape[3:] == (1,) else pixels, file)
     if pixels.ndim == 4 and _is_gray(pixels):
         pixels = pixels[..., 1]  # green, of which brightness depends most
-    return pixels if size is None else _resized(pixels, size)
+    return pixels if size is None else _resize_pixels(pixels, size)
 
 
 def read_labels(file: Path, number: int) -> Tensor | None:
@@ -243,7 +243,7 @@ def load_arrays(file: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
+def _scale_to_bytes(pixels: np.ndarray, file: Path) -> np.ndarray:
     """Return bytes as they are, and floats from 0 to 1 times 255; refuse anything else."""
     if pixels.dtype == np.uint8:
         return pixels
@@ -260,18 +260,20 @@ def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
     )
 
 
-def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _resize_pixels(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize (N, H, W) or (N, H, W, 3) as `read_pixels` does."""
     from PIL import Image
 
     if pixels.ndim == 4:
-        return np.stack([_resized(channel, size) for channel in np.moveaxis(pixels, -1, 0)], -1)
+        return np.stack(
+            [_resize_pixels(channel, size) for channel in np.moveaxis(pixels, -1, 0)], -1
+        )
     planes = [Image.fromarray(channel.astype(np.float32)) for channel in pixels]
     resample = Image.Resampling.BILINEAR
     return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes])
 
 
-def _from_sixteen_bits(
+def _convert_sixteen_bits(
     image: "Image.Image", inverted: bool
 ) -> "tuple[Image.Image, Image.Image | None]":
     """Convert gray pixels of 16 bits to floats from 0 to 255, on black where transparent.
@@ -291,7 +293,7 @@ def _from_sixteen_bits(
     return Image.fromarray(pixels / np.float32(_BYTE)), opacity
 
 
-def _from_bytes(image: "Image.Image") -> "tuple[Image.Image, Image.Image | None]":
+def _convert_eight_bits(image: "Image.Image") -> "tuple[Image.Image, Image.Image | None]":
     """Convert a picture of 8 bits or fewer to mode "L" or "RGB", on black where transparent."""
     from PIL import Image
 

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.files import from_home
-from capsule_zoo.data.own_pictures import divided_at_random
+from capsule_zoo.data.files import expand_home
+from capsule_zoo.data.own_pictures import divide_at_random
 from capsule_zoo.data.pictures import load_arrays
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Source
@@ -105,8 +105,8 @@ def draw_scenes(
     )
     corners = torch.cat([torch.arange(len(shape)) for shape in shapes])
     presence = _presences(number, len(shapes), generator)[:, objects]
-    placed = _placed(number, shapes, sigma, generator)
-    points = rescaled(placed.masked_fill(~presence[..., None], _NAN))
+    placed = _place_objects(number, shapes, sigma, generator)
+    points = rescale_points(placed.masked_fill(~presence[..., None], _NAN))
     count = torch.randint(clutter + 1, (number, 1), generator=generator)
     noise = 2 * torch.rand(number, clutter, 2, generator=generator, dtype=torch.float64) - 1
     points = torch.cat([points, noise], 1)
@@ -134,10 +134,10 @@ def check_templates(templates: Templates) -> tuple[Tensor, ...]:
     shapes = [torch.as_tensor(template, dtype=torch.float64) for template in templates]
     if not shapes:
         raise ValueError("templates is empty; give the corners of one object or more")
-    return tuple(_centered(index, shape) for index, shape in enumerate(shapes))
+    return tuple(_center_template(index, shape) for index, shape in enumerate(shapes))
 
 
-def _centered(index: int, shape: Tensor) -> Tensor:
+def _center_template(index: int, shape: Tensor) -> Tensor:
     if shape.dim() != 2 or shape.shape[1] != 2 or not torch.isfinite(shape).all():
         raise ValueError(
             f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
@@ -156,7 +156,7 @@ def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:
     return (codes >> torch.arange(objects)) % 2 == 1
 
 
-def _placed(
+def _place_objects(
     number: int, shapes: Sequence[Tensor], sigma: float, generator: torch.Generator
 ) -> Tensor:
     """Draw all corners of all objects, (number, corners, 2), before the scene is rescaled."""
@@ -172,7 +172,7 @@ def _placed(
     return torch.cat(placed, 1)
 
 
-def rescaled(points: Tensor) -> Tensor:
+def rescale_points(points: Tensor) -> Tensor:
     """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
     absent = points.isnan()
     low = points.masked_fill(absent, math.inf).amin((1, 2), keepdim=True)
@@ -206,8 +206,8 @@ def constellations_of(path: Path) -> Source:
             "by --set objects, or give the file to capsule_zoo.runs.objects.parse_file",
             stacklevel=2,
         )
-    points = rescaled(points.double()).float()
-    return divided_at_random(path, (points, None), ())
+    points = rescale_points(points.double()).float()
+    return divide_at_random(path, (points, None), ())
 
 
 def _labels(scenes: Scenes) -> Tensor:
@@ -227,7 +227,7 @@ def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | 
         MissingData: there is no such file, or it is not such an archive.
         ValueError: its arrays do not fit.
     """
-    path = from_home(path)
+    path = expand_home(path)
     arrays = load_arrays(path)
     if "points" not in arrays:
         raise ValueError(
@@ -260,19 +260,19 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
             f"points must be (S, N, 2), one scene or more in the plane, not {tuple(points.shape)}"
             + "; add the missing dimension with points[None]" * (points.shape[1:] == (2,))
         )
-    points = masked(points, ~points.isnan().all(-1) if present is None else present)
+    points = mask_points(points, ~points.isnan().all(-1) if present is None else present)
     present = ~points.isnan().any(-1)
     absent = ~present[..., None]
     low, high = points.masked_fill(absent, math.inf), points.masked_fill(absent, -math.inf)
     if (degenerate := (present.sum(1) < 2) | (low.amin(1) == high.amax(1)).all(-1)).any():
         raise ValueError(
-            f"scene {int(degenerate.nonzero()[0])} has fewer than two points, or all in one place, which "
-            "say nothing of an object's scale and angle; leave such scenes out"
+            f"scene {int(degenerate.nonzero()[0])} has fewer than two points, or all in one place, "
+            "which say nothing of an object's scale and angle; leave such scenes out"
         )
     return points, present
 
 
-def masked(points: Tensor, present: Any = None) -> Tensor:
+def mask_points(points: Tensor, present: Any = None) -> Tensor:
     """Return points (S, N, 2) with NaN where `present` (S, N) is 0; None keeps them as they are.
 
     Raises:

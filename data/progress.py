@@ -52,7 +52,7 @@ def announce(line: str) -> None:
 
 
 @contextmanager
-def planned(line: str | None) -> Iterator[None]:
+def announce_plan(line: str | None) -> Iterator[None]:
     """Print a line before the first line or lasting bar that follows inside, if there is one.
 
     What is refused before it begins then says nothing of its plan.
@@ -160,7 +160,7 @@ class Bar:
             self._print()
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if anything is shown."""
         return self.lines or self.bar is not None
 

@@ -28,16 +28,16 @@ def import_by_name(module: str) -> None:
         import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(module, error) from error
+            raise _import_error(module, error) from error
         raise ValueError(
             f"--import found no module {module!r}, neither installed nor in the current folder "
             f"{os.getcwd()}; install its package, or change to its folder"
         ) from error
     except Exception as error:
-        raise _failed(module, error) from error
+        raise _import_error(module, error) from error
 
 
-def _failed(module: str, error: Exception) -> ValueError:
+def _import_error(module: str, error: Exception) -> ValueError:
     return ValueError(
         f"--import {module} failed ({type(error).__name__}: {error}); to see where, run: "
         f"python -c 'import {module}'"
@@ -72,8 +72,8 @@ def refuse_taken(category: str, name: str, holder: object, new: object) -> None:
     """
     if holder is not None and not runs_again(holder, new):
         raise ValueError(
-            f"{category} named {name!r} is registered already, by {module_of(holder)}; choose another "
-            "name"
+            f"{category} named {name!r} is registered already, by {module_of(holder)}; choose "
+            "another name"
         )
 
 

@@ -41,7 +41,7 @@ from capsule_zoo.data.sources import (
     Labelled,
     Source,
     digits,
-    resized,
+    resize_images,
     split_at_random,
     torchvision_images,
 )
@@ -88,7 +88,7 @@ class Objects:
         """The visible part of every object, bool (N, M, H, W)."""
         return masks_of(self.numbers, self.classes.shape[1])
 
-    def resized(self, size: tuple[int, int]) -> "Objects":
+    def resize(self, size: tuple[int, int]) -> "Objects":
         """Return what is known when scenes are resized to (height, width)."""
         height, width = self.numbers.shape[-2:]
         numbers = F.interpolate(self.numbers[:, None], size, mode="nearest")[:, 0]
@@ -129,7 +129,9 @@ def boxes_of(masks: Tensor) -> Tensor:
     return torch.where(masks.any(-1).any(-1)[..., None], box, 0).float()
 
 
-def pasted(patches: Tensor, rows: Tensor, columns: Tensor, canvas: tuple[int, int]) -> Tensor:
+def paste_patches(
+    patches: Tensor, rows: Tensor, columns: Tensor, canvas: tuple[int, int]
+) -> Tensor:
     """Return empty canvases (n, H, W) with patches (n, P, P) at whole pixels (n,)."""
     height, width = canvas
     side = patches.shape[-1]
@@ -156,7 +158,7 @@ def _describe_objects(covers: Tensor, classes: Tensor, ink: float = INK) -> Obje
     return Objects(numbers, classes, boxes_of(masks_of(numbers, masks.shape[1])))
 
 
-def _in_chunks(
+def _draw_in_chunks(
     number: int, draw: Callable[[int], tuple[Tensor, Objects]]
 ) -> tuple[Tensor, Objects]:
     """Draw `number` scenes, some at a time."""
@@ -178,7 +180,9 @@ def _check(canvas: int, least: int, most: int, side: float) -> None:
         )
 
 
-def _arranged(counts: Tensor, covers: Tensor, objects: Callable, refused: Callable) -> Tensor:
+def _arrange_objects(
+    counts: Tensor, covers: Tensor, objects: Callable, refused: Callable
+) -> Tensor:
     """Place objects in what they cover (n, M, H, W), again until no scene is refused, in place.
 
     Returns:
@@ -209,7 +213,7 @@ def _overlap(covers: Tensor, classes: Tensor) -> Tensor:
     return (covers.sum(1) > 1).flatten(1).any(1)
 
 
-def painted(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
+def paint_objects(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
     """Return grounds (n, C, H, W) under objects that cover (n, M, H, W) in colors (n, M, C, 1, 1).
 
     Later objects lie in front.
@@ -274,24 +278,26 @@ def gray_scenes(
         patches = digits.new_zeros(count, canvas, canvas)
         for size in sizes.unique().tolist():
             these = sizes == size
-            small = resized(digits[indices[these]], (size, size))[:, 0]
+            small = resize_images(digits[indices[these]], (size, size))[:, 0]
             patches[these, :size, :size] = small
         rows, columns = (_integers(0, canvas - sizes, generator, count) for _ in range(2))
-        return pasted(patches, rows, columns, (canvas, canvas)), labels[indices]
+        return paste_patches(patches, rows, columns, (canvas, canvas)), labels[indices]
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = digits.new_zeros(count, most, canvas, canvas)
         counts = _integers(least, most + 1, generator, count)
         refused = (lambda scenes, _: torch.zeros(len(scenes))) if overlap else _overlap
-        scene_objects = _describe_objects(covers, _arranged(counts, covers, objects, refused), ink)
+        scene_objects = _describe_objects(
+            covers, _arrange_objects(counts, covers, objects, refused), ink
+        )
         if grounds is None:
             return covers.sum(1, keepdim=True).clamp(max=1), scene_objects
         indices = torch.randint(len(grounds), (count,), generator=generator)
-        images = resized(grounds[indices], (canvas, canvas))
+        images = resize_images(grounds[indices], (canvas, canvas))
         colors = torch.rand(count, most, 3, 1, 1, generator=generator)
-        return painted(images, covers, colors), scene_objects
+        return paint_objects(images, covers, colors), scene_objects
 
-    return _in_chunks(number, draw)
+    return _draw_in_chunks(number, draw)
 
 
 def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
@@ -345,7 +351,7 @@ def sprite_scenes(
     def objects(count: int) -> tuple[Tensor, Tensor]:
         indices = torch.randint(len(bank), (count,), generator=generator)
         rows, columns = (_integers(0, canvas - side + 9, generator, count) for _ in range(2))
-        moved = pasted(bank[indices], rows, columns, (canvas + 8, canvas + 8))
+        moved = paste_patches(bank[indices], rows, columns, (canvas + 8, canvas + 8))
         return moved[:, 4:-4, 4:-4], kinds[indices]
 
     def hidden(covers: Tensor, classes: Tensor) -> Tensor:
@@ -355,12 +361,12 @@ def sprite_scenes(
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = torch.zeros(count, most, canvas, canvas)
         counts = _integers(least, most + 1, generator, count)
-        classes = _arranged(counts, covers, objects, hidden)
+        classes = _arrange_objects(counts, covers, objects, hidden)
         colors = torch.rand(count, 1 + most, 3, 1, 1, generator=generator)
         images = colors[:, 0].expand(-1, -1, canvas, canvas)
-        return painted(images, covers, colors[:, 1:]), _describe_objects(covers, classes)
+        return paint_objects(images, covers, colors[:, 1:]), _describe_objects(covers, classes)
 
-    return _in_chunks(number, draw)
+    return _draw_in_chunks(number, draw)
 
 
 def tetromino_bank() -> Tensor:
@@ -396,16 +402,16 @@ def tetromino_scenes(
     def objects(count: int) -> tuple[Tensor, Tensor]:
         indices = torch.randint(len(bank), (count,), generator=generator)
         rows, columns = (_integers(0, grid - n[indices] + 1, generator, count) for n in sides)
-        return pasted(bank[indices], rows, columns, (grid, grid)), indices
+        return paste_patches(bank[indices], rows, columns, (grid, grid)), indices
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         counts, cells = torch.full((count,), most), torch.zeros(count, most, grid, grid)
-        classes = _arranged(counts, cells, objects, _overlap)
+        classes = _arrange_objects(counts, cells, objects, _overlap)
         covers = cells.repeat_interleave(CELL, -1).repeat_interleave(CELL, -2)
         colors = pure[torch.randint(len(pure), (count, most), generator=generator)]
         return torch.einsum("nmhw,nmc->nchw", covers, colors), _describe_objects(covers, classes)
 
-    return _in_chunks(number, draw)
+    return _draw_in_chunks(number, draw)
 
 
 def scene_source(
@@ -429,7 +435,9 @@ def scene_source(
     names = [f"{n} objects" for n in range(1 + max(int(counts.max()) for _, counts in parts))]
     scene_objects = tuple(objects for _, objects in scenes)
     validated = parts[2] if held_out else None
-    return Source(parts[0], parts[1], tuple(names), validation, held_out=validated, objects=scene_objects)
+    return Source(
+        parts[0], parts[1], tuple(names), validation, held_out=validated, objects=scene_objects
+    )
 
 
 def multi_digits(
@@ -504,4 +512,4 @@ def scene_reader(kind: str, settings: str | None = None) -> Callable[[Path | Non
         except ValueError:
             raise ValueError(f"{name} of {kind} must be a number, not {value!r}") from None
 
-    return lambda root, size: read(root, **options).resized(size)
+    return lambda root, size: read(root, **options).resize(size)

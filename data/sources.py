@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.files import MissingData, fetch, from_home, user_cache
+from capsule_zoo.data.files import MissingData, expand_home, fetch, user_cache
 from capsule_zoo.data.progress import announce, without_bars_in_logs
 from capsule_zoo.data.seeds import seeded_generator
 
@@ -46,17 +46,17 @@ class Source:
         """Return the source with other images for training and testing, of the same classes."""
         return replace(self, train=(train, self.train[1]), test=(test, self.test[1]))
 
-    def resized(self, size: Size | None) -> Self:
+    def resize(self, size: Size | None) -> Self:
         """Return the source with all images, and their objects, resized."""
         if size is None or tuple(self.train[0].shape[-2:]) == size:
             return self
-        resized_objects = self.objects and tuple(objects.resized(size) for objects in self.objects)
-        images = (resized(part[0], size) for part in (self.train, self.test))
-        held_out = self.held_out and (resized(self.held_out[0], size), self.held_out[1])
+        resized_objects = self.objects and tuple(objects.resize(size) for objects in self.objects)
+        images = (resize_images(part[0], size) for part in (self.train, self.test))
+        held_out = self.held_out and (resize_images(self.held_out[0], size), self.held_out[1])
         return replace(self.with_images(*images), held_out=held_out, objects=resized_objects)
 
 
-def resized(images: Tensor, size: Size | None) -> Tensor:
+def resize_images(images: Tensor, size: Size | None) -> Tensor:
     """Resize images (N, C, H, W) to (height, width), bilinear, smoothed where they shrink."""
     if size is None or tuple(images.shape[-2:]) == size:
         return images
@@ -108,14 +108,14 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
         )
         raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [
-        (resized(channels_first(part.data), size), torch.as_tensor(part.targets))
+        (resize_images(channels_first(part.data), size), torch.as_tensor(part.targets))
         for part in (train, test)
     ]
     class_names = tuple(label.split(" - ")[0] for label in train.classes)  # MNIST has "0 - zero"
     return Source(tensors[0], tensors[1], class_names, validation=5000)
 
 
-def taken(part: Labelled, indices: Tensor) -> Labelled:
+def take_rows(part: Labelled, indices: Tensor) -> Labelled:
     """Return the images with these numbers, and their labels if there are any."""
     images, labels = part
     return images[indices], None if labels is None else labels[indices]
@@ -125,7 +125,7 @@ def split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
     """Split off `count` images that are the same on every call; they come second."""
     order = torch.randperm(len(part[0]), generator=seeded_generator(0))
     rest, test_rows = order[:-count].sort().values, order[-count:].sort().values
-    return taken(part, rest), taken(part, test_rows)
+    return take_rows(part, rest), take_rows(part, test_rows)
 
 
 def data_folder(root: str | Path | None) -> Path | None:
@@ -137,7 +137,7 @@ def data_folder(root: str | Path | None) -> Path | None:
     location = root or os.environ.get("CAPSULE_ZOO_DATA")
     if not location:
         return None
-    path = from_home(location)
+    path = expand_home(location)
     if not path.is_dir():
         origin = "root" if root else "CAPSULE_ZOO_DATA"
         raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
@@ -189,7 +189,7 @@ def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
                 "put it there, set root= or CAPSULE_ZOO_DATA to a folder that holds it, or use "
                 "'mnist', which is binarized anew where a model needs it"
             ) from error
-        splits[part] = resized(images, size), None
+        splits[part] = resize_images(images, size), None
     return Source(splits["train"], splits["test"], (), validation=0, held_out=splits["valid"])
 
 

@@ -74,10 +74,10 @@ class Split(TorchDataset):
             return image if self.labels is None else (image, int(self.labels[number]))
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)[: 3 if index.step else 2]
-            chosen = ":".join("" if bound is None else str(bound) for bound in bounds)
+            selection = ":".join("" if bound is None else str(bound) for bound in bounds)
         elif isinstance(index, Tensor) and index.dim() == 1:
             index = index.to(self.images.device)
-            chosen = f"{int(index.sum()) if index.dtype == torch.bool else len(index)} chosen"
+            selection = f"{int(index.sum()) if index.dtype == torch.bool else len(index)} chosen"
         else:
             raise TypeError(
                 "a split is indexed by a number, a slice or a tensor of shape (n,), such as "
@@ -85,14 +85,14 @@ class Split(TorchDataset):
             )
         labels = None if self.labels is None else self.labels[index]
         objects = None if self.objects is None else self.objects[index]
-        return Split(self.images[index], labels, f"{self.name}[{chosen}]", objects)
+        return Split(self.images[index], labels, f"{self.name}[{selection}]", objects)
 
-    def binarized(self, seed: int = 0) -> "Split":
+    def binarize(self, seed: int = 0) -> "Split":
         """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return replace(self, images=binary, name=f"{self.name} binarized({seed})")
 
-    def in_channels(self, channels: int) -> "Split":
+    def with_channels(self, channels: int) -> "Split":
         """Return the images for a model of so many channels: gray ones get equal channels.
 
         Images in color stay as they are, because there are several ways to make them gray.
@@ -214,21 +214,21 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.class_names)
 
-    def binarized(self, seed: int = 0) -> "Dataset":
+    def binarize(self, seed: int = 0) -> "Dataset":
         """Binarize every split, each with its own noise derived from `seed`."""
         return self._with(
-            replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
+            replace(split.binarize(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
         )
 
-    def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
+    def transform_images(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
         return self._with(
             replace(s, images=transform(s.images), name=f"{s.name} transformed")
             for s in self._splits
         )
 
-    def in_classes(self, names: Sequence[str]) -> "Dataset":
+    def match_classes(self, names: Sequence[str]) -> "Dataset":
         """Return the same data set with labels that number the classes of a model by name.
 
         Where classes of either are plain numbers, the labels stay as they are, with a warning if
@@ -242,12 +242,15 @@ class Dataset:
         """
         data_classes, model_classes = self.class_names, tuple(names)
         if strange := [name for name in data_classes if name not in model_classes]:
-            numbered = [classes == tuple(map(str, range(len(classes)))) for classes in (data_classes, model_classes)]
+            numbered = [
+                classes == tuple(map(str, range(len(classes))))
+                for classes in (data_classes, model_classes)
+            ]
             if not all(numbered) and any(numbered):
                 warnings.warn(
                     f"the classes of {self.name!r} and those of the model are matched by number, "
-                    f"because one has no names: {_pairs(data_classes, model_classes)}; name both alike to match "
-                    "them by name",
+                    f"because one has no names: {_pairs(data_classes, model_classes)}; name both "
+                    "alike to match them by name",
                     stacklevel=2,
                 )
             if any(numbered):
@@ -263,9 +266,9 @@ class Dataset:
         )
         return replace(self._with(splits), class_names=model_classes)
 
-    def in_channels(self, channels: int) -> "Dataset":
+    def with_channels(self, channels: int) -> "Dataset":
         """Return the data set for a model of so many channels; see `Split.in_channels`."""
-        return self._with(split.in_channels(channels) for split in self._splits)
+        return self._with(split.with_channels(channels) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""

@@ -129,7 +129,7 @@ class LoaderBatches(BatchSource):
         for batch, (images, labels) in enumerate(self._read(epoch)):
             read = batch + 1
             if batch >= start:
-                yield self._transformed(images, epoch, batch), labels
+                yield self._transform_images(images, epoch, batch), labels
             if read == len(self):
                 return
         raise ValueError(
@@ -222,8 +222,8 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool, name: str = 
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     if not parts or isinstance(parts[0], dict):
         raise ValueError(
-            f"a batch of data must be images or (images, labels), not {_describe_batch(batch)}; give a "
-            "DataLoader with a collate_fn that picks them"
+            f"a batch of data must be images or (images, labels), not {_describe_batch(batch)}; "
+            "give a DataLoader with a collate_fn that picks them"
         )
     images = tensor_of(parts[0], name) if isinstance(parts[0], np.ndarray) else parts[0]
     check(images)

@@ -322,19 +322,21 @@ class Toys3D:
         folder = user_cache() if cache is None else Path(cache)
         shape = "x".join(map(str, (instances, elevations, azimuths, size)))
         file = folder / f"toys3d-{_VERSION}-{seed}-{shape}.npy"
-        images = self._cached(file)  # (categories, instances, elevations, azimuths, lights, H, W)
+        images = self._load_or_render(
+            file
+        )  # (categories, instances, elevations, azimuths, lights, H, W)
         half = instances // 2
         self.train = self._views(images[:, :half], 0, "train")
         self.test = self._views(images[:, half:], half, "test")
 
-    def _cached(self, file: Path) -> Tensor:
+    def _load_or_render(self, file: Path) -> Tensor:
         if not file.exists():
-            images = self._rendered().numpy()
+            images = self._render_toys().numpy()
             with written_whole(file) as stream:
                 np.save(stream, images)
         return torch.from_numpy(np.load(file))
 
-    def _rendered(self) -> Tensor:
+    def _render_toys(self) -> Tensor:
         azimuths, elevations, instances = self.counts
         azimuth = torch.arange(azimuths) * (2 * math.pi / azimuths)
         angles = torch.linspace(math.radians(30), math.radians(70), elevations)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.files import MissingData, fetch, user_cache
-from capsule_zoo.data.sources import Size, resized
+from capsule_zoo.data.sources import Size, resize_images
 from capsule_zoo.data.splits import Split
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
@@ -76,7 +76,7 @@ class Views:
         A split of 24,300 images takes 900 MB at 96x96 and 220 MB at 48x48.
         """
         pair = (size, size) if isinstance(size, int) else size
-        chunks = [resized(chunk.float() / 255, pair) for chunk in self.images.split(1000)]
+        chunks = [resize_images(chunk.float() / 255, pair) for chunk in self.images.split(1000)]
         return Split(torch.cat(chunks), self.labels, self.name)
 
 

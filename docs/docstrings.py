@@ -47,7 +47,9 @@ def public_names() -> dict[str, str]:
     return {key: name for name in full for key in (name, name.rpartition(".")[2])}
 
 
-def translate(app, object_type: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def translate(
+    app, object_type: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """Rewrite a docstring's lines in place, before its Google sections are read."""
     lines[:] = to_restructured_text(lines)
 
@@ -64,7 +66,9 @@ def to_restructured_text(lines: list[str]) -> list[str]:
             result += [f"{margin}   {line}".rstrip() for line in code] + [""]
             at = end
         else:
-            result.append(lines[at] if lines[at].lstrip().startswith(">>>") else _linked(lines[at]))
+            result.append(
+                lines[at] if lines[at].lstrip().startswith(">>>") else _link_names(lines[at])
+            )
             at += 1
     return result
 
@@ -97,10 +101,10 @@ def _language(code: list[str]) -> str:
     return "python" if any(isinstance(node, tells) for node in ast.walk(tree)) else "story"
 
 
-def _linked(line: str) -> str:
+def _link_names(line: str) -> str:
     """Return a line of prose with public names as links and all other markup escaped."""
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace_match(match: re.Match[str]) -> str:
         if match["mark"]:
             return "\\" + match["mark"]
         name = (match["code"] or "").removesuffix("()")
@@ -108,7 +112,7 @@ def _linked(line: str) -> str:
             return f":py:obj:`{name}`"
         return f":py:obj:`~{public_names()[name]}`" if name in public_names() else match[0]
 
-    return _PROSE.sub(replaced, line)
+    return _PROSE.sub(replace_match, line)
 
 
 def skip_tuple_fields(app, object_type: str, name: str, thing: object, skip: bool, options: object):

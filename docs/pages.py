@@ -33,10 +33,10 @@ from pyro.infer.inspect import render_model
 from capsule_zoo import registry
 from capsule_zoo.discovery import describe
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.pages import markdown as readme
 from capsule_zoo.pages.stories import read_story, remainder
-from capsule_zoo.records import figures_of, in_words, read_record
+from capsule_zoo.records import figures_of, metric_title, read_record
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -110,7 +110,7 @@ def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
     in_reference = home.startswith("capsule_zoo.models.")
-    documented = [] if in_reference else _defined_in(module)
+    documented = [] if in_reference else _module_definitions(module)
     reference = _reference(module, documented)
     parts = [
         f"# {read_story(module.__doc__).title}\n",
@@ -138,7 +138,7 @@ def write_diagrams(folder: Path) -> None:
 
 def diagram(name: str) -> bytes:
     """Return the plate diagram of a registered entry, made small, as an SVG file."""
-    with seeded(0):
+    with use_seed(0):
         model = registry.create(name, **registry.small_settings(name)).model
         drawn = render_model(model, model_kwargs={"batch_size": 2})
     return drawn.pipe(format="svg")
@@ -168,12 +168,12 @@ def results(family: str, root: str) -> str:
     """
     _, _, text = (RESULTS / family / "README.md").read_text("utf-8").partition("\n")
 
-    def moved(link: re.Match[str]) -> str:
+    def move_link(link: re.Match[str]) -> str:
         if link["picture"]:
             return f"![{link['words']}]({root}results/{family}/{link['path']})"
         return link["words"]
 
-    return _LINK.sub(moved, re.sub("^#", "##", text, flags=re.MULTILINE))
+    return _LINK.sub(move_link, re.sub("^#", "##", text, flags=re.MULTILINE))
 
 
 def gallery(root: str) -> str:
@@ -200,7 +200,7 @@ def experiments(family: str, root: str) -> str:
     measured, waiting = [], []
     for name in list_experiments(f"{family}/*"):
         (measured if (RESULTS / f"{name}.json").is_file() else waiting).append(name)
-    parts = [_measured(name, root) for name in measured]
+    parts = [_results_section(name, root) for name in measured]
     if waiting:
         rows = ["| command | what it shows |", "|---|---|"]
         for name in waiting:
@@ -209,11 +209,13 @@ def experiments(family: str, root: str) -> str:
     return "\n".join(parts)
 
 
-def _measured(name: str, root: str) -> str:
+def _results_section(name: str, root: str) -> str:
     experiment = find_experiment(name)
     text = f"{experiment.summary}\n\n{remainder(experiment.function.__doc__)}"
     paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
-    pictures = [f"![{in_words(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths]
+    pictures = [
+        f"![{metric_title(path.stem)}]({root}results/{path.as_posix()})\n" for path in paths
+    ]
     table = readme.table(read_record(name, RESULTS))
     return "\n".join([f"### {name}", "", text, "", *pictures, table])
 
@@ -224,10 +226,10 @@ def modules(package: str) -> str:
     A story that has its own page (by `automodule`) is not repeated.
     """
     home = import_module(package)
-    exports, documented, parts = set(getattr(home, "__all__", ())), documented_elsewhere(), []
+    exports, documented, parts = set(getattr(home, "__all__", ())), find_documented_modules(), []
     for name in _modules_in(home):
         module, short = import_module(name), name.removeprefix(f"{package}.")
-        rest = [thing for thing in _defined_in(module) if thing not in exports]
+        rest = [thing for thing in _module_definitions(module) if thing not in exports]
         if not rest:
             continue
         clash = "   :no-index:\n" if short.rpartition(".")[2] in exports else ""
@@ -261,11 +263,13 @@ def _reference(module: ModuleType, names: list[str]) -> str:
         thing = getattr(module, name)
         is_local = thing.__module__.startswith((module.__name__, "capsule_zoo.zoo."))
         kind = kinds[inspect.isclass(thing)]
-        written.append(f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not is_local))
+        written.append(
+            f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not is_local)
+        )
     return "\n".join(written)
 
 
-def _defined_in(module: ModuleType) -> list[str]:
+def _module_definitions(module: ModuleType) -> list[str]:
     """Return the public classes and functions that a module defines, in the order of its file."""
     return [
         name
@@ -277,7 +281,7 @@ def _defined_in(module: ModuleType) -> list[str]:
 
 
 @cache
-def documented_elsewhere() -> set[str]:
+def find_documented_modules() -> set[str]:
     """Return the modules whose docstrings are included by name in some page."""
     texts = (
         path.read_text("utf-8") for path in DOCS.rglob("*.md") if "notebooks" not in path.parts

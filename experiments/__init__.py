@@ -35,9 +35,9 @@ from capsule_zoo.experiments.study import Job as Job
 from capsule_zoo.experiments.study import Study as Study
 from capsule_zoo.experiments.study import choose as choose
 from capsule_zoo.experiments.training import create_untrained as create_untrained
+from capsule_zoo.experiments.training import load_or_train as load_or_train
 from capsule_zoo.experiments.training import train as train
-from capsule_zoo.experiments.training import trained as trained
-from capsule_zoo.models.checks import check_known, unknown
+from capsule_zoo.models.checks import check_known, unknown_name_message
 from capsule_zoo.records import (
     REPRODUCED,
     Metrics,
@@ -49,7 +49,7 @@ from capsule_zoo.records import (
     write_record,
 )
 from capsule_zoo.registry import Entry, save_entry
-from capsule_zoo.runs.folder import in_use, read_metrics, refuse_unwritable
+from capsule_zoo.runs.folder import is_in_use, read_metrics, refuse_unwritable
 from capsule_zoo.settings import Argument, arguments_of, fits, values_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class Experiment:
     @property
     def takes(self) -> type | None:
         """The dataclass of settings, if the function does not take them by name."""
-        types = [parameter.annotation for parameter in signature(self.function).parameters.values()][1:2]
+        types = [
+            parameter.annotation for parameter in signature(self.function).parameters.values()
+        ][1:2]
         return next((t for t in types if isinstance(t, type) and is_dataclass(t)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
@@ -149,7 +151,7 @@ class Experiment:
             if not (value > 0 or (value == 0 and fits(0.5, arguments[name].hint))):
                 raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
 
-    def filled(self, settings: Mapping[str, object]) -> dict[str, object]:
+    def fill_settings(self, settings: Mapping[str, object]) -> dict[str, object]:
         """Return all settings of a run: the given ones, and the defaults of the others."""
         return {name: setting.default for name, setting in self.settings.items()} | {**settings}
 
@@ -197,7 +199,9 @@ def find_experiment(name: str) -> Experiment:
     """Return the experiment of a name; raise ValueError with the nearest names if there is none."""
     names = list_experiments()
     if name not in names:
-        raise ValueError(". ".join(filter(None, [unknown("experiment", name, names), not_here()])))
+        raise ValueError(
+            ". ".join(filter(None, [unknown_name_message("experiment", name, names), not_here()]))
+        )
     return _experiments[name]
 
 
@@ -245,16 +249,16 @@ def reproduce(
     selected = find_experiment(name)
     selected.check(settings)
     usable_device(options.device)
-    if keep is not None and in_use(Path(keep)):
+    if keep is not None and is_in_use(Path(keep)):
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
-    filled = selected.filled(settings)
+    fill_settings = selected.fill_settings(settings)
     runs, began = Path(folder) / name, time.time()
     refuse_unwritable(runs)
     command = command_of(name, options, settings)
     options.say(f"{name}: {selected.summary}")
     if options.minutes is not None:
         options.say(f"Trained for {options.minutes:g} minutes instead, and then measured")
-    before = _begin(runs, name, options, filled, command)
+    before = _begin(runs, name, options, fill_settings, command)
     if before:
         options.say(f"Going on with the runs in {runs}; delete that folder to begin again")
     result = selected(replace(options, runs=runs), **settings)
@@ -264,7 +268,7 @@ def reproduce(
         metrics,
         tables=tables,
         command=command,
-        settings=filled,
+        settings=fill_settings,
         seed=options.seed,
         data=selected.data,
         seconds=before + time.time() - began,
@@ -289,9 +293,11 @@ def _begin(
     """
     option_names = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
-    made = plain({**made, **{item: getattr(options, item) for item in option_names}, "settings": settings})
+    made = plain(
+        {**made, **{item: getattr(options, item) for item in option_names}, "settings": settings}
+    )
     config = runs / "config.json"
-    if not config.is_file() and in_use(runs):
+    if not config.is_file() and is_in_use(runs):
         raise ValueError(f"{runs} is in use; choose another folder for the record")
     if {*runs.glob("*")} <= {config}:  # nothing was begun, such as by a refused command
         write_json(config, {**made, "command": command})

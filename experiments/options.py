@@ -53,7 +53,7 @@ class Options:
             raise ValueError("minutes are needed: this function has no full length of its own")
         return budget
 
-    def shortened(self, steps: int) -> int:
+    def shorten_steps(self, steps: int) -> int:
         """Return the number of steps in this run, if a full run takes `steps`; at least 2."""
         length = self.budget / (self.full or self.budget)
         return max(2, round(steps * min(length, 1)))

@@ -26,7 +26,7 @@ import torch
 from capsule_zoo.data.progress import SECONDS_BETWEEN_LINES, Bar, track
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.models.checks import check_known
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.runs.folder import note, read_metrics
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Study(Generic[V]):
         minutes = "" if options.minutes is None else f", {options.minutes:g} minutes in all"
         description = f"{', '.join(self.variants)} from {self.seeds} seeds"
         options.say(f"Running {description}, {len(jobs)} runs{minutes}")
-        task = partial(saved, partial(task, **settings))
+        task = partial(save_outcome, partial(task, **settings))
         outcomes: dict[str, list[Any]] = {name: [] for name in self.variants}
         results = side_by_side(task, jobs, options.processes, progress=options.progress)
         for job, outcome in zip(jobs, results, strict=True):
@@ -100,7 +100,7 @@ class Study(Generic[V]):
         return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
 
 
-def saved(task: Callable[[Job], Any], job: Job) -> Any:
+def save_outcome(task: Callable[[Job], Any], job: Job) -> Any:
     """Return the outcome of a job, which is saved in the metrics of its run folder."""
     folder = job.options.runs
     metrics = read_metrics(folder) if folder else {}
@@ -131,7 +131,7 @@ def side_by_side(
     if processes == 1:
         results = []
         for job in track(jobs, "running", "runs", enabled=progress):
-            with seeded(0):  # torch's random numbers are left as another process would
+            with use_seed(0):  # torch's random numbers are left as another process would
                 results.append(task(job))
         return results
     context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it

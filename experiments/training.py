@@ -13,7 +13,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
-from capsule_zoo.inference.training.settings import combined
+from capsule_zoo.inference.training.settings import combine_settings
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, length_of, words_of
@@ -22,7 +22,9 @@ from capsule_zoo.runs.recipe import BATCH_SIZE, LIMITS, Recipe, length_of, words
 def create_untrained(name: str, data: Dataset | Split, options: Options, **settings: Any) -> Entry:
     """Return an untrained entry for these images, drawn from the seed of the options."""
     pyro.set_rng_seed(options.seed)
-    return create(name, **{"image_shape": tuple(training_splits(data)[0].images.shape[1:]), **settings})
+    return create(
+        name, **{"image_shape": tuple(training_splits(data)[0].images.shape[1:]), **settings}
+    )
 
 
 def training_splits(data: Dataset | Split) -> list[Split]:
@@ -68,7 +70,7 @@ def train(
         entry.model.set_base_rates(training_splits(data)[0].images)
     pair = entry if in_stages else replace(entry, stages=None)
     shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
-    arguments = combined(shared, entry.training, settings)
+    arguments = combine_settings(shared, entry.training, settings)
     limits = {limit: arguments[limit] for limit in LIMITS if arguments.get(limit) is not None}
     size = f"{entry.model.num_parameters:,} numbers"
     options.say(f"Training {name or entry.name}, {size}, {length_of(arguments)}")
@@ -78,7 +80,9 @@ def train(
         config = saved_config or config_of(pair, data, arguments, limits)
         config |= {"limits": limits} if "limits" in config else {}
         files = RunFolder(options.runs / name, entry, config)
-    run = fit_entry(pair, data, options.say, files, **combined(arguments, {"checks": places}))
+    run = fit_entry(
+        pair, data, options.say, files, **combine_settings(arguments, {"checks": places})
+    )
     entry.model.cpu()
     entry.guide.cpu()
     if run.stopped == "interrupted":
@@ -109,7 +113,9 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
         if after is not None:
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
         return quiet
-    places = [options.runs / run_name / CHECKPOINT for run_name in (name, after) if run_name is not None]
+    places = [
+        options.runs / run_name / CHECKPOINT for run_name in (name, after) if run_name is not None
+    ]
     return replace(quiet, checkpoint=places[0], resume=next(filter(Path.is_file, places), None))
 
 
@@ -121,7 +127,7 @@ def load_run(run: str, name: str) -> Entry:
     return entry
 
 
-def trained(
+def load_or_train(
     name: str,
     data: Dataset,
     options: Options,
@@ -144,7 +150,7 @@ def trained(
 
 
 @contextmanager
-def on_device(entry: Entry, options: Options) -> Iterator[None]:
+def use_device(entry: Entry, options: Options) -> Iterator[None]:
     """Move an entry to the device of the options within the context; back to the CPU after it."""
     for part in (entry.model, entry.guide):
         part.to(options.device)

@@ -108,9 +108,9 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
             _model=(self.model.with_missing_pixels(),), missing_fill=fill
         )
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return a guide with the same parameters for the model's `discretized()`."""
-        return self.on_model(self.model.discretized())
+        return self.on_model(self.model.discretize())
 
     def on_model(self, model: Any, **changes: Any) -> Self:
         """Return a guide with the same parameters for another form of the model.

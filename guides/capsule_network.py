@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.routing.parent_distribution import (
     ParentDistribution,
     Routed,
@@ -159,7 +159,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the class capsules before squash and return them, (B, J, 16)."""
-        loc = self.poses(self.model.seen(images))
+        loc = self.poses(self.model.network_inputs(images))
         with pyro.plate("images", len(images), dim=-1):
             pay_for_connections([self], 1.0)
             return pyro.sample("class_pose", self._distribution(loc))
@@ -187,7 +187,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
     @torch.no_grad()
     def class_votes(self, images: Tensor) -> tuple[Votes, ParentDistribution]:
         """Return the votes for the class capsules and their distribution, for inspection."""
-        return votes_for_classes(self.primary(images), self.transform, self.connected())
+        return votes_for_classes(self.primary(images), self.transform, self.routing_connections())
 
     def with_poses(self, pose: str) -> Self:
         """Return a guide with the same networks and another distribution of the poses.
@@ -203,7 +203,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
 
     def _classes(self, images: Tensor) -> tuple[Tensor, Tensor]:
         primary = self.primary(images)
-        return route_classes(primary, self.transform, self.routing, self.connected())
+        return route_classes(primary, self.transform, self.routing, self.routing_connections())
 
     def _distribution(self, loc: Tensor) -> dist.TorchDistribution:
         if self.pose == "delta":
@@ -225,7 +225,7 @@ class OverlappingRoutedCapsules(RoutedCapsules):
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
-        with in_eval_mode(self):
+        with eval_mode(self):
             return self.model.draw(squash(self.poses(pairs)), labels)
 
 

@@ -81,7 +81,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         self.classifier.check_labels(labels)
         pose, labels = self.poses(images, labels)
         pose = (pose - self.origin[labels]) / self.unit[labels]
-        code = self.classifier.masked(pose[:, None], labels)
+        code = self.classifier.mask_capsules(pose[:, None], labels)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", dist.Delta(code, event_dim=1))
 

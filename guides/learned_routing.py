@@ -59,7 +59,7 @@ class LearnedRouting(Routing):
                 f"not {self.iterations!r}"
             )
 
-    def learned(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
+    def layer_connections(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
         """Return the connections of the layer; where it has none, zeros."""
         if distribution.connections is not None:
             return distribution.connections
@@ -90,7 +90,7 @@ class SelfAttentionRouting(LearnedRouting, LengthRouting):
         every = torch.ones_like(votes.uniform())
         attended = votes.gather_sum(every) / (votes.children if self.fair else 1.0)
         responsibility = votes.compete(votes.agreement(attended) / votes.size**0.5)
-        total = votes.gather_sum(responsibility + self.learned(votes, distribution)[0])
+        total = votes.gather_sum(responsibility + self.layer_connections(votes, distribution)[0])
         shared = total / votes.votes_per_parent if self.fair else total
         length = shared.square().sum(3).clamp_min(_TINY**2).sqrt()  # a = 1 - exp(-|s|)
         yield responsibility, total, length + (-torch.expm1(-length)).log()
@@ -113,7 +113,7 @@ class SelfRouting(LearnedRouting):
         return 0.1 * torch.randn(size + 1, parents, children)  # no ties between classes
 
     def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
-        *weights, bias = self.learned(votes, distribution)
+        *weights, bias = self.layer_connections(votes, distribution)
         responsibility = votes.compete(votes.read(torch.stack(weights)) + bias)
         number, mean, variance = votes.gather(responsibility)
         most = votes.presence.sum(3, keepdim=True).clamp_min(_TINY)
@@ -149,7 +149,7 @@ class UncertainRouting(LearnedRouting):
         mean = torch.zeros(parents, children)  # and the log standard deviation
         return torch.stack([mean, torch.full_like(mean, _FIRST_SCALE).log()])
 
-    def drawn(self, connections: Tensor) -> Tensor:
+    def draw_connections(self, connections: Tensor) -> Tensor:
         mean, log_scale = connections
         return (mean + log_scale.exp() * torch.randn_like(mean))[None]
 
@@ -159,7 +159,7 @@ class UncertainRouting(LearnedRouting):
         return nats.sum() / self.images
 
     def beliefs(self, votes: Votes, distribution: ParentDistribution) -> Iterator[Belief]:
-        logits = self.learned(votes, distribution)[0].expand(*votes.shape, votes.children)
+        logits = self.layer_connections(votes, distribution)[0].expand(*votes.shape, votes.children)
         yield best_belief(votes, votes.compete(logits), distribution)
 
 

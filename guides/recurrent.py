@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.common.sharing import share
 from capsule_zoo.models.networks.attention_window import Aim
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.networks.leading import joined
+from capsule_zoo.models.networks.leading import join_broadcast
 from capsule_zoo.models.recurrent_capsules import (
     Drawing,
     Drawn,
@@ -76,7 +76,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
             attend: factors (B, classes) of the class capsules that see the image; zeros mask
                 capsules.
         """
-        return self.drawings(images, self.model.seen(images), attend)
+        return self.drawings(images, self.model.network_inputs(images), attend)
 
     def drawings(self, originals: Tensor, images: Tensor, attend: Tensor | None) -> list[Drawing]:
         """Return the drawings of `forward` from what is seen of the given images."""
@@ -92,10 +92,14 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
                 if model.capsules == "every" and codes:
                     vectors = model.look(images, drawing)
                 if vectors is not None:
-                    glimpses.append(flat(vectors if attend is None else attend[..., None] * vectors))
+                    glimpses.append(
+                        flat(vectors if attend is None else attend[..., None] * vectors)
+                    )
                 if model.capsules != "every":
                     glimpses.append(self.read(images, drawing))
-                hidden, cell = self.cell(joined([*glimpses, drawing.hidden], -1), hidden, cell)
+                hidden, cell = self.cell(
+                    join_broadcast([*glimpses, drawing.hidden], -1), hidden, cell
+                )
                 mean, log_scale = self.code(hidden).chunk(2, dim=-1)
                 distribution = dist.Normal(mean, log_scale.exp()).to_event(1)
                 codes.append(pyro.sample(name, distribution))
@@ -106,7 +110,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:
         """Return image and error, read through the window if any, as inputs of the cell."""
-        pair = joined([images, images - drawing.mean], -3)
+        pair = join_broadcast([images, images - drawing.mean], -3)
         if self.aim is not None:
             pair = self.aim(drawing.hidden).read(pair)
         return pair.flatten(-3)
@@ -144,5 +148,5 @@ class OverlappingEncoder(RecurrentEncoder):
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
         attend = self.model.one_hot(labels)
-        with in_eval_mode(self):
+        with eval_mode(self):
             return self.drawings(pairs, pairs, attend)[-1].mean

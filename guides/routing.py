@@ -95,7 +95,7 @@ class AnnealedRouting(Routing):
             return 1.0 + iteration
         return 1 - self.anneal ** (iteration + 1)
 
-    def _cooled(self, distribution: ParentDistribution, iteration: int) -> ParentDistribution:
+    def _cool(self, distribution: ParentDistribution, iteration: int) -> ParentDistribution:
         temperature = distribution.inverse_temperature * self.factor(iteration)
         return distribution._replace(inverse_temperature=temperature)
 
@@ -134,14 +134,14 @@ class EMRouting(AnnealedRouting):
         responsibility = votes.uniform()
         for iteration in range(self.iterations):
             if self.costs == "standardized":
-                belief = self._standardized(votes, responsibility, distribution, iteration)
+                belief = self._standardize_belief(votes, responsibility, distribution, iteration)
             else:
-                belief = best_belief(votes, responsibility, self._cooled(distribution, iteration))
+                belief = best_belief(votes, responsibility, self._cool(distribution, iteration))
             yield belief
             if iteration + 1 < self.iterations:
                 responsibility = self.responsibilities(votes, belief, distribution)
 
-    def _standardized(
+    def _standardize_belief(
         self, votes: Votes, responsibility: Tensor, distribution: ParentDistribution, iteration: int
     ) -> Belief:
         alone = distribution._replace(
@@ -162,7 +162,8 @@ class EMRouting(AnnealedRouting):
             return votes.compete(self.power * (density + F.logsigmoid(belief.logits)[..., None]))
         parent_presence = belief.presence[..., None]
         return votes.compete(
-            self.power * (parent_presence * density + (1 - parent_presence) * distribution.beta_u[:, None])
+            self.power
+            * (parent_presence * density + (1 - parent_presence) * distribution.beta_u[:, None])
         )
 
 
@@ -222,7 +223,7 @@ class VBRouting(AnnealedRouting):
         for iteration in range(self.iterations):
             gathered = votes.gather(responsibility)
             posterior = self.posterior(gathered, distribution)
-            cooled = self._cooled(distribution, iteration)
+            cooled = self._cool(distribution, iteration)
             fit = (
                 _expected_fit(gathered, posterior, distribution)
                 - gathered.number * distribution.beta_u[:, None]

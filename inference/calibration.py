@@ -35,14 +35,14 @@ from pyro import poutine, validation_enabled
 from torch import Tensor
 
 from capsule_zoo.data.tensors import accept_arrays
-from capsule_zoo.inference.annealing.path import scored, simulate
+from capsule_zoo.inference.annealing.path import score_latents, simulate
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density
 from capsule_zoo.models.checks import check_seed, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tiled
+from capsule_zoo.models.common.modes import eval_mode, use_seed
+from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tile_batch
 
 Values = Mapping[str, Tensor]
 JOINT = "log joint"
@@ -190,9 +190,9 @@ def check_calibration(
             f"{name_of(model)} is known up to a constant only, and its draws come from chains; "
             "pass simulated=(values, images) with independent draws"
         )
-    mode = in_eval_mode(model, guide)
-    with isolated_parameters(model, guide), mode, seeded(seed), validation_enabled(False):
-        values, images = _accepted(model, *(simulated or _simulated(model, number)))
+    mode = eval_mode(model, guide)
+    with isolated_parameters(model, guide), mode, use_seed(seed), validation_enabled(False):
+        values, images = _accept_images(model, *(simulated or _simulate(model, number)))
         check_pair(model, guide, images[:2])
         return calibration_of(model, guide, values, images, draws, bins, batch_size)
 
@@ -214,7 +214,7 @@ def calibration_of(
         images: images drawn with these latents, (N, ...).
         draws, bins, batch_size: as for `check_calibration`; by default all in one pass.
     """
-    repeated = tiled(images, draws)
+    repeated = tile_batch(images, draws)
     rows = repeated.split(batch_size or len(repeated))
     traces = (poutine.trace(guide).get_trace(batch).nodes for batch in rows)
     parts = [{name: nodes[name]["value"] for name in values} for nodes in traces]
@@ -233,7 +233,7 @@ def _quantities(model: Callable, values: Values, images: Tensor, batch_size: int
     joint = []
     for rows in torch.arange(len(images)).split(batch_size or len(images)):
         batch = images[rows]
-        trace = scored(model, {name: value[rows] for name, value in values.items()}, batch)
+        trace = score_latents(model, {name: value[rows] for name, value in values.items()}, batch)
         joint.append(log_density(trace, batch))
     return torch.cat([*columns, torch.cat(joint)[:, None].round(decimals=8)], 1)  # keeps ties
 
@@ -245,7 +245,7 @@ def _names(values: Values) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def _simulated(model: Callable, number: int) -> tuple[Values, Tensor]:
+def _simulate(model: Callable, number: int) -> tuple[Values, Tensor]:
     """Draw latents, by site, and images from a model; sites that it sums out are left out."""
     images, values = simulate(model, number)
     trace = poutine.trace(model).get_trace(images[:1])
@@ -253,7 +253,7 @@ def _simulated(model: Callable, number: int) -> tuple[Values, Tensor]:
     return {name: values[name] for name in latent_sites(trace) if name not in summed}, images
 
 
-def _accepted(model: Callable, values: Values, images: Tensor) -> tuple[Values, Tensor]:
+def _accept_images(model: Callable, values: Values, images: Tensor) -> tuple[Values, Tensor]:
     """Leave out the observations that the model's space refuses; pixels may have any value."""
     space = space_of(model)
     if space.site == "image":

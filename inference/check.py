@@ -27,8 +27,8 @@ from capsule_zoo.inference.not_finite import NonFiniteGuide, non_finite
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import told_apart
-from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.common.site_values import observed_by_name
+from capsule_zoo.models.common.modes import eval_mode
+from capsule_zoo.models.common.site_values import observed_names
 from capsule_zoo.models.common.spaces import space_of
 from capsule_zoo.models.common.trace_density import latent_sites as latent_sites
 from capsule_zoo.models.common.trace_density import scored_sites
@@ -92,7 +92,7 @@ def check_pair(
     Raises:
         IncompatibleGuide: lists all problems by site.
     """
-    with isolated_parameters(model, guide), in_eval_mode(model, guide):
+    with isolated_parameters(model, guide), eval_mode(model, guide):
         refuse_misfit(model, guide, images, labels)
 
 
@@ -104,7 +104,7 @@ def refuse_misfit(
     refuse_non_finite_parameters(*(part for part in (model, guide) if isinstance(part, nn.Module)))
     warn_of_another_model(model, guide, images, labels)
     program = getattr(model, "function", model)  # of a FunctionModule
-    if (site := space_of(program).site) in observed_by_name(program):
+    if (site := space_of(program).site) in observed_names(program):
         raise IncompatibleGuide.of(
             model,
             guide,
@@ -204,9 +204,12 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
     comparable = not problems or scales[0].numel() == scales[1].numel() == 1
     if comparable and (scales[0] != scales[1]).any():
         ends = [torch.stack(s.aminmax()).unique().tolist() for s in scales]
-        descriptions = [" to ".join(told_apart(x, *ends[0], *ends[1]) for x in numbers) for numbers in ends]
+        descriptions = [
+            " to ".join(told_apart(x, *ends[0], *ends[1]) for x in numbers) for numbers in ends
+        ]
         problems.append(
-            f"site {name!r} is scaled by {descriptions[0]} in the model but by {descriptions[1]} in the guide; "
+            f"site {name!r} is scaled by {descriptions[0]} in the model but by {descriptions[1]} "
+            "in the guide; "
             "give the plates around it the same size in both, and the same poutine.scale"
         )
     problems += _plate_problems(name, model_site, guide_site)

@@ -21,7 +21,7 @@ from capsule_zoo.models.common.modes import PYRO_LOCK
 from capsule_zoo.models.common.param_store import take_over
 
 Taken = ParamSpec("Taken")
-Result = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class FunctionModule(nn.Module):
@@ -107,7 +107,7 @@ def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -
     except Exception as error:
         raise ValueError(f"{name_of(program)} cannot run on these images: {error}") from error
     names = [name for name, site in trace.nodes.items() if site["type"] == "param"]
-    return FunctionModule(program, *_owned(names))
+    return FunctionModule(program, *_own_parameters(names))
 
 
 def check_program(role: str, program: object) -> None:
@@ -126,13 +126,13 @@ def check_program(role: str, program: object) -> None:
         )
 
 
-def of_a_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
+def require_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
     """Decorate a function that takes a `Model` of the zoo: given anything else, it says so."""
     verb_signature = signature(verb)
     form = f"{verb.__name__}({', '.join(list(verb_signature.parameters)[:3])})"
 
     @wraps(verb)
-    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Result:
+    def wrapper(*args: Taken.args, **kwargs: Taken.kwargs) -> Result:
         try:
             arguments = verb_signature.bind(*args, **kwargs).arguments
             model = arguments["model"]
@@ -143,7 +143,7 @@ def of_a_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
         with shorten_errors(model):
             return verb(*args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
@@ -200,7 +200,9 @@ def check_module(guide: object) -> None:
         )
 
 
-def _owned(names: list[str]) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
+def _own_parameters(
+    names: list[str],
+) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
     """Turn these entries of Pyro's store into `nn.Parameter`s and return them with constraints."""
     store = pyro.get_param_store()
     state = store.get_state()

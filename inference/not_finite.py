@@ -28,7 +28,7 @@ class NonFiniteGuide(ValueError):
 
     images: list[int]
     site: str | None
-    what: str
+    subject: str
 
     @classmethod
     def of(cls, subject: str, images: Iterable[int], number: int, site: str | None) -> Self:
@@ -41,7 +41,7 @@ class NonFiniteGuide(ValueError):
             f"{subject} is not finite{where} for {noun} {listed} of {number}; use another guide or "
             "seed, or leave such images out"
         )
-        error.images, error.site, error.what = indices, site, subject
+        error.images, error.site, error.subject = indices, site, subject
         return error
 
     @property

@@ -16,13 +16,13 @@ from capsule_zoo.data.progress import announce, track
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.inference.segmentation import adjusted_rand_index
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least, check_whole
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import Pictures
 
@@ -130,14 +130,14 @@ def find_objects(
             )
         guide = guide.sharing_parameters(temperature=temperature)
     refuse_another_model(model, guide)
-    images = as_wanted(model, images, guide)
+    images = prepare_images(model, images, guide)
     guide.model.space.check(images)
     keep_memory()
     height, width = images.shape[-2:]
     size = f"{width}x{height} pixels, at most {model.slots} objects in each"
     announce(f"finding objects; pictures: {len(images):,} of {size}")
     rows = max(1, batch_size // draws)
-    with seeded(seed):
+    with use_seed(seed):
         batches = track(images.split(rows), "finding objects", "batches")
         parts = [_detect_objects(model, guide, batch, draws) for batch in batches]
     objects = FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
@@ -157,10 +157,12 @@ def _warn_of_full_images(objects: FoundObjects) -> None:
         )
 
 
-def _detect_objects(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tuple[Tensor, ...]:
+def _detect_objects(
+    model: Scenes, guide: SceneGuide, images: Tensor, draws: int
+) -> tuple[Tensor, ...]:
     """Return the fields of `FoundObjects` for one batch."""
-    copies = tiled(images, draws)
-    scene_proposals = guide.found(copies)
+    copies = tile_batch(images, draws)
+    scene_proposals = guide.draw_proposals(copies)
     distribution = guide.presence_distribution(copies, scene_proposals)
     number = len(images)
     weight = distribution.log_weight.unflatten(0, (draws, number))
@@ -174,14 +176,20 @@ def _detect_objects(model: Scenes, guide: SceneGuide, images: Tensor, draws: int
     on = distribution.rows[index, row]
     pictures = Pictures._make(None if x is None else x[index] for x in scene_proposals.pictures)
     pose = torch.stack([p.drawn.pose for p in scene_proposals.proposals], 1)[index]
-    ground = scene_proposals.ground.drawn if scene_proposals.ground.drawn.dim() == 3 else scene_proposals.ground.drawn[index]
+    ground = (
+        scene_proposals.ground.drawn
+        if scene_proposals.ground.drawn.dim() == 3
+        else scene_proposals.ground.drawn[index]
+    )
     _, *pixels = render_objects(model, images, on, pictures, ground)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
     return posterior, on > 0, pose, *pixels, evidence - draws_less
 
 
-def render_objects(model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor) -> Rendering:
+def render_objects(
+    model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor
+) -> Rendering:
     """Return what the objects of presences (B, S) show.
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 
 REMEDY = (
     "make the guide anew from this model, or copy and save the two at once: "
@@ -71,7 +71,7 @@ def warn_of_another_model(
         return
     reads = _Reads(foreign)
     try:
-        with poutine.block(), torch.random.fork_rng(), torch.no_grad(), in_eval_mode(guide), reads:
+        with poutine.block(), torch.random.fork_rng(), torch.no_grad(), eval_mode(guide), reads:
             guide(*call_arguments(images, labels))
     except Exception:
         return  # the check of the pair reports it

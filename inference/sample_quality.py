@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.models.checks import check_labels, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 
 
 class Reading(NamedTuple):
@@ -79,7 +79,7 @@ class FeatureClassifier(nn.Module):
     @torch.no_grad()
     def read(self, images: Tensor, batch_size: int = 1000) -> Reading:
         """Return features of images (N, C, H, W) and beliefs about them."""
-        with in_eval_mode(self):
+        with eval_mode(self):
             features = torch.cat([self.maps(x - 0.5) for x in images.split(batch_size)])
             belief, classes = self.classes(features).softmax(-1).max(-1)
         return Reading(features.double().numpy(), belief.double().numpy(), classes.numpy())
@@ -95,7 +95,7 @@ def train_classifier(
     """
     check_whole(1, epochs=epochs)
     check_labels(labels_of(split), num_classes)
-    with seeded(seed):
+    with use_seed(seed):
         channels, height, width = split.images.shape[1:]
         classifier = FeatureClassifier((channels, height, width), num_classes).train()
         batches = Batches(split, batch_size, seed)

@@ -54,7 +54,7 @@ def _best_match(agree: Tensor) -> Tensor:
 
 
 @accept_arrays("found", "true")
-def relabeled(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
+def relabel(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
     orders = [
         [*order, -1]  # the last number is that of clutter, -1

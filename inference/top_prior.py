@@ -33,7 +33,7 @@ from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
 _NARROWEST = 1e-3  # of all standard deviations over the images, in units of the widest
@@ -62,7 +62,7 @@ class TopPrior:
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
         """Draw values (number, ...) of every site."""
-        with seeded(seed):
+        with use_seed(seed):
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
             noise = torch.randn_like(self.mean[kind])
@@ -119,7 +119,7 @@ def fit_top_prior(
             f"values hold {number} draws, fewer than components={components}; give more draws, or "
             "fewer components"
         )
-    sites = {site.name: site for site in model.discretized().sites}
+    sites = {site.name: site for site in model.discretize().sites}
     if strangers := sorted(set(values) - set(sites)):
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
     layout = SiteVector(), SiteVector()

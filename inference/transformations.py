@@ -31,8 +31,8 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_positive, check_whole
-from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.networks.on_request import OnRequest
 
 
@@ -132,16 +132,18 @@ def infer_transformation(
     check_whole(0, steps=steps)
     check_positive(lr=lr)
     grid = grid.to(images)
-    evidence = _Evidence(model, guide, tiled(images, num_particles), requests, num_particles)
+    evidence = _Evidence(model, guide, tile_batch(images, num_particles), requests, num_particles)
     pair = model, guide
-    with isolated_parameters(*pair), frozen(*pair), in_eval_mode(*pair), seeded(seed):
-        tried = torch.stack([evidence.judged(p.expand(len(images), -1), seed) for p in grid], -1)
+    with isolated_parameters(*pair), frozen(*pair), eval_mode(*pair), use_seed(seed):
+        tried = torch.stack(
+            [evidence.judge_requests(p.expand(len(images), -1), seed) for p in grid], -1
+        )
         first = tried.topk(min(starts, len(grid)), -1).indices  # (B, starts)
         candidates = [(grid[first[:, 0]], tried.amax(-1))]
         torch.manual_seed(seed + 1)
         for start in first.unbind(-1):
             optimum = evidence.climb(grid[start], steps, lr)
-            candidates.append((optimum, evidence.judged(optimum, seed)))
+            candidates.append((optimum, evidence.judge_requests(optimum, seed)))
     parameters, values = (torch.stack(tensors, 1) for tensors in zip(*candidates, strict=True))
     best = values.nan_to_num(-math.inf).argmax(1)
     row = torch.arange(len(images), device=images.device)
@@ -171,7 +173,7 @@ class _Evidence:
         return log_mean_exp(log_weight.view(self.particles, -1))
 
     @torch.no_grad()
-    def judged(self, parameters: Tensor, seed: int) -> Tensor:
+    def judge_requests(self, parameters: Tensor, seed: int) -> Tensor:
         """Compute the evidence under the noise of a seed, so that requests can be compared."""
         torch.manual_seed(seed)
         return self(parameters)

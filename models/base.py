@@ -20,7 +20,11 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_tensor, check_whole
-from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+from capsule_zoo.models.common.missing_pixels import (
+    ScoreObserved,
+    fill_missing,
+    refuse_dependent_pixels,
+)
 from capsule_zoo.models.common.param_store import (
     ReadingContext,
     StoredValues,
@@ -134,7 +138,7 @@ class NamedModule(Remembering, PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), ReadingContext())
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return the module for headline numbers: this module itself unless it is relaxed."""
         return self
 
@@ -196,7 +200,7 @@ class Program(NamedModule):
             if self.space is not None and checking:
                 self.space.check(batch)
             if self.missing_fill is not None:
-                observed, batch = ~batch.isnan(), filled(batch, self.missing_fill)
+                observed, batch = ~batch.isnan(), fill_missing(batch, self.missing_fill)
                 if arguments:
                     arguments = (batch, *arguments[1:])
                 else:

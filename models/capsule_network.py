@@ -109,7 +109,7 @@ class CapsuleNetwork(ImagesOfClasses, Model):
         """
         if winners is None:
             winners = capsules.norm(dim=-1).argmax(-1)
-        logits = self.decoder(self.masked(capsules, winners))
+        logits = self.decoder(self.mask_capsules(capsules, winners))
         return logits.sigmoid().unflatten(-1, self.image_shape)
 
 

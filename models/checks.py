@@ -90,10 +90,10 @@ def check_one_of(name: str, value: object, allowed: tuple) -> None:
 def check_known(kind: str, name: str, names: Collection[str]) -> None:
     """Raise ValueError with the nearest known names unless a name is known; see `unknown`."""
     if name not in names:
-        raise ValueError(unknown(kind, name, names))
+        raise ValueError(unknown_name_message(kind, name, names))
 
 
-def unknown(kind: str, name: str, names: Collection[str]) -> str:
+def unknown_name_message(kind: str, name: str, names: Collection[str]) -> str:
     """Return a message for an unknown name, with the nearest known names.
 
     Args:
@@ -104,7 +104,9 @@ def unknown(kind: str, name: str, names: Collection[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?"
     if not near:
-        suggestions = names if len(names) <= MOST_LISTED else difflib.get_close_matches(name, names, 3, 0)
+        suggestions = (
+            names if len(names) <= MOST_LISTED else difflib.get_close_matches(name, names, 3, 0)
+        )
         first = f"the nearest of {len(names)} are" if len(suggestions) < len(names) else "there are"
         hint = f"{first} {', '.join(suggestions) or 'none'}"
     return f"unknown {kind} {name!r}; {hint}"

@@ -59,7 +59,7 @@ from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.networks.convolutional import Upsampler
-from capsule_zoo.models.networks.leading import joined, over_leading
+from capsule_zoo.models.networks.leading import join_broadcast, over_leading
 from capsule_zoo.models.networks.on_request import (
     Latents,
     OnRequest,
@@ -235,7 +235,7 @@ class RoutedByAddress(OnRequest):
 
     def inputs(self, code: Tensor, request: Tensor) -> Tensor:
         """Return the inputs of the parts' networks: codes (B, n), joined with requests if mixed."""
-        return code if self.linear else joined([code, request], -1)
+        return code if self.linear else join_broadcast([code, request], -1)
 
     def place(self, outputs: Tensor, request: Tensor) -> Tensor:
         """Compute addresses (B, C, n) from the networks' outputs (B, C, `address_numbers`)."""
@@ -310,7 +310,7 @@ class GenerativeCapsNet(RoutedByAddress):
         scatter(self.address.bias_out)
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
-    def discretized(self) -> "GenerativeCapsNet":
+    def discretize(self) -> "GenerativeCapsNet":
         """Return the model with the same parameters and one-hot kinds, for reporting."""
         return self.sharing_parameters(relaxed=False)
 

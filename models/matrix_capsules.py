@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.remembering import note_changes
-from capsule_zoo.models.networks.classifier import Classifier, standardized
+from capsule_zoo.models.networks.classifier import Classifier, standardize_images
 from capsule_zoo.models.networks.layers import perceptron
 from capsule_zoo.models.routing.capsule_convolution import (
     POSE,
@@ -157,7 +157,9 @@ class MatrixCapsules(Classifier):
         first = CapsuleLayer(Windows.sliding(*grid, 3, 2), primary, middle, **options)
         second = CapsuleLayer(Windows.sliding(*first.shape, 3, 1), middle, last, **options)
         self.layers = PyroModule[nn.ModuleList]([first, second])
-        self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **options)
+        self.classes = ClassCapsules(
+            last, classes, second.shape, coordinates=coordinates, **options
+        )
         self.decoder = None
         if reconstruction:
             self.decoder = perceptron(classes * POSE * POSE, *HIDDEN, math.prod(image_shape))
@@ -165,7 +167,7 @@ class MatrixCapsules(Classifier):
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
         """Compute every layer of capsules, the classes last."""
-        grids = [self.primary(F.relu(self.stem(standardized(images))))]
+        grids = [self.primary(F.relu(self.stem(standardize_images(images))))]
         for layer in (*self.layers, self.classes):
             grids.append(layer(grids[-1]))
         return grids
@@ -216,7 +218,7 @@ class MatrixCapsules(Classifier):
             return super().explain(outputs, images, labels)
         super().explain(outputs[..., 0], images, labels)
         if self.training and labels is not None:
-            drawn = self.decoder(self.masked(outputs[..., 1:], labels)).sigmoid()
+            drawn = self.decoder(self.mask_capsules(outputs[..., 1:], labels)).sigmoid()
             error = (drawn - images.flatten(-3)).square().sum(-1)
             with error.device:  # as in `sample_label`
                 pyro.factor("reconstruction", -self.reconstruction * error)

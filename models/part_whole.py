@@ -107,7 +107,9 @@ class PartWholeCapsules(PaintedParts):
         for level in self.levels:
             plates = ("images", level.plate)
             if self.selection == "enumerate" and level is not self.levels[0]:
-                all_sites.append(Site(f"{level.name}_parent", plates, discrete=True, enumerated=True))
+                all_sites.append(
+                    Site(f"{level.name}_parent", plates, discrete=True, enumerated=True)
+                )
             all_sites.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
             all_sites.append(Site(f"{level.name}_pose", plates, event_dim=1))
         return tuple(all_sites)
@@ -123,13 +125,13 @@ class PartWholeCapsules(PaintedParts):
                 logits = per_image(self.presence_logits, 1)
                 presence = pyro.sample("object_presence", self.presence_distribution(logits))
                 pose = pyro.sample("object_pose", self.pose.distribution(logits))
-            capsules = Capsules.drawn(top, presence, pose)
+            capsules = Capsules.from_sites(top, presence, pose)
             for level, selection in zip(below, self.selections, strict=True):
                 distribution = selection(capsules, self.relaxed)
                 with pyro.plate(level.plate, level.size, dim=-1):
-                    draw = self._marginal if self.selection == "marginal" else self._enumerated
+                    draw = self._marginal if self.selection == "marginal" else self._draw_enumerated
                     presence, pose = draw(level.name, distribution)
-                capsules = Capsules.drawn(level, presence, pose)
+                capsules = Capsules.from_sites(level, presence, pose)
             return self.sample_image(self.image_distribution(capsules), images)
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:

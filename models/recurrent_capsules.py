@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.remembering import Settings
-from capsule_zoo.models.common.sharing import shared
+from capsule_zoo.models.common.sharing import find_value
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import (
@@ -60,7 +60,7 @@ from capsule_zoo.models.networks.convolutional import (
     pixel_distribution,
 )
 from capsule_zoo.models.networks.layers import ELU, CoupledLSTM
-from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages, joined
+from capsule_zoo.models.networks.leading import ImagesOfClasses, PairsOfImages, join_broadcast
 from capsule_zoo.models.routing.parent_distribution import Routing
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
@@ -202,7 +202,10 @@ class RecurrentCapsules(ImagesOfClasses, Model):
             capsules_of = types, classes, routing
             input_channels = colors if capsules == "once" else 2 * colors
             self.reader = VectorCapsules(
-                image_network(input_channels, channels), channels[1], (height - 8, width - 8), *capsules_of
+                image_network(input_channels, channels),
+                channels[1],
+                (height - 8, width - 8),
+                *capsules_of,
             )
             self.writer = VectorCapsules(
                 code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *capsules_of
@@ -229,12 +232,12 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         with pyro.plate("images", batch, dim=-1):
             distribution = dist.Normal(origin, 1.0).to_event(1)
             codes = [pyro.sample(site.name, distribution) for site in self.sites]
-            drawn = shared([*codes, *self.parameters()])
+            drawn = find_value([*codes, *self.parameters()])
             drawing = self.draw(codes) if drawn is None else drawn.drawing
             images = pyro.sample("image", self.image_distribution(drawing), obs=images)
             if labels is not None:
                 is_current = drawn is not None and drawn.images is images
-                length = drawn.length if is_current else self.classify(self.seen(images))
+                length = drawn.length if is_current else self.classify(self.network_inputs(images))
                 pyro.factor("label", -self.label_weight * margin_loss(length, self.present(labels)))
         return images
 
@@ -280,7 +283,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
     def look(self, images: Tensor, drawing: Drawing) -> Tensor:
         """Compute the class capsules (*batch, classes, 16) from images and unfinished drawings."""
         if self.capsules == "every":
-            images = joined([images, images - drawing.mean], -3)
+            images = join_broadcast([images, images - drawing.mean], -3)
         return self.reader(images)
 
     @pyro_method

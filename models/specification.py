@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.data.transforms import Requests
-from capsule_zoo.models.checks import check_known, unknown
+from capsule_zoo.models.checks import check_known, unknown_name_message
 from capsule_zoo.models.common.remembering import Remembering, Settings, Submodule
 
 CLASS, PART, CHANGES = "class", "part_of", "changes"
@@ -48,19 +48,19 @@ def spec(value: Any, **owners: nn.Module) -> Any:
                 if part is value:
                     return {PART: owner, "name": name}
     if isinstance(value, Remembering):
-        return _of_module(value, owners)
+        return _specify_module(value, owners)
     if isinstance(value, Settings | Requests):
         all_fields: Any = fields(value) if is_dataclass(value) else ()
         held = {field.name: getattr(value, field.name) for field in all_fields if field.init}
-        return {CLASS: type(value).__name__, **_of_all(held, owners)}
+        return {CLASS: type(value).__name__, **_specify_all(held, owners)}
     if is_submodule(value):
         parameters = inspect.signature(value).parameters.items()
         held = {name: p.default for name, p in parameters if p.default is not p.empty}
-        return {CLASS: without_partials(value).__name__, **_of_all(held, owners)}
+        return {CLASS: without_partials(value).__name__, **_specify_all(held, owners)}
     if isinstance(value, Tensor):
         return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, Mapping):
-        return _of_all(value, owners)
+        return _specify_all(value, owners)
     if isinstance(value, tuple | list):
         return [spec(item, **owners) for item in value]
     if value is None or isinstance(value, bool | str | int | float):
@@ -79,17 +79,17 @@ def is_submodule(value: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Submodule)
 
 
-def _of_module(module: Remembering, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
+def _specify_module(module: Remembering, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Return the specification of a module: its arguments, and in what a copy of it differs."""
     try:
-        written = _of_all(module.arguments, owners)
-        changes = _of_all(module.changes, owners)
+        written = _specify_all(module.arguments, owners)
+        changes = _specify_all(module.changes, owners)
     except ValueError as error:
         raise ValueError(f"{type(module).__name__} was made with {error}") from error
     return {CLASS: type(module).__name__, **written} | ({CHANGES: changes} if changes else {})
 
 
-def _of_all(values: Mapping[str, Any], owners: Mapping[str, nn.Module]) -> dict[str, Any]:
+def _specify_all(values: Mapping[str, Any], owners: Mapping[str, nn.Module]) -> dict[str, Any]:
     written = {}
     for name, value in values.items():
         try:
@@ -150,7 +150,7 @@ def class_of(name: str) -> type:
     """Return the class of a name; raise ValueError, with the nearest ones, if there is none."""
     defined = classes()
     if name not in defined:
-        message = unknown("class", name, sorted(defined))
+        message = unknown_name_message("class", name, sorted(defined))
         raise ValueError(f"{message}; if another module defines {name}, import it first")
     return defined[name]
 

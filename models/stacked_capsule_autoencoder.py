@@ -61,7 +61,7 @@ from capsule_zoo.models.parts.object_votes import (
     log_parents,
     noisy_or,
     part_pose_distribution,
-    placed,
+    place_votes,
 )
 from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Level, as_presence, log_presence
@@ -207,7 +207,7 @@ class StackedCapsuleAutoencoder(PartsModel):
             centered = dist.Normal(poses.identity_like(like), self.sigma_top)
             pose = pyro.sample("object_pose", centered.to_event(1))
             feature = self._draw_feature("object_feature", self.object_features)
-        return FeaturedCapsules.drawn(level, presence, pose, feature)
+        return FeaturedCapsules.from_sites(level, presence, pose, feature)
 
     def _draw_parts(self, votes: ObjectVotes | None) -> FeaturedCapsules:
         """Draw the parts by the votes of objects; without objects, from broad distributions."""
@@ -226,7 +226,7 @@ class StackedCapsuleAutoencoder(PartsModel):
                 )
             pose = pyro.sample("part_pose", pose_distribution)
             feature = self._draw_feature("part_feature", self.part_features)
-        return FeaturedCapsules.drawn(level, presence, pose, feature)
+        return FeaturedCapsules.from_sites(level, presence, pose, feature)
 
     def _draw_feature(self, name: str, size: int) -> Tensor:
         origin = self.template_logits.new_zeros(size)
@@ -247,9 +247,9 @@ class StackedCapsuleAutoencoder(PartsModel):
         relation = self.relation(objects.feature)
         present = log_presence(objects.presence, self.relaxed)
         if not noise:
-            return placed(relation, objects.pose, present)
+            return place_votes(relation, objects.pose, present)
         jitter = noise * (torch.rand_like(relation.presence_logits) - 0.5)
-        return placed(relation, objects.pose, present, jitter)
+        return place_votes(relation, objects.pose, present, jitter)
 
     @pyro_method
     def colors(self, feature: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ class StackedCapsuleAutoencoder(PartsModel):
         """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""
         return log_parents(self.votes(objects), parts.pose, *self.dummy).softmax(-1)
 
-    def predicted(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
+    def predict_parts(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
         """Return the parts with the poses that the most responsible objects vote for."""
         winner = self.responsibilities(objects, parts)[..., 1:].argmax(-1)  # (B, M)
         votes = self.votes(objects).pose  # (B, M, K, 6)

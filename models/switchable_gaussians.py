@@ -132,7 +132,9 @@ class SwitchableGaussians(NamedModule):
                 )
                 pyro.factor("vote", child * Vindex(density)[..., parent])
 
-    def _log_density(self, votes: Tensor, parent_presence: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def _log_density(
+        self, votes: Tensor, parent_presence: Tensor, mean: Tensor, variance: Tensor
+    ) -> Tensor:
         """Compute s_j ln N_ij + (1 - s_j) beta_u, (*batch, I, J)."""
         mean, variance = mean[..., None, :, :], variance[..., None, :, :]
         parent_presence = parent_presence[..., None, :]

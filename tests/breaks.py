@@ -152,8 +152,8 @@ BREAKS = (
     Break(
         "classes of clusters in another order",
         "inference/probes.py",
-        "return classes[chosen]",
-        "return classes[np.argsort(chosen)]",
+        "return classes[assignment]",
+        "return classes[np.argsort(assignment)]",
         "inference/test_clustering.py",
     ),
     Break(
@@ -243,8 +243,8 @@ BREAKS = (
     Break(
         "the mixture of a pixel takes its largest layer",
         "models/parts/pixel_mixture.py",
-        "density = (each + share.log()).logsumexp(0)",
-        "density = (each + share.log()).amax(0)",
+        "density = (log_density + fraction.log()).logsumexp(0)",
+        "density = (log_density + fraction.log()).amax(0)",
         "models/test_pixel_mixture.py",
     ),
     Break(
@@ -294,8 +294,8 @@ BREAKS = (
     Break(
         "the best of the seeds is called the worst",
         "experiments/common/findings.py",
-        "min(tuple(each[name]) for each in found)",
-        "max(tuple(each[name]) for each in found)",
+        "min(tuple(outcome[name]) for outcome in outcomes)",
+        "max(tuple(outcome[name]) for outcome in outcomes)",
         "capsule_zoo/test_experiments.py",
     ),
     Break(
@@ -371,8 +371,8 @@ BREAKS = (
     Break(
         "the foreground ARI is over all pixels",
         "inference/objects.py",
-        "(true > 0) | few[:, None]",
-        "(true >= 0) | few[:, None]",
+        "(true > 0) | too_few[:, None]",
+        "(true >= 0) | too_few[:, None]",
         "inference/test_objects.py",
     ),
     Break(

@@ -25,7 +25,7 @@ def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
 
 def change_defaults(patch: pytest.MonkeyPatch, name: str, **arguments: Any) -> None:
     """Let an entry have other defaults of its model's arguments."""
-    made = registry.registered(name)
+    made = registry.find_registration(name)
     smaller = replace(made, model=partial(made.model, **arguments))
     patch.setitem(registry._registered, name, smaller)
 

@@ -32,7 +32,7 @@ from capsule_zoo.inference import (
     loss_per_image,
     reconstruct,
 )
-from capsule_zoo.inference.annealing.path import Given
+from capsule_zoo.inference.annealing.path import ValueMessenger
 from capsule_zoo.inference.check import is_discrete, latent_sites
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.specification import build, spec
@@ -95,7 +95,7 @@ def finite(model: Model, drawn: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_prior_draws_images_of_the_declared_shape_and_range(name):
     entry = make(name)
-    model = entry.model.discretized()
+    model = entry.model.discretize()
     trace = poutine.trace(model).get_trace(batch_size=3)
     drawn = trace.nodes["_RETURN"]["value"]
     assert drawn.shape == images_for(entry, 3).shape
@@ -112,7 +112,7 @@ def test_prior_draws_images_of_the_declared_shape_and_range(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_declared_sites_are_those_that_are_drawn(name, discrete):
     model = make(name).model
-    model = model.discretized() if discrete else model
+    model = model.discretize() if discrete else model
     trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=3))
     drawn = {n: s for n, s in latent_sites(trace).items() if n != model.space.site}
     declared = {site.name: site for site in model.sites}
@@ -136,7 +136,7 @@ def test_images_may_have_the_shape_of_any_data_set(name):
 def test_guide_fits_relaxed_and_discrete(name, guide):
     entry = make(name, guide)
     check_pair(entry.model, entry.guide, images_for(entry))
-    discrete = entry.model.discretized(), entry.guide.discretized()
+    discrete = entry.model.discretize(), entry.guide.discretize()
     check_pair(*discrete, images_for(entry))
     drawn = poutine.trace(entry.guide).get_trace(images_for(entry))
     assert set(entry.guide.covers) == latent_sites(prune_subsample_sites(drawn)).keys()
@@ -417,7 +417,7 @@ def forms(names_or_pairs: list) -> list[tuple]:
     cases = []
     for pair in names_or_pairs:
         model = make(pair if isinstance(pair, str) else pair[0]).model
-        discrete = [False] if model.discretized() is model else [False, True]
+        discrete = [False] if model.discretize() is model else [False, True]
         cases += [(*([pair] if isinstance(pair, str) else pair), d) for d in discrete]
     return cases
 
@@ -428,8 +428,8 @@ def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> 
     entry.model.double().eval()
     entry.guide.double().eval()
     if discrete:
-        guide_of = entry.guide.discretized()
-        entry.model = entry.model.discretized()
+        guide_of = entry.guide.discretize()
+        entry.model = entry.model.discretize()
         entry.guide = guide_of
     return entry
 
@@ -453,7 +453,7 @@ def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: s
     """Check that an outer plate leaves every site's distribution unchanged, index by index."""
     for k in range(PARTICLES):
         values = {n: s["value"][k] for n, s in sites.items() if not s["is_observed"]}
-        with Given(values):
+        with ValueMessenger(values):
             alone = drawn_in(poutine.trace(program).get_trace(*arguments))
         assert alone.keys() == sites.keys()
         for name, site in sites.items() if only is None else [(only, sites[only])]:

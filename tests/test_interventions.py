@@ -15,7 +15,7 @@ BATCH = 4
 
 def model_of(name):
     pyro.set_rng_seed(0)
-    return create(name, **small_settings(name)).model.discretized().eval()
+    return create(name, **small_settings(name)).model.discretize().eval()
 
 
 def prior(model, seed=1):
@@ -85,14 +85,18 @@ def test_every_guide_answers_what_the_image_would_have_been(name, site):
     entry = create(name, **small_settings(name))
     model = entry.model
     torch.manual_seed(1)
-    nodes = poutine.trace(model.discretized().eval()).get_trace(batch_size=BATCH).nodes
+    nodes = poutine.trace(model.discretize().eval()).get_trace(batch_size=BATCH).nodes
     other, space = nodes[site]["value"], model.space
     observation = space.example(BATCH, torch.float32, torch.Generator().manual_seed(1))
-    observation = space.as_batch(nodes["points"]["value"]) if space.site == "points" else observation
+    observation = (
+        space.as_batch(nodes["points"]["value"]) if space.site == "points" else observation
+    )
     names = [declared.name for declared in model.sites]
     for guide in map(entry.make_guide, entry.guides):
         same = intervene(model, guide, observation, {site: lambda value: value})
-        torch.testing.assert_close(same.images[0], observation, equal_nan=True, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            same.images[0], observation, equal_nan=True, atol=1e-5, rtol=1e-5
+        )
         torch.testing.assert_close(same.mean, same.reconstruction, equal_nan=True)
         torch.testing.assert_close(same.latents, same.inferred)
         intervention = intervene(model, guide, observation, {site: other}, num_samples=2)
@@ -102,7 +106,9 @@ def test_every_guide_answers_what_the_image_would_have_been(name, site):
             assert torch.equal(intervention.latents[earlier], intervention.inferred[earlier])
         assert not any(value.isnan().any() for value in intervention.latents.values())
         if site == names[-1] and not torch.equal(intervention.inferred[site][0], other):
-            assert not torch.equal(intervention.mean.nan_to_num(), intervention.reconstruction.nan_to_num())
+            assert not torch.equal(
+                intervention.mean.nan_to_num(), intervention.reconstruction.nan_to_num()
+            )
 
 
 @pytest.mark.parametrize("name", SUPERVISED)

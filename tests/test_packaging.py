@@ -207,7 +207,9 @@ def test_no_file_names_paths_of_a_machine():
         except UnicodeDecodeError:
             continue  # a picture or weights
         lines = enumerate(text.splitlines(), 1)
-        matches += [f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)]
+        matches += [
+            f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)
+        ]
     assert not matches, "\n".join(matches)
 
 

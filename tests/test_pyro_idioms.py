@@ -30,7 +30,7 @@ DIRECTED = [name for name in NAMES if name not in ENERGY]
 
 def _is_relaxed(name: str) -> bool:
     model = create(name, **small_settings(name)).model
-    return model.discretized() is not model
+    return model.discretize() is not model
 
 
 def make(name: str, seed: int = 0, **sizes: object) -> Entry:
@@ -191,7 +191,7 @@ RELAXED = [name for name in NAMES if _is_relaxed(name)]
 def test_values_of_the_other_form_are_not_taken_in_silence(name):
     """A relaxed site holds logits, and the discrete one 0 or 1."""
     entry = make(name)
-    discrete = entry.model.discretized()
+    discrete = entry.model.discretize()
     sites = [s for s in discrete.sites if s.discrete]
     relaxed = {s.name for s in entry.model.sites if not s.discrete}
     drawn = {form: trace_of(form, batch_size=BATCH).nodes for form in (entry.model, discrete)}

@@ -150,7 +150,11 @@ def main() -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace weights of that name")
     arguments = parser.parse_args()
     path = publish(
-        arguments.source, arguments.name, arguments.record, into=arguments.into, overwrite=arguments.overwrite
+        arguments.source,
+        arguments.name,
+        arguments.record,
+        into=arguments.into,
+        overwrite=arguments.overwrite,
     )
     print(f"card written to {path}")
 

@@ -29,7 +29,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.references.problems import FOLDER, PROBLEMS, build
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.models import Constellations, Model
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.constellations.matching_distributions import RandomMatching
 
 SEED = 0
@@ -46,7 +46,7 @@ def write_reference(
         ValueError: the name is unknown, or the chains did not pass; nothing is then written.
     """
     model = build(name)
-    with seeded(SEED), isolated_parameters(model):
+    with use_seed(SEED), isolated_parameters(model):
         _randomize(model)
         images, latents = _image_of(name, model)
         if isinstance(model, Constellations):
@@ -54,7 +54,7 @@ def write_reference(
         else:
             path = AnnealedPath(model, None, images.expand(chains, *images.shape[1:]))
             start = {n: v.expand(chains, *v.shape[1:]).clone() for n, v in latents.items()}
-            held = _by_chains(path, path.state(start), transitions)
+            held = _sample_by_chains(path, path.state(start), transitions)
     held["checks"] |= {"seed": SEED, "version": __version__, "torch": torch.__version__}
     folder.mkdir(parents=True, exist_ok=True)
     tree = {"model": dict(model.state_dict()), "images": images, **held}
@@ -105,7 +105,7 @@ def _moments(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, Any]:
+def _sample_by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, Any]:
     """Run chains at the posterior and return their draws and checks; see `write_reference`."""
     rows = len(path.images)
     epsilon = path.images.new_full((rows,), 0.1)
@@ -187,10 +187,13 @@ def exact_posterior(
     for row in code:
         design_rows = design[row[row > 0] - 1].flatten(0, 1)  # (2 n, D)
         value = points[0][row > 0].flatten()
-        marginal = prior * design_rows @ design_rows.T + noise * torch.eye(len(design_rows)).to(design_rows)
+        marginal = prior * design_rows @ design_rows.T + noise * torch.eye(len(design_rows)).to(
+            design_rows
+        )
         likelihoods.append(MultivariateNormal(0 * value, marginal).log_prob(value))
         covariance = torch.linalg.inv(
-            torch.eye(design_rows.shape[1]).to(design_rows) / prior + design_rows.T @ design_rows / noise
+            torch.eye(design_rows.shape[1]).to(design_rows) / prior
+            + design_rows.T @ design_rows / noise
         )
         covariances.append(covariance)
         means.append(covariance @ design_rows.T @ value / noise)
@@ -203,7 +206,9 @@ def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
     posterior = exact_posterior(model, points, PROBLEMS["constellation"].settings(model, points))
     weights = posterior.log_weights.softmax(0)
     components = torch.multinomial(weights, NUM_DRAWS, replacement=True)
-    draws = MultivariateNormal(posterior.mean[components], posterior.covariance[components]).sample()
+    draws = MultivariateNormal(
+        posterior.mean[components], posterior.covariance[components]
+    ).sample()
     m, v = posterior.mean, posterior.covariance.diagonal(dim1=-2, dim2=-1)
     powers = m, m**2 + v, m**4 + 6 * m**2 * v + 3 * v**2
     first, second, fourth = (weights @ power for power in powers)

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError, RuntimeError) as error:
-        text = _in_words(error)
+        text = _error_message(error)
         if text is None:
             raise
         print(f"capsule-zoo: {text}", file=sys.stderr)
@@ -72,7 +72,7 @@ def _imports_first(arguments: list[str]) -> list[str]:
     return first + rest
 
 
-def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
+def _error_message(error: ValueError | OSError | RuntimeError) -> str | None:
     """Return the message for an error that the user can fix; None for any other error."""
     if isinstance(error, (ValueError, OSError)):
         return str(error)

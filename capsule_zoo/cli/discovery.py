@@ -33,7 +33,11 @@ def list_entries(
 
     descriptions: dict[str, Any]
     if weights:
-        descriptions, kind, all_names = list_weights(pattern), "trained weights match", list(list_weights())
+        descriptions, kind, all_names = (
+            list_weights(pattern),
+            "trained weights match",
+            list(list_weights()),
+        )
     else:
         descriptions = {name: summary(name) for name in list_models(pattern)}
         kind, all_names = "entry matches", list_models()
@@ -74,7 +78,9 @@ def show(
     published = lines(goals).partition("\n\n")[2]
     print(f"{description.overview(published)}\n")
     print(
-        description.settings_list if settings else fill(description.settings_names, 100, break_on_hyphens=False)
+        description.settings_list
+        if settings
+        else fill(description.settings_names, 100, break_on_hyphens=False)
     )
     if not settings:
         print(f"\nWhat each of them means: capsule-zoo show {name} --settings")

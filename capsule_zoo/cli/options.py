@@ -73,7 +73,9 @@ def user_settings(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_settings(assignments: list[str] | None, arguments: "Mapping[str, Argument]") -> dict[str, Any]:
+def read_settings(
+    assignments: list[str] | None, arguments: "Mapping[str, Argument]"
+) -> dict[str, Any]:
     """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
 
     The word none is None for a setting that may be None and takes no text.

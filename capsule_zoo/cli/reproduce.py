@@ -83,7 +83,9 @@ def reproduce(
     result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **overrides)
     record, table = read_record(experiment, out), result.table
     print(markdown.table(record) if table is None else table.round(3).to_string(na_rep=""))
-    print_metrics({name: (metric["value"], metric["se"]) for name, metric in record["metrics"].items()})
+    print_metrics(
+        {name: (metric["value"], metric["se"]) for name, metric in record["metrics"].items()}
+    )
     print(f"written to {path}, with the figures next to it")
     print_json(as_json, record["metrics"])
 
@@ -112,4 +114,4 @@ def _list_settings(name: str) -> dict[str, object]:
         )
     if not experiment.settings:
         print("\nIt has no settings for --set; --minutes and --seed are those of every experiment.")
-    return experiment.filled({})
+    return experiment.fill_settings({})

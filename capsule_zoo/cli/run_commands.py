@@ -21,10 +21,10 @@ from capsule_zoo.cli.options import (
     Quiet,
     RunArgument,
     Seed,
-    given,
     print_json,
     print_metrics,
     read_settings,
+    user_settings,
 )
 
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
@@ -120,12 +120,12 @@ def train(
     """
     from capsule_zoo.data.datasets import full_name
     from capsule_zoo.inference.training.workers import is_first_process
-    from capsule_zoo.registry import registered
+    from capsule_zoo.registry import find_registration
     from capsule_zoo.runs import folder as runs
 
-    made = registered(entry)
-    limits = given(epochs=epochs, steps=steps, minutes=minutes)
-    options = given(
+    made = find_registration(entry)
+    limits = user_settings(epochs=epochs, steps=steps, minutes=minutes)
+    options = user_settings(
         data=data,
         size=size,
         settings=read_settings(set_, made.arguments) or None,
@@ -258,8 +258,8 @@ def evaluate(
     if method is not None:
         check_known("method", method, METHODS)
     method = method or measurements.measuring_method(load(run))
-    options = given(images=images, particles=particles, chains=chains, seed=seed)
-    options |= given(temperatures=temperatures, simulated=simulated)
+    options = user_settings(images=images, particles=particles, chains=chains, seed=seed)
+    options |= user_settings(temperatures=temperatures, simulated=simulated)
     _check_options(method, options)
     measures: dict[str, Callable[..., dict]] = {
         "bound": measurements.evaluate_run,

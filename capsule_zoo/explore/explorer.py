@@ -89,7 +89,7 @@ class Explorer(widgets.VBox):
         self.status = widgets.HTML()
         self.panel = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap", max_width="1230px"))
         self._connect()
-        labelled = zip(view.names, pictures[: 2 + (view.colored() is not None)], strict=False)
+        labelled = zip(view.names, pictures[: 2 + (view.color_parts() is not None)], strict=False)
         modes = [self.mode] if view.modes else []
         super().__init__(
             [
@@ -164,9 +164,9 @@ class Explorer(widgets.VBox):
         finally:
             self._showing = False
         self.image.png = as_png(self.view.image[0].movedim(0, -1))
-        self.painted.png = as_png(self.view.painted()[0].movedim(0, -1))
-        if (colored := self.view.colored()) is not None:
-            self.colored.png = as_png(colored, self.view.outline(self.handle))
+        self.mean_image.png = as_png(self.view.mean_image()[0].movedim(0, -1))
+        if (color_parts := self.view.colored()) is not None:
+            self.color_parts.png = as_png(color_parts, self.view.outline(self.handle))
         likelihood = f"log p(image | model's picture) = {self.view.log_likelihood():.1f} nats"
         self.status.value = escape("; ".join(filter(None, [message, likelihood])))
 
@@ -183,7 +183,7 @@ class Explorer(widgets.VBox):
                 slider.observe(partial(self._slide, name), "value")
             self.panel.children = tuple(self.sliders.values())
         for name, control in controls.items():
-            slider, (low, high, value) = self.sliders[name], control.in_steps()
+            slider, (low, high, value) = self.sliders[name], control.round_to_steps()
             with slider.hold_trait_notifications():
                 slider.min, slider.max = low, high
                 if _differ(slider.value, value, control):
@@ -192,7 +192,7 @@ class Explorer(widgets.VBox):
     def _slide(self, name: str, change: Any) -> None:
         """Follow a slider, but ignore the browser's rounding of a value to the slider's steps."""
         control, value = self.view.controls(self.handle)[name], change["new"]
-        if not self._showing and _differ(value, control.in_steps()[2], control):
+        if not self._showing and _differ(value, control.round_to_steps()[2], control):
             self._do(partial(self.view.change, self.handle, name, value))
 
     def _act(self, action: str) -> None:

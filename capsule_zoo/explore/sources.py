@@ -12,7 +12,7 @@ from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.data.progress import announce
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.registry import Entry, create, list_models, load, small_settings, takes_images
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
@@ -66,12 +66,13 @@ def open_source(
             if data is not None:
                 raise
             channels, *size = entry.model.image_shape
-            digits = load_tests(registry.registered(entry.name).data, size=(size[0], size[1]))
-            dataset = digits.transformed(lambda images: images.expand(-1, channels, -1, -1))
+            name = registry.find_registration(entry.name).data
+            digits = load_tests(name, size=(size[0], size[1]))
+            dataset = digits.transform_images(lambda images: images.expand(-1, channels, -1, -1))
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_tests(data or registry.registered(source).data, root)
-        with seeded(0):
+        dataset = load_tests(data or registry.find_registration(source).data, root)
+        with use_seed(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)
         view, title = view_of(entry), f"{source}, not trained"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.prepare import as_wanted
+from capsule_zoo.inference.evaluation.prepare import prepare_images
 from capsule_zoo.models.checks import check_known, check_one_of
 
 Position = tuple[float, float]
@@ -33,7 +33,7 @@ class Control:
     site: str = ""
     index: int = 0
 
-    def in_steps(self) -> tuple[float, float, float]:
+    def round_to_steps(self) -> tuple[float, float, float]:
         """Return range ends and value, rounded to steps from `low`; the range holds the value."""
         last, now = (round((n - self.low) / self.step) for n in (self.high, self.value))
         steps = min(0, now), max(last, now), now
@@ -95,7 +95,7 @@ class View:
         Raises:
             ValueError: the model does not take the image, or there are several.
         """
-        images = as_wanted(self.model, image, self.guide)
+        images = prepare_images(self.model, image, self.guide)
         if len(images) > 1:
             raise ValueError(f"a view reads one image, not {len(images)}; give images[:1]")
         self.image = images

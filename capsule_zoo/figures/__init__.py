@@ -11,8 +11,8 @@ from capsule_zoo.figures.curves import (
     number_curves,
 )
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
-from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
-from capsule_zoo.figures.grids import image_rows, in_rows, part_colors, signed_colors
+from capsule_zoo.figures.generic import pixel_scaling, reconstructions, samples
+from capsule_zoo.figures.grids import image_rows, part_colors, signed_colors, split_into_rows
 
 _OF_FAMILIES = {
     "constellations": ("scene_rows", "template_rows"),
@@ -25,9 +25,21 @@ _OF_FAMILIES = {
     "scenes": ("colored_objects", "found_objects"),
 }
 __all__ = [
-    "accuracy_curves", "curves_on_log_scale", "error_curves", "fields", "gibbs", "image_rows",
-    "in_rows", "number_curves", "on_scale_of", "part_colors", "reconstructions", "samples",
-    "signed_colors", "spectra", "sums",
+    "accuracy_curves",
+    "curves_on_log_scale",
+    "error_curves",
+    "fields",
+    "gibbs",
+    "image_rows",
+    "number_curves",
+    "part_colors",
+    "pixel_scaling",
+    "reconstructions",
+    "samples",
+    "signed_colors",
+    "spectra",
+    "split_into_rows",
+    "sums",
 ]  # fmt: skip
 __all__ += [name for names in _OF_FAMILIES.values() for name in names]
 

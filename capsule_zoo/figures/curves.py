@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from capsule_zoo.figures.grids import panels
-from capsule_zoo.records import in_words
+from capsule_zoo.records import metric_title
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -48,7 +48,7 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             places = [float(place) for place in curves[name]]
             ticks.update(places)
             values, errors, _ = zip(*curves[name].values(), strict=True)
-            style = dict(fmt=".-", capsize=3, label=in_words(name))
+            style = dict(fmt=".-", capsize=3, label=metric_title(name))
             axis.errorbar(places, values, [error or 0 for error in errors], **style)
         named = sorted(ticks)[:: 1 + len(ticks) // 9]  # more would overlap
         axis.set(xlabel=axis_label, ylabel=quantity, xticks=named)
@@ -81,7 +81,7 @@ def error_curves(
             count = len(errors)
             error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
             mean = errors.mean(0)
-            (line,) = axis.plot(places, mean, label=in_words(name))
+            (line,) = axis.plot(places, mean, label=metric_title(name))
             band = dict(color=line.get_color(), alpha=0.25, lw=0)
             axis.fill_between(places, mean - error, mean + error, **band)
         axis.plot(places, blank[title], "k:", label="blank image")
@@ -121,7 +121,7 @@ def curves_on_log_scale(
     """
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():
-        axis.plot(x, y, marker=marker, label=in_words(name))
+        axis.plot(x, y, marker=marker, label=metric_title(name))
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
     axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)

@@ -12,9 +12,9 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.generic import on_scale_of
-from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, panels, signed_colors
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.figures.generic import pixel_scaling
+from capsule_zoo.figures.grids import COLUMNS, image_rows, panels, signed_colors, split_into_rows
+from capsule_zoo.models.common.modes import use_seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,12 +27,12 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
     Red means more ink than with all capsules off, blue means less. Each capsule has its own scale.
     """
     model = entry.model
-    with seeded(seed):
+    with use_seed(seed):
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
     tiles = torch.stack([signed_colors(field / field.abs().max()) for field in added])
     return image_rows(
-        in_rows("capsules", tiles),
+        split_into_rows("capsules", tiles),
         "Effect of single capsules on the mean image (red: more ink, blue: less)",
     )
 
@@ -45,7 +45,7 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 8) -> "Figu
     weaker than the last column are not shown; the sum of all capsules is in the first column, below
     the image.
     """
-    scale, images = on_scale_of(images), images[:digits]
+    scale, images = pixel_scaling(images), images[:digits]
     added = entry.model.contributions(entry.guide.expectations(images))  # (B, K, C, H, W)
     strongest = added.flatten(2).norm(dim=2).argsort(1, descending=True)
     added = added[torch.arange(len(added))[:, None], strongest]
@@ -65,9 +65,9 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 8) -> "Figu
 @torch.no_grad()
 def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figure":
     """Draw ancestral samples of a Helmholtz machine above the results of its own Gibbs chain."""
-    with seeded(seed):
+    with use_seed(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=COLUMNS).nodes
-        scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
+        scale, state = pixel_scaling(images), drawn["_RETURN"]["value"]
         rows = {"ancestral samples": scale(drawn["image"]["fn"].mean)}
         for done in (steps, 2 * steps):
             state = entry.guide.gibbs(state, steps)
@@ -76,7 +76,9 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figu
     return image_rows(rows, "Samples, and Gibbs chains that start at them (mean images)")
 
 
-def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, images_per_class: int = 100) -> "Figure":
+def spectra(
+    rows: Mapping[str, np.ndarray], labels: np.ndarray, images_per_class: int = 100
+) -> "Figure":
     """Draw the features of images, class by class: a strip for each of up to `each` images.
 
     Args:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows, split_into_rows
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
+def pixel_scaling(images: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the map of the smallest pixel of `images` to 0 and the largest to 1, clamped."""
     low, high = torch.aminmax(images)
     return lambda pixels: ((pixels - low) / (high - low)).clamp(0, 1)
@@ -22,14 +22,14 @@ def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
 
 def samples(entry: Entry, images: Tensor, seed: int = 0) -> "Figure":
     """Draw the mean images of 32 samples, from Gibbs chains or by ancestral sampling."""
-    drawn = on_scale_of(images)(mean_images(entry.model, 4 * COLUMNS, seed=seed))
-    return image_rows(in_rows("samples", drawn), "Samples from the model (mean images)")
+    drawn = pixel_scaling(images)(mean_images(entry.model, 4 * COLUMNS, seed=seed))
+    return image_rows(split_into_rows("samples", drawn), "Samples from the model (mean images)")
 
 
 @torch.no_grad()
 def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 8 images above their reconstructions from the guide's means."""
-    scale, images = on_scale_of(images), images[:COLUMNS]
+    scale, images = pixel_scaling(images), images[:COLUMNS]
     reconstructed = entry.model.mean_image(entry.guide.expectations(images))
     rows = {"image": scale(images), "reconstruction": scale(reconstructed)}
     return image_rows(rows, "Test images and their reconstructions")

@@ -63,7 +63,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     return figure
 
 
-def in_rows(kind: str, images: Tensor, length: int = COLUMNS) -> dict[str, Tensor]:
+def split_into_rows(kind: str, images: Tensor, length: int = COLUMNS) -> dict[str, Tensor]:
     """Return images (N, ...) as rows of at most `length`, named by image numbers from 1."""
     rows, first = {}, 1
     for row in images.split(length):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capsule_zoo.data.files import write_whole
-from capsule_zoo.records import FOLDER, Metric, in_words, read_record
+from capsule_zoo.records import FOLDER, Metric, metric_title, read_record
 
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
@@ -47,7 +47,7 @@ def fill(text: str, folder: str | Path = FOLDER) -> str:
     Raises:
         ValueError: a block names a record or a metric that does not exist.
     """
-    text = _BLOCK.sub(lambda m: m[1] + _filled(m, folder) + m["end"], text)
+    text = _BLOCK.sub(lambda m: m[1] + _fill_block(m, folder) + m["end"], text)
     text = _VERDICT.sub(lambda m: m[1] + _verdict(m, folder) + m["end"], text)
     return _VALUE.sub(
         lambda m: m[1] + with_error(_metric(m["name"], m["metric"], folder)) + m["end"], text
@@ -93,7 +93,7 @@ def verdict(ours: Metric, other: Metric, higher: bool) -> str:
     return f"{word if distance > 2 else 'undecided'} ({text} s.e.)"
 
 
-def _filled(block: re.Match[str], folder: str | Path) -> str:
+def _fill_block(block: re.Match[str], folder: str | Path) -> str:
     if block["kind"] == "ratios":
         return ratios(block["name"], folder)
     record, patterns = read_record(block["name"], folder), block["chosen"].split()
@@ -113,13 +113,18 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     for grid in grids:
         keys = [[grid.names.get((row, column), "") for column in grid.columns] for row in grid.rows]
         lines = [[cells.get(key, "") for key in row] for row in keys]
-        rows = [[in_words(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
+        rows = [[metric_title(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
         rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
-        parts.append(_markdown([grid.title, *map(in_words, grid.columns)], rows))
+        parts.append(_markdown([grid.title, *map(metric_title, grid.columns)], rows))
     if singles:
-        rows = [[in_words(n), cells[n], f"{metrics[n]['n']:,}"] for n in singles]
+        rows = [[metric_title(n), cells[n], f"{metrics[n]['n']:,}"] for n in singles]
         parts.append(_markdown(["quantity", "value", "n"], rows))
-    conditions = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
+    conditions = (
+        record["data"],
+        seeds(record),
+        f"{record['seconds'] / 60:.1f} minutes",
+        record["machine"],
+    )
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
     commit = f" at commit {record['commit']}" if "commit" in record else ""
     made = f"`{record['command']}`{commit} on {', '.join(conditions)}.{owed}"
@@ -161,7 +166,7 @@ def speeds(records: Iterable[dict]) -> str:
         for peer, (time, memory) in peers(record).items()
     ]
     head = "benchmark", "peer", "its time over ours", "standard error", "its memory over ours", "n"
-    return _markdown(head, rows, words=2)
+    return _markdown(head, rows, label_columns=2)
 
 
 def peers(record: dict) -> dict[str, tuple[Metric, Metric | None]]:
@@ -185,7 +190,7 @@ def main() -> None:
         write_whole(page, fill(page.read_text("utf-8")).encode())
 
 
-def rounded(value: float, se: float | None = None) -> tuple[str, str]:
+def round_metric(value: float, se: float | None = None) -> tuple[str, str]:
     """Round a value and its standard error to two digits of the error; to four without one."""
     if se:
         decimals = 1 - math.floor(math.log10(float(f"{se:.1e}")))
@@ -200,7 +205,7 @@ def rounded(value: float, se: float | None = None) -> tuple[str, str]:
 
 def with_error(metric: Metric) -> str:
     """Return a number, and after a plus-minus sign its standard error if it is known."""
-    return " \N{PLUS-MINUS SIGN} ".join(filter(None, rounded(metric["value"], metric["se"])))
+    return " \N{PLUS-MINUS SIGN} ".join(filter(None, round_metric(metric["value"], metric["se"])))
 
 
 def duration(seconds: float) -> str:
@@ -234,7 +239,9 @@ class Grid(NamedTuple):
     names: dict[tuple[str, str], str]
 
 
-def grids_of(record: dict, metric_names: Collection[str] | None = None) -> tuple[list[Grid], list[str]]:
+def grids_of(
+    record: dict, metric_names: Collection[str] | None = None
+) -> tuple[list[Grid], list[str]]:
     """Return the grids of a record, and the names of its metrics in no grid.
 
     Args:

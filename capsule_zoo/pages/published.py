@@ -124,14 +124,16 @@ def _row(*, printed_se: str, higher: str, **text_fields: Any) -> Goal:
 
 def goals_of(records: Mapping[str, dict]) -> list[Goal]:
     """Return every published number beside the metric of the records that it is compared with."""
-    return [replace(row, ours=measured(row, records)) for row in read_published()]
+    return [replace(row, ours=our_metric(row, records)) for row in read_published()]
 
 
-def measured(row: Goal, records: Mapping[str, dict]) -> Metric | None:
+def our_metric(row: Goal, records: Mapping[str, dict]) -> Metric | None:
     """Return our metric for a published number, the worse one of a bracket; None without one."""
     metrics = records.get(row.record, {}).get("metrics", {})
     candidates = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
-    return (min if row.higher else max)(candidates, key=lambda metric: metric["value"], default=None)
+    return (min if row.higher else max)(
+        candidates, key=lambda metric: metric["value"], default=None
+    )
 
 
 def count(goals: Iterable[Goal]) -> dict[str, int]:

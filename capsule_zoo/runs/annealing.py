@@ -20,10 +20,10 @@ from capsule_zoo.inference.examination.losses import measure_losses
 from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide
 from capsule_zoo.inference.posterior.gauss_newton import CLIMBING
 from capsule_zoo.runs.measurements import (
-    as_scored,
     general_guides_of,
     refuse_without_bound,
-    widened,
+    scoring_data,
+    widen_guide,
 )
 
 WIDEN_STEPS = 200
@@ -113,22 +113,29 @@ def guide_losses(
         ValueError: an entry that gives no bound.
     """
     refuse_without_bound(entry)
-    data = as_scored(entry, data)
+    data = scoring_data(entry, data)
     test = data.test[:images].to(next(entry.model.parameters()).device)
-    guide = widened(entry, entry.guide, data, steps, seed, progress) or entry.guide
-    if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
+    guide = widen_guide(entry, entry.guide, data, steps, seed, progress) or entry.guide
+    if AnnealedPath(entry.model.discretize(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]
     options = dict(refinement=refinement, modes=modes, climbing=climbing, steps=steps, seed=seed)
     announce(f"finding where chains start, for {len(test)} images")
     guides: dict[str, Callable[[], nn.Module]] = {"encoder": lambda: guide}
-    general, pair = general_guides_of(entry), entry.summed
+    general, pair = general_guides_of(entry), entry.with_enumerated_presences
     for name in [name for name in names if name in general]:
         start = pair.model, pair.guide, test.images
         guides[name] = partial(fit_guide, name, *start, steps=steps, seed=seed)
     settings = {"simulated": 0, "progress": progress, **settings}
     starts = starts_of(entry, guide, test.images, names, **options)
     losses_by_guide = measure_losses(
-        entry.model, starts, test, guides, particles=particles, few=group_size, seed=seed, **settings
+        entry.model,
+        starts,
+        test,
+        guides,
+        particles=particles,
+        few=group_size,
+        seed=seed,
+        **settings,
     )
     return losses_by_guide.bounds, losses_by_guide.rows
 

@@ -14,7 +14,7 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.records import Metric
-from capsule_zoo.registry import Entry, registered
+from capsule_zoo.registry import Entry, find_registration
 
 
 class Headline(Metric):
@@ -54,10 +54,10 @@ def examine(entry: Entry, data: Dataset) -> dict:
         for name, weights in module.state_dict().items():
             if not torch.isfinite(weights).all():
                 raise ValueError(f"{part} weight {name} is not finite; train again")
-    discrete = entry.model.discretized(), entry.guide.discretized()
+    discrete = entry.model.discretize(), entry.guide.discretize()
     check_pair(*discrete, data.test.images[:2])
     return {
-        "what": registered(entry.name).with_preset(entry.settings).summary,
+        "what": find_registration(entry.name).with_preset(entry.settings).summary,
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
         "headline": {"on": data.test.name, **headline(entry, data.test)},
         "checks": [

@@ -30,31 +30,31 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
 from capsule_zoo.data.own_pictures import sides_of
-from capsule_zoo.data.progress import announce, planned, write_line
+from capsule_zoo.data.progress import announce, announce_plan, write_line
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.progress import history_of
-from capsule_zoo.inference.training.settings import combined
+from capsule_zoo.inference.training.settings import combine_settings
 from capsule_zoo.inference.training.stages import fit_stages, needed_steps
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_known, check_one_of, check_seed
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
     Registered,
     create,
+    find_registration,
     load,
     made_by,
     pair_of,
     read_recipe,
     rebuild,
     recipe_path,
-    registered,
     save_entry,
 )
 from capsule_zoo.runs.recipe import Recipe, length_of, make_objective
@@ -67,7 +67,7 @@ MEASURED = ("metrics.json", "compare.csv", "compare.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 
-def resumed(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
+def resume_recipe(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
     """Return the recipe of the run of entry `name` in a folder, to go on with it.
 
     If the data of the run are files that are no longer where they were, `given` may name others.
@@ -82,7 +82,7 @@ def resumed(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
     settings = {**saved.settings, **overrides.get("settings", {})}
     asked = replace(saved, **{**overrides, "settings": settings})
     if "settings" in overrides and asked.guide == saved.guide:
-        with seeded(0):
+        with use_seed(0):
             entry = create(name, **settings).use_guide(saved.guide or "")
             asked = replace(asked, pair=pair_of(entry.model, entry.guide))
     of_files = saved.data.startswith(("folder:", "constellations:"))
@@ -90,9 +90,10 @@ def resumed(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
     for option, (saved_value, value) in saved.differences(asked).items():
         if option not in MAY_CHANGE and not (moved and option == "data"):
             raise ValueError(
-                f"the run in {folder} has {option}={_setting_text(saved_value)}, and a run that goes on keeps "
-                f"its settings, all but lr and the limits; leave {option}={_setting_text(value)} out, "
-                "or train into another folder"
+                f"the run in {folder} has {option}={_setting_text(saved_value)}, and a run that "
+                "goes on keeps "
+                f"its settings, all but lr and the limits; leave {option}={_setting_text(value)} "
+                "out, or train into another folder"
             )
     return asked
 
@@ -131,11 +132,14 @@ def train(
     usable_device(device)
     if "data" in overrides:
         overrides = {**overrides, "data": full_name(overrides["data"])}
-    overrides = {**overrides, "settings": {k: _full(v) for k, v in overrides.get("settings", {}).items()}}
+    overrides = {
+        **overrides,
+        "settings": {k: _full(v) for k, v in overrides.get("settings", {}).items()},
+    }
     make_writer = None if log is None else _tensorboard(log)
-    made = registered(name)
+    made = find_registration(name)
     if resume:
-        recipe = resumed(folder, name, overrides)
+        recipe = resume_recipe(folder, name, overrides)
     else:
         recipe = Recipe(name, **{"data": made.data, **overrides})
     refuse_among_pictures(folder, recipe.data)
@@ -151,7 +155,7 @@ def train(
     figures = f"; then it draws {', '.join(entry.figures)}" if entry.figures else ""
     title = f"training {name} on {len(data.train):,} images of {data.name}, {length_of(arguments)}"
     try:
-        with planned(f"{title}{figures}" if progress and is_first_process() else None):
+        with announce_plan(f"{title}{figures}" if progress and is_first_process() else None):
             run = fit_entry(
                 entry, data, write_line, files, **arguments, checks=Checks(progress=progress)
             )
@@ -197,16 +201,16 @@ def fit_entry(
         files: the folder that gets checkpoints and whose run, if any, goes on; None to save none.
     """
     if files is not None:
-        resume = files.checkpoint if files.begun else None
+        resume = files.checkpoint if files.has_checkpoint else None
         checks = Checks(checkpoint=files.save_checkpoint, resume=resume)
-        arguments = combined(arguments, {"checks": checks})
+        arguments = combine_settings(arguments, {"checks": checks})
     stages = entry.stages(entry) if entry.stages is not None else ()
     try:
         if stages:
             return fit_stages(stages, data, say=say, **arguments)
         return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
     except NonFiniteLoss as error:
-        last_checkpoint = files.checkpoint if files is not None and files.begun else None
+        last_checkpoint = files.checkpoint if files is not None and files.has_checkpoint else None
         raise NonFiniteLoss(error.step, error.site, last_checkpoint, error.restored) from error
 
 
@@ -255,7 +259,9 @@ class RunFolder:
         self.entry = entry
         self.config = config
         self.checkpoint = folder / CHECKPOINT
-        self.begun = self.checkpoint.is_file() if has_checkpoint is None else has_checkpoint
+        self.has_checkpoint = (
+            self.checkpoint.is_file() if has_checkpoint is None else has_checkpoint
+        )
         self.make_writer = make_writer
         self.writer: Any = None
         self.logged = 0  # rows that stand in history.csv
@@ -263,14 +269,14 @@ class RunFolder:
     def save_checkpoint(self, tree: dict) -> None:
         """Write a checkpoint; with the first one, write config.json and replace an older run."""
         save_checkpoint(self.checkpoint, tree)
-        if not self.begun:
+        if not self.has_checkpoint:
             write_json(self.folder / "config.json", {**made_by(self.entry), **self.config})
             figures = [f"{figure}.png" for figure in self.entry.figures]
             for stale in (*TRAINED, *MEASURED, *figures):
                 (self.folder / stale).unlink(missing_ok=True)
             for stale_events in self.folder.glob("events.out.tfevents.*"):
                 stale_events.unlink()
-            self.begun = True
+            self.has_checkpoint = True
         self._log(history_of(tree["progress"]))
 
     def _log(self, history: DataFrame) -> None:
@@ -315,11 +321,13 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             )
     shape = as_tuple(recipe.settings.get("image_shape"))
     if shape is not None and not fits(shape, tuple[int, int, int]):
-        raise ValueError(f"image_shape must be [channels, height, width], not {_setting_text(shape)}")
+        raise ValueError(
+            f"image_shape must be [channels, height, width], not {_setting_text(shape)}"
+        )
     size = recipe.size or (None if shape is None else shape[1:])
     data = load_dataset(recipe.data, data_root, size=size)
     if shape is not None:
-        data = data.in_channels(shape[0])
+        data = data.with_channels(shape[0])
     if made.name in GRAY_ONLY and data.image_shape[0] > 1:
         warnings.warn(
             f"the images of {data.name!r} are in color, of which {made.name} draws blurs: make the "
@@ -327,7 +335,9 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             stacklevel=2,
         )
     pyro.set_rng_seed(recipe.seed)
-    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in accepted_arguments else {}
+    shapes: dict[str, Any] = (
+        {"image_shape": data.image_shape} if "image_shape" in accepted_arguments else {}
+    )
     if "classes" in accepted_arguments and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
@@ -372,7 +382,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         )
     if not is_first_process():
         return
-    if resume or not in_use(folder):
+    if resume or not is_in_use(folder):
         refuse_unwritable(folder)
         return
     if not (holds_run or holds_checkpoint):
@@ -404,7 +414,7 @@ def refuse_among_pictures(folder: Path, data: str) -> None:
         )
 
 
-def in_use(folder: Path) -> bool:
+def is_in_use(folder: Path) -> bool:
     """Return True if `folder` is a file or a folder that is not empty."""
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
@@ -428,12 +438,12 @@ def open_run(
         ValueError: neither a run nor trained weights, absent data, or a damaged file; or data of a
             class that a classifier was not trained on.
     """
-    entry, folder, name, size = _opened(source, data, resize)
+    entry, folder, name, size = _open_pair(source, data, resize)
     dataset = (load_tests if only_tests else load_dataset)(name, data_root, size=size)
     if entry.observes_images:
-        dataset = dataset.in_channels(entry.model.image_shape[0])
+        dataset = dataset.with_channels(entry.model.image_shape[0])
     trained = read_recipe(source).get("class_names")
-    return entry, dataset.in_classes(trained) if trained else dataset, folder
+    return entry, dataset.match_classes(trained) if trained else dataset, folder
 
 
 def open_pictures(
@@ -451,18 +461,18 @@ def open_pictures(
         held_out: of own pictures too, only those that are held out for testing, without files.
         source, data, resize: see `open_run`.
     """
-    entry, folder, name, size = _opened(source, data, resize)
+    entry, folder, name, size = _open_pair(source, data, resize)
     out = out or folder / "objects"
     refuse_unwritable(out)
     refuse_among_pictures(out, name)
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
     if entry.observes_images:
-        split = split.in_channels(entry.model.image_shape[0])
+        split = split.with_channels(entry.model.image_shape[0])
     return entry, split, files, out
 
 
-def _opened(
+def _open_pair(
     source: str, data: str | None, resize: bool
 ) -> tuple[Entry, Path, str, tuple[int, int] | None]:
     """Return a trained entry, the folder for results, the name of its data, and their size."""

@@ -38,7 +38,7 @@ from capsule_zoo.inference.posterior.fitted import fit_guide, kinds_for
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_known
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
 from capsule_zoo.registry import Entry
@@ -56,7 +56,7 @@ def evaluate_run(entry: Entry, data: Dataset, *, images: int, particles: int, se
         ValueError: a classifier or an energy model, which gives no bound.
     """
     refuse_without_bound(entry)
-    test = as_scored(entry, data).test[:images]
+    test = scoring_data(entry, data).test[:images]
     idata = evaluate(entry.model, entry.guide, test, num_particles=particles, seed=seed, draws=0)
     summary = {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
     return summary | ({"remark": message} if (message := remark(summary)) else {})
@@ -147,7 +147,7 @@ def log_partition_run(
             f"{entry.name} is not an energy model, so it has no log partition function to "
             "estimate; see: capsule-zoo evaluate RUN"
         )
-    test = _first(as_scored(entry, data).test, images)
+    test = _first(scoring_data(entry, data).test, images)
     annealing = dict(chains=chains, temperatures=temperatures, seed=seed)
     metrics: dict[str, Any] = {"data": test.name, "num_images": len(test)}
     for method, nats in log_likelihoods(model, data.train.images, test.images, **annealing).items():
@@ -189,18 +189,21 @@ def compare_run(
         check_known("guide", name, offered)
     recipe = Recipe(entry.name, seed=seed, limits={"steps": tune_steps})
     settings = recipe.for_fit(entry.training) | {"checks": Checks(progress=progress)}
-    data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
+    data, test = scoring_data(entry, data), scoring_data(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
     seconds: dict[str, float] = {}
     for number, name in enumerate(guides, 1):
         announce(f"guide {number} of {len(guides)}: {name}")
         began = time.perf_counter()
-        guide = _tuned(entry, name, data, test.images, settings)
-        pairs[name] = (entry.model if name in entry.guides else entry.summed.model, guide)
+        guide = _tune_guide(entry, name, data, test.images, settings)
+        pairs[name] = (
+            entry.model if name in entry.guides else entry.with_enumerated_presences.model,
+            guide,
+        )
         seconds[name] = time.perf_counter() - began
         if name not in entry.guides:
             continue
-        if (wide := widened(entry, guide, data, tune_steps, seed, progress)) is not None:
+        if (wide := widen_guide(entry, guide, data, tune_steps, seed, progress)) is not None:
             pairs[f"{name}, widened"] = (entry.model, wide)
             seconds[f"{name}, widened"] = time.perf_counter() - began
     table = compare(pairs, test, num_particles=particles, seed=seed)
@@ -215,18 +218,19 @@ def guides_of(entry: Entry) -> list[str]:
 
 def general_guides_of(entry: Entry) -> list[str]:
     """Return the kinds of `inference.fit_guide` that serve the model of `entry.summed`."""
-    pair = entry.summed
+    pair = entry.with_enumerated_presences
     return [kind for kind in kinds_for(pair.model, pair.guide) if kind not in entry.guides]
 
 
-def _tuned(
+def _tune_guide(
     entry: Entry, name: str, data: Dataset, images: Tensor, settings: dict[str, Any]
 ) -> nn.Module:
     """Return the entry's guide, or another one, tuned on training images or fitted to `images`."""
     if name == entry.default_guide:
         return entry.guide
     if name not in entry.guides:
-        pair, options = entry.summed, {key: settings[key] for key in ("steps", "seed")}
+        pair = entry.with_enumerated_presences
+        options = {key: settings[key] for key in ("steps", "seed")}
         return fit_guide(name, pair.model, pair.guide, images, **options)
     guide = entry.make_guide(name)
     if [*guide.parameters()]:
@@ -234,7 +238,7 @@ def _tuned(
     return guide
 
 
-def widened(
+def widen_guide(
     entry: Entry, guide: nn.Module, data: Dataset, steps: int, seed: int, progress: bool = False
 ) -> nn.Module | None:
     """Return a guide of points, widened on training images; None if the guide has a density."""
@@ -246,7 +250,7 @@ def widened(
     return fit_guide("widened", entry.model, guide, images, **options)
 
 
-def as_scored(entry: Entry, data: Dataset) -> Dataset:
+def scoring_data(entry: Entry, data: Dataset) -> Dataset:
     """Return the data on which an entry is measured.
 
     A model of binary pixels has no density of gray ones. Its test images, and those of
@@ -255,7 +259,7 @@ def as_scored(entry: Entry, data: Dataset) -> Dataset:
     images = data.test.images
     if not draws_binary_pixels(entry.model) or not ((images > 0) & (images < 1)).any():
         return data
-    return replace(data.binarized(), train=data.train)
+    return replace(data.binarize(), train=data.train)
 
 
 @torch.no_grad()
@@ -265,7 +269,7 @@ def draws_binary_pixels(model: Model) -> bool:
         return isinstance(model.visible, BernoulliUnits)
     if isinstance(model, Classifier):
         return False
-    with torch.random.fork_rng(), poutine.block(), in_eval_mode(model):
+    with torch.random.fork_rng(), poutine.block(), eval_mode(model):
         trace = poutine.trace(model).get_trace(batch_size=1)
     return isinstance(innermost(trace.nodes[model.space.site]["fn"]), Bernoulli)
 

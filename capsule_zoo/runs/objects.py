@@ -12,7 +12,7 @@ from PIL import Image
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.files import write_whole
-from capsule_zoo.data.points import read_scenes, rescaled
+from capsule_zoo.data.points import read_scenes, rescale_points
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides.constellations.amortized import AmortizedMatching
 from capsule_zoo.guides.constellations.matching import (
@@ -26,7 +26,7 @@ from capsule_zoo.inference.objects import FoundObjects, find_objects
 from capsule_zoo.models import Constellations, Scenes
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, create, load
-from capsule_zoo.zoo.scenes.entry import on_canvas
+from capsule_zoo.zoo.scenes.entry import pair_with_canvas
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
 
@@ -69,7 +69,7 @@ def segment_run(
         )
     if slots is not None:
         height, width = split.images.shape[-2:]
-        entry = on_canvas(entry, height, width, slots)
+        entry = pair_with_canvas(entry, height, width, slots)
     detections = find_objects(entry.model, entry.guide, split.images, **options)
     pictures = colored_objects(split.images, detections.numbers, entry.model.slots)
     older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
@@ -94,7 +94,9 @@ def segment_run(
     }
 
 
-def tables(detections: FoundObjects, files: Sequence[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
+def tables(
+    detections: FoundObjects, files: Sequence[str] = ()
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each object, with its box and pose, and a row for each image.
 
     Args:
@@ -105,7 +107,9 @@ def tables(detections: FoundObjects, files: Sequence[str] = ()) -> tuple[pd.Data
     objects = pd.DataFrame({"image": image, "object": slot + 1})
     objects[["left", "top", "right", "bottom"]] = box.astype(int)
     objects[["log_size", "x", "y", "angle"][: pose.shape[1]]] = pose.round(4)
-    counts = pd.DataFrame({"image": range(len(detections.counts)), "count": detections.counts.numpy()})
+    counts = pd.DataFrame(
+        {"image": range(len(detections.counts)), "count": detections.counts.numpy()}
+    )
     counts["probability"] = detections.count_probabilities.amax(-1).numpy().round(4)
     counts["unexplained"] = detections.unexplained.numpy().round(6)
     for table in (objects, counts) if files else ():
@@ -149,8 +153,8 @@ def parse_file(
     points, present, templates = read_scenes(file)
     check_known("guide", guide, [*GUIDES, AMORTIZED])
     model = _model(run, templates, sizes)
-    parser = GUIDES[guide](model) if guide in GUIDES else _trained(run)
-    matchings = parser.parse(rescaled(points.double()), present)
+    parser = GUIDES[guide](model) if guide in GUIDES else _open_transformer(run)
+    matchings = parser.parse(rescale_points(points.double()), present)
     archive = io.BytesIO()
     np.savez(archive, **{name: value.numpy() for name, value in vars(matchings).items()})
     write_whole(out, archive.getvalue())
@@ -162,7 +166,7 @@ def parse_file(
     }
 
 
-def _trained(run: str | None) -> AmortizedMatching:
+def _open_transformer(run: str | None) -> AmortizedMatching:
     """Return the set transformer of a run."""
     guide = None if run is None else load(run).guide
     if not isinstance(guide, AmortizedMatching):

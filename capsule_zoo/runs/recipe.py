@@ -17,7 +17,7 @@ from pyro.infer import ELBO
 from capsule_zoo import inference
 from capsule_zoo.data.transforms import Rotate, Shift
 from capsule_zoo.inference import objectives
-from capsule_zoo.inference.training.settings import Inputs, combined
+from capsule_zoo.inference.training.settings import Inputs, combine_settings
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.records import plain
 from capsule_zoo.settings import flat
@@ -112,7 +112,7 @@ class Recipe:
             settings = {key: value for key, value in settings.items() if key not in LIMITS}
             settings |= self.limits or {"epochs": EPOCHS}
         inputs = Inputs(make_transform(self.transform), device=device)
-        return combined(settings, {"inputs": inputs})
+        return combine_settings(settings, {"inputs": inputs})
 
 
 def settings_of(pair: Mapping[str, Any]) -> dict[str, Any]:

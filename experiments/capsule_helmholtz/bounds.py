@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset
-from capsule_zoo.experiments import Options, Result, experiment, trained
+from capsule_zoo.experiments import Options, Result, experiment, load_or_train
 from capsule_zoo.experiments.common.energy import (
     figures_of,
     load_standard_fashion,
@@ -79,7 +79,7 @@ def fashion(options: Options, settings: Settings) -> Result:
     data, standard = load_standard_fashion(options)
     sizes = {"capsules": (20, 20), **GAUSSIAN}
     arguments = with_pretraining(options)
-    entry = trained("capsule-helmholtz", data, options, sizes, lr=1e-3, **arguments)
+    entry = load_or_train("capsule-helmholtz", data, options, sizes, lr=1e-3, **arguments)
     switches = spectra(entry, data.test.images)
     metrics: Metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),

@@ -8,9 +8,9 @@ import pyro
 import torch
 
 from capsule_zoo.data import load_dataset, transforms
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, load_or_train, train
 from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
-from capsule_zoo.experiments.training import on_device
+from capsule_zoo.experiments.training import use_device
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create
@@ -38,9 +38,9 @@ def mnist(options: Options) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     adam = partial(torch.optim.AdamW, weight_decay=0.1, fused=True)
     arguments: dict[str, Any] = dict(optimizer=adam, batch_size=64, inputs=Inputs(SHIFT), lr=RATES)
-    entry = trained("capsule-network", data, options, **arguments)
+    entry = load_or_train("capsule-network", data, options, **arguments)
     options.say(f"Classifying {len(data.test):,} test images")
-    with on_device(entry, options):
+    with use_device(entry, options):
         painted = reconstruct(entry.model, entry.guide, data.test).cpu()
         metrics: Metrics = {
             "test_error": error_rate(entry.model, entry.guide, data.test),
@@ -91,6 +91,6 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
         images: number of training images.
         epochs: passes over them, in a full run of an hour.
     """
-    rows = dict.fromkeys(ROWS, (images, options.shortened(epochs)))
+    rows = dict.fromkeys(ROWS, (images, options.shorten_steps(epochs)))
     errors = Study(rows, seeds).run(learn, replace(options, minutes=None))
     return Result({"error": {name: mean_and_error(row) for name, row in errors.items()}})

@@ -18,14 +18,14 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment
 from capsule_zoo.experiments.common.findings import (
-    by_quantity,
+    group_by_quantity,
     mean_and_error,
     means_of,
     squared_error,
 )
 from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
 
@@ -52,7 +52,7 @@ class Pairs:
         """The brighter pixels of both images of every pair, (B, C, H, W)."""
         return torch.maximum(self.images, self.others)
 
-    def missed(self, scores: Tensor) -> Number:
+    def missed_fraction(self, scores: Tensor) -> Number:
         """Return the fraction of pairs whose classes do not have the two highest scores (B, C)."""
         highest = scores.topk(2).indices.sort(1).values
         classes = torch.stack([self.labels, self.other_labels], 1).sort(1).values
@@ -67,10 +67,12 @@ def different_pairs(split: Split, seed: int) -> Pairs:
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
-def missed(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
+def missed_fraction(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
     """Return the fraction of pairs whose two classes an entry's scores do not both find."""
-    with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
-        return pairs.missed(torch.cat([scores(part) for part in pairs.overlays.split(500)]))
+    with torch.no_grad(), eval_mode(entry.model), eval_mode(entry.guide):
+        return pairs.missed_fraction(
+            torch.cat([scores(part) for part in pairs.overlays.split(500)])
+        )
 
 
 def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
@@ -87,7 +89,12 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     other = entry.guide.take_out(overlays, pairs.other_labels)
     drawn = {"own": target_drawings, "other": other, "pair": overlays}
     errors = {name: squared_error(images, pairs.images) for name, images in drawn.items()}
-    rows = {"pair": overlays, "digit": pairs.images, "its capsule": target_drawings, "other's capsule": other}
+    rows = {
+        "pair": overlays,
+        "digit": pairs.images,
+        "its capsule": target_drawings,
+        "other's capsule": other,
+    }
     preview = {name: images[:12] for name, images in rows.items()}
     return errors, image_rows(preview, "Pairs of digits, and what single capsules draw of them")
 
@@ -124,7 +131,7 @@ def overlap(options: Options, settings: Overlaid) -> Result:
     names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
     errors = {name: equal.under(f"{key}-", tries) for name, key in names.items()}
     metrics: Metrics = {
-        **by_quantity({name: numbers[key] for name, key in names.items()}),
+        **group_by_quantity({name: numbers[key] for name, key in names.items()}),
         "squared_error": squares,
         "validation error": Table(errors, "validation_{quantity}_{variant}"),
     }
@@ -134,7 +141,7 @@ def overlap(options: Options, settings: Overlaid) -> Result:
 def load_padded(options: Options) -> Dataset:
     """Return MNIST on 36x36 pixels."""
     data = load_dataset("mnist", root=options.data_root)
-    return data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
+    return data.transform_images(lambda digits: F.pad(digits, (BORDER,) * 4))
 
 
 def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
@@ -143,5 +150,5 @@ def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
     entry, facts = equal.fit_network(job, data, SCATTER)
     is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
     split = data.validation if is_try else data.test[: job.variant.settings.images]
-    error = missed(entry, scores, different_pairs(split, seed))
+    error = missed_fraction(entry, scores, different_pairs(split, seed))
     return {"validation_error": error} if is_try else {"error": error, **facts}

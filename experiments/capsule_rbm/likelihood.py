@@ -15,7 +15,7 @@ from capsule_zoo.experiments.common.energy import (
     measure_mnist,
     reconstruction_error,
 )
-from capsule_zoo.experiments.common.findings import by_quantity, pictures
+from capsule_zoo.experiments.common.findings import group_by_quantity, pictures
 from capsule_zoo.figures.curves import curves_on_log_scale
 from capsule_zoo.inference import Pace
 from capsule_zoo.records import Numbers, Table
@@ -110,4 +110,4 @@ def fashion(options: Options, settings: Annealing) -> Result:
         numbers[name] = {"reconstruction_error": error, **nats}
         drawn = pictures(entry, data.test.images[:DRAWN])
         figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}
-    return Result(by_quantity(numbers), figures)
+    return Result(group_by_quantity(numbers), figures)

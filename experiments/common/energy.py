@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, Standardize, load_dataset
-from capsule_zoo.experiments import Options, Result, trained
+from capsule_zoo.experiments import Options, Result, load_or_train
 from capsule_zoo.experiments.common.findings import mean_and_error, pictures
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import Inputs
@@ -31,14 +31,14 @@ SILENT = 0.01  # a switch that is on in a smaller fraction of the images is sile
 def binary_mnist(options: Options) -> Dataset:
     """Return MNIST, gray for training, with validation and test images binarized once."""
     gray = load_dataset("mnist", root=options.data_root)
-    return replace(gray.binarized(), train=gray.train)
+    return replace(gray.binarize(), train=gray.train)
 
 
 def load_standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
     """Return Fashion-MNIST as standard scores, and the transform that made them."""
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     standard = Standardize.of(pixels.train.images)
-    return pixels.transformed(standard), standard
+    return pixels.transform_images(standard), standard
 
 
 def measure_mnist(
@@ -54,7 +54,7 @@ def measure_mnist(
         settings: arguments of `train` that replace the entry's.
     """
     data = binary_mnist(options)
-    entry = trained(name, data, options, inputs=Inputs(Binarize()), **settings)
+    entry = load_or_train(name, data, options, inputs=Inputs(Binarize()), **settings)
     options.say("Measuring")
     switches = spectra(entry, data.test.images)
     metrics: Metrics = {
@@ -119,7 +119,7 @@ def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
 
     These images are binarized once.
     """
-    training_set = data.train[:PROBED].binarized()
+    training_set = data.train[:PROBED].binarize()
     images = training_set.images, data.test.images
     train, test = (list(spectra(entry, x).values())[-1] for x in images)
     return probe_scores(train, training_set.labels, test, data.test.labels)

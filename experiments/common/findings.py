@@ -47,7 +47,9 @@ def over_seeds(outcomes: Sequence[Mapping[str, Sequence]]) -> Numbers:
 
 def with_worst(outcomes: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
     """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
-    names = [n for n in fnmatch.filter(outcomes[0], pattern) if all(n in outcome for outcome in outcomes)]
+    names = [
+        n for n in fnmatch.filter(outcomes[0], pattern) if all(n in outcome for outcome in outcomes)
+    ]
     lowest = {f"{name}_worst": min(tuple(outcome[name]) for outcome in outcomes) for name in names}
     return over_seeds(outcomes) | lowest
 
@@ -172,7 +174,7 @@ def measures_of_rows(table: Comparison) -> dict[str, Numbers]:
     return bounds_of_rows(table) | numbers_of_columns(table, columns)
 
 
-def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
+def group_by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
     """Return the numbers of several variants by quantity, then by variant."""
     rotated: dict[str, Numbers] = {}
     for variant, numbers in variants.items():

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from capsule_zoo.data import Scenes, Split, draw_scenes
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
+from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, single
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
 from capsule_zoo.guides.constellations.exact import Matchings, corners_of, groups
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.inference.segmentation import (
     adjusted_rand_index,
-    relabeled,
+    relabel,
     segmentation_accuracy,
     variation_of_information,
 )
@@ -33,7 +33,7 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.objects import GUIDES
 from capsule_zoo.zoo.constellations.entry import learn_from
-from capsule_zoo.zoo.constellations.figures import SHOWN, scene_rows, template_rows
+from capsule_zoo.zoo.constellations.figures import MAX_SCENES, scene_rows, template_rows
 
 TIMED = 512  # scenes whose parsing is timed
 PROPOSALS = 32  # draws of the set transformer that are compared
@@ -86,7 +86,7 @@ def parse(
     metrics: Metrics = {
         **grids,
         "speed": Table({"seconds": speed}),
-        "the exact posterior, noise": Table(by_quantity(ceilings)),
+        "the exact posterior, noise": Table(group_by_quantity(ceilings)),
     }
     return Result(metrics, figures)
 
@@ -124,7 +124,7 @@ def compare_with_truth(
         }
         if parse.log_evidence.isfinite().all():
             rows[name]["evidence"] = mean_and_error(parse.log_evidence)
-    return Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
+    return Table(group_by_quantity(rows), "{quantity}_{variant}_" + suffix)
 
 
 @torch.no_grad()
@@ -171,7 +171,7 @@ def plot_two_readings(distribution: SceneDistribution, scenes: Scenes) -> Figure
     for reading in (first, second):
         reading.corners.copy_(corners_of(distribution, scenes.points, reading.objects, best=True))
     readings = {"first reading": first, "second reading": second}
-    rows = ratio.argsort(descending=True)[:SHOWN]
+    rows = ratio.argsort(descending=True)[:MAX_SCENES]
     title = "Scenes with two readings that are nearly as likely as each other"
     return scene_rows(
         distribution,
@@ -191,7 +191,7 @@ def label_alike(
     """
     labels = {"true": (true.objects, true.corners)}
     for name, parse in parses.items():
-        objects = relabeled(parse.objects[rows], true.objects, distribution.kinds)
+        objects = relabel(parse.objects[rows], true.objects, distribution.kinds)
         labels[name] = objects, parse.corners[rows]
     return labels
 
@@ -254,7 +254,7 @@ def papers(
                 "papers_scenes": mean_and_error((free > RIGHT).float()),
             }
         names = "{quantity}_{variant}_" + name_noise(sigma)
-        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), names)
+        grids[f"noise {sigma:g}"] = Table(group_by_quantity(rows), names)
     return Result({**grids})
 
 
@@ -265,7 +265,7 @@ def count_absent_as_right(accuracy: Tensor, present: Tensor) -> Tensor:
 
 
 @experiment("constellations/learned", data="constellations")
-def learned(
+def learn_and_parse(
     options: Options,
     *,
     scenes: int = 256,
@@ -309,7 +309,7 @@ def learned(
             distributions[title], truth, parses, drawn, caption
         )
     numbers = {s: {q: single(v) for q, v in row.items()} for s, (row,) in outcomes.items()}
-    metrics["learning, noise"] = Table(by_quantity(numbers))
+    metrics["learning, noise"] = Table(group_by_quantity(numbers))
     figures["templates"] = template_rows(
         distributions, "Templates that were learned, with their noise"
     )

@@ -25,8 +25,17 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
+from capsule_zoo.experiments import (
+    Job,
+    Options,
+    Result,
+    Study,
+    choose,
+    create_untrained,
+    experiment,
+    train,
+)
+from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, single
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs
@@ -157,7 +166,7 @@ class Lengths(Trainings):
 
 
 @experiment("generative-capsnet/at-length", data="mnist")
-def at_length(options: Options, settings: Lengths) -> Result:
+def run_long(options: Options, settings: Lengths) -> Result:
     """Rotate digits beyond training in three ways, after 20,000 updates (120 core-minutes)."""
     return compare_decoders(options, settings)
 
@@ -218,7 +227,9 @@ def compare_decoders(options: Options, settings: Lengths) -> Result:
         protocol, prefix = PROTOCOLS[name], name.replace("-", "_")
         data = load_on_canvas(protocol, options)
         blank = errors_of_rare(None, data, protocol, settings.images)
-        decoders = {decoder_name: entries[f"{name}-{decoder_name}"] for decoder_name in settings.decoders}
+        decoders = {
+            decoder_name: entries[f"{name}-{decoder_name}"] for decoder_name in settings.decoders
+        }
         errors: dict[str, Errors] = {}
         for decoder, entry in decoders.items():
             runs = outcomes[f"{name}-{decoder}"]
@@ -233,7 +244,7 @@ def compare_decoders(options: Options, settings: Lengths) -> Result:
             metrics[f"{name}, {title}"] = table
         figures[prefix] = plot_errors(errors, blank, protocol)
         figures[f"{prefix}_painted"] = plot_paintings(decoders, data, protocol)
-    metrics["training"] = Table(by_quantity(training), names="{variant}_{quantity}")
+    metrics["training"] = Table(group_by_quantity(training), names="{variant}_{quantity}")
     return Result(metrics, figures, None, next(iter(entries.values())))
 
 
@@ -242,7 +253,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     task, options = job.variant, job.options
     decoder, protocol, settings = DECODERS[task.decoder], task.protocol, task.settings
     data = load_on_canvas(protocol, options)
-    entry = begun(
+    entry = create_untrained(
         decoder.entry,
         data,
         options,
@@ -253,7 +264,9 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
     arguments: dict[str, Any] = {**task.fitting, **options.limit(settings.steps)}
-    steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **arguments).steps
+    steps = train(
+        requested, data, options, name="run", inputs=Inputs(labels=True), **arguments
+    ).steps
     if options.runs:
         save_entry(entry, options.runs, data=data.name, seed=options.seed)
     errors = errors_of_rare(entry, data, protocol, settings.images)
@@ -263,7 +276,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
 def load_on_canvas(protocol: Protocol, options: Options) -> Dataset:
     """Return MNIST with the border of the protocol."""
     data = load_dataset("mnist", root=options.data_root)
-    return data.transformed(lambda images: F.pad(images, (protocol.border,) * 4))
+    return data.transform_images(lambda images: F.pad(images, (protocol.border,) * 4))
 
 
 @torch.no_grad()

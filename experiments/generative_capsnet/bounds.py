@@ -18,7 +18,7 @@ from capsule_zoo.data import Dataset, Rotations
 from capsule_zoo.experiments import Options, Result, Study, experiment
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
-    by_quantity,
+    group_by_quantity,
     median_and_error,
     pictures,
     single,
@@ -100,7 +100,7 @@ def mnist(options: Options, settings: Bounds) -> Result:
     figures["turned_back"] = image_rows(
         rows, "Test images, rotated at random, and rotated back by the inferred angle"
     )
-    return Result({**bounds, **by_quantity(measures)}, figures, table, best)
+    return Result({**bounds, **group_by_quantity(measures)}, figures, table, best)
 
 
 def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:

@@ -6,7 +6,7 @@ from typing import Any
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, single
-from capsule_zoo.experiments.training import trained
+from capsule_zoo.experiments.training import load_or_train
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.records import Table
@@ -20,7 +20,7 @@ NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter 
 def load_digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
     """Return MNIST, and the network that the options name or one trained for their budget."""
     data = load_dataset("mnist", root=options.data_root)
-    return data, trained("matrix-capsules", data, options, inputs=Inputs(SHIFT))
+    return data, load_or_train("matrix-capsules", data, options, inputs=Inputs(SHIFT))
 
 
 @experiment("matrix-capsules/mnist", minutes=60, of_runs=True)

@@ -13,9 +13,9 @@ import pyro
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
+from capsule_zoo.experiments.common.findings import group_by_quantity, means_of, single
 from capsule_zoo.experiments.matrix_capsules.classification import SHIFT
-from capsule_zoo.experiments.training import load_run, on_device
+from capsule_zoo.experiments.training import load_run, use_device
 from capsule_zoo.inference import Checks, Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -39,7 +39,7 @@ class Settings:
 
 
 @experiment("matrix-capsules/at-length", data="mnist", minutes=120, of_runs=True)
-def at_length(options: Options, settings: Settings) -> Result:
+def train_long(options: Options, settings: Settings) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 
     Three iterations have a power below 1 in the E step, without which they hardly learn. With
@@ -51,7 +51,7 @@ def at_length(options: Options, settings: Settings) -> Result:
     numbers = means_of(study.run(learn_digits, timed, settings=settings))
     best = min(numbers, key=lambda name: numbers[name]["validation_error"][0])
     entry = load(study.folders(options)[best])
-    return Result({"": Table(by_quantity(numbers))}, {}, None, entry)
+    return Result({"": Table(group_by_quantity(numbers))}, {}, None, entry)
 
 
 def create_network(iterations: int, settings: Settings, image_shape: tuple[int, int, int]) -> Entry:
@@ -73,7 +73,7 @@ def learn_digits(job: Job[int], *, settings: Settings) -> Numbers:
     arguments |= {} if settings.lr is None else {"lr": settings.lr}
     run = train(entry, data, options, options.budget, **arguments)
     images = run.steps * entry.training["batch_size"]
-    with on_device(entry, options):
+    with use_device(entry, options):
         errors = {
             "validation_error": error_rate(entry.model, entry.guide, data.validation),
             "test_error": error_rate(entry.model, entry.guide, data.test),

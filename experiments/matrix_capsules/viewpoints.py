@@ -96,10 +96,10 @@ def learn(job: Job[Task[Trainings]]) -> dict[str, Any]:
 
     The data of the job's task is the factor that makes the held-out views novel.
     """
-    return tried(job) if job.variant.is_try else {"path": measure_path(job)}
+    return try_setting(job) if job.variant.is_try else {"path": measure_path(job)}
 
 
-def tried(job: Job[Task[Trainings]]) -> Numbers:
+def try_setting(job: Job[Task[Trainings]]) -> Numbers:
     """Try one setting; return the error on familiar training views that were left out."""
     task, options = job.variant, job.options
     views, _ = split_views(task)
@@ -114,13 +114,18 @@ def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
     task, options, settings = job.variant, job.options, job.variant.settings
     views, test_views = split_views(task)
     values = FAMILIAR[task.data], novel_values(test_views, task.data)
-    splits = [test_views.select(**{task.data: factor_values}).split(settings.size) for factor_values in values]
+    splits = [
+        test_views.select(**{task.data: factor_values}).split(settings.size)
+        for factor_values in values
+    ]
     tested = [choose_images(split, settings.views) for split in splits]
     entry, subset, path = create_network(views, task, options), tested[0][: settings.attacked], []
     for check in range(1, settings.checks + 1):
         minutes = options.budget * (check / settings.checks) ** 2
         earlier = f"check-{check - 1}" if check > 1 else None
-        arguments: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
+        arguments: dict[str, Any] = dict(
+            pace=Pace("constant"), name=f"check-{check}", after=earlier
+        )
         train(entry, views, options, minutes, **arguments, **training_of(task))
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))

@@ -25,8 +25,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
+from capsule_zoo.experiments.common.findings import (
+    group_by_quantity,
+    mean_and_error,
+    means_of,
+    single,
+)
 from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes.objects import (
     PENALTY,
@@ -46,7 +51,7 @@ from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
-from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
+from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, start_objects
 
 DEGREES = (0, 45, 90, 180)
 ROTATIONS = (45, 90, 180)  # degrees by which images are rotated, to see whether parts swap
@@ -96,9 +101,9 @@ def augment(options: Options, settings: Settings) -> Result:
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
     parts that are found by the same part when the image is rotated by 45 degrees.
     """
-    timed, steps = replace(options, minutes=None), options.shortened(settings.steps)
+    timed, steps = replace(options, minutes=None), options.shorten_steps(settings.steps)
     study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
-    numbers = by_quantity(means_of(study.run(learn, timed, steps=steps, settings=settings)))
+    numbers = group_by_quantity(means_of(study.run(learn, timed, steps=steps, settings=settings)))
     data = load_dataset("mnist", root=options.data_root)
     name = str(max(settings.degrees))
     widest = load(study.folders(timed)[name])
@@ -114,7 +119,7 @@ def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]
     """Train one model on images rotated by up to the job's degrees, and measure it."""
     degrees, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    entry = begun("part-whole", data, options, **(settings.sizes or {}))
+    entry = create_untrained("part-whole", data, options, **(settings.sizes or {}))
     limits: dict[str, Any] = dict(steps=steps, batch_size=BATCH_SIZE)
     train(entry, data, options, inputs=Inputs(transforms.Rotate(degrees)), **limits)
     return {"steps": single(steps), **measure(entry, data, degrees, settings, options)}
@@ -125,14 +130,14 @@ def measure(
 ) -> Numbers:
     """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
     subset = data.train[: settings.probed]
-    codes = on_parts_of(entry, kinds=settings.kinds)
-    rotated_few = rotated(subset, degrees)
+    codes = create_from_parts(entry, kinds=settings.kinds)
+    rotated_few = rotate_split(subset, degrees)
     start_objects(
         codes.guide, part_sets(codes.guide.with_scope("parts"), rotated_few), options.seed
     )
     splits = {UPRIGHT: (subset, data.test)}
     if degrees:
-        splits[ROTATED] = rotated_few, rotated(data.test, degrees)
+        splits[ROTATED] = rotated_few, rotate_split(data.test, degrees)
     numbers: Numbers = {}
     for name, pair in splits.items():
         fitted, tested = (features_of(entry, codes, split) for split in pair)
@@ -143,13 +148,13 @@ def measure(
             numbers[f"{name}_{column}"] = linear_probe(*rows, penalty)
     if degrees:
         subset, test = subset[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
-        tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
-        remedy = fit_rotated(entry, rotated(subset, degrees), tests, settings, options.seed)
+        tests = {ROTATED: rotate_split(test, degrees), UPRIGHT: test}
+        remedy = fit_rotated(entry, rotate_split(subset, degrees), tests, settings, options.seed)
         numbers |= {f"{name}_turned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
     numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
     for angle in ROTATIONS:
-        numbers[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
+        numbers[f"kept_{angle}"] = part_consistency(entry, data.test.images[:1000], angle)
     return numbers
 
 
@@ -167,7 +172,7 @@ def fit_rotated(
     entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
 ) -> dict[str, Accuracy]:
     """Fit kinds and codes to images at their inferred rotations; probe test images by name."""
-    codes = on_parts_of(entry, kinds=settings.kinds)
+    codes = create_from_parts(entry, kinds=settings.kinds)
     views = torch.stack([*sets_at_rotations(codes.guide, train, settings.rotations)])
     start_rotated_kinds(codes.model, views, seed)
     codes.guide.infer_objects.start_at_posterior(codes.model)
@@ -182,7 +187,7 @@ def fit_rotated(
 
 
 @torch.no_grad()
-def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
+def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
     """Return the fraction of present parts that the same part explains when the image is rotated.
 
     A part of the image as it is corresponds to the present part of the rotated image whose pose,
@@ -201,7 +206,7 @@ def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
     return mean_and_error(fraction[is_present.any(-1)])
 
 
-def rotated(split: Split, degrees: float) -> Split:
+def rotate_split(split: Split, degrees: float) -> Split:
     """Return images rotated by angles uniform up to `degrees`, the same ones on every call."""
     generator = torch.Generator().manual_seed(4)
     images = [transforms.Rotate(degrees)(s, generator=generator) for s in split.images.split(2000)]
@@ -224,7 +229,7 @@ def plot_parts(entry: Entry, data: Dataset) -> Figure:
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
     images = rotate_images(digits, angle)
-    painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
+    painted = colored_parts(entry.model.discretize(), infer_parts(entry.guide, images))
     return image_rows(
         {"image": images, "parts": painted},
         "Digits at 0, 45, 90 and 180 degrees, and their inferred parts",
@@ -246,7 +251,7 @@ def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:
     parts = len(templates)
     rest = poses.identity_like(templates) / _MARGIN  # templates fill the middle of the canvas
     ink = templates.detach()[:, None]
-    target = _drawn(ink, rest.expand(1, parts, 6), size)[0]  # (P, pixels)
+    target = _draw_templates(ink, rest.expand(1, parts, 6), size)[0]  # (P, pixels)
     angle = 2 * math.pi * torch.arange(rotations, dtype=rest.dtype, device=rest.device) / rotations
     pose = poses.rotation(angle) / _MARGIN
     pose = pose[None, :, None].repeat(parts, 1, parts, 1).requires_grad_()  # (targets, T, P, 6)
@@ -254,7 +259,7 @@ def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:
     best = templates.new_zeros(parts, parts)
     with torch.enable_grad():
         for _ in range(steps):
-            drawn = _drawn(ink, pose.flatten(0, 1), size).unflatten(0, (parts, rotations))
+            drawn = _draw_templates(ink, pose.flatten(0, 1), size).unflatten(0, (parts, rotations))
             cosine = F.cosine_similarity(drawn, target[:, None, None], dim=-1, eps=1e-6)
             best = torch.maximum(best, cosine.detach().amax(1).T)
             optimizer.zero_grad()
@@ -269,6 +274,6 @@ def count_copies(alike: Tensor, least: float = COPY) -> int:
     return int((mutual.amax(1) >= least).sum())
 
 
-def _drawn(ink: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+def _draw_templates(ink: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Draw templates (P, 1, h, w) at poses (B, P, 6) on a canvas, (B, P, pixels)."""
     return warp_templates(ink, pose, size)[:, 0].transpose(0, 1).flatten(2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import measures_of_rows, pictures
-from capsule_zoo.experiments.training import checkpoints, train, trained
+from capsule_zoo.experiments.training import checkpoints, load_or_train, train
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import SemiAmortized, compare, fit_guide, infer
 from capsule_zoo.inference.posterior.fitted import fit_to_images
@@ -70,7 +70,12 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     them.
     """
     guide = entry.guide.with_poses(pose)
-    arguments: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
+    arguments: dict[str, Any] = {
+        "name": f"tightened-{pose}",
+        "lr": 1e-3,
+        "freeze": "model",
+        **limits,
+    }
     tight = replace(entry, guide=guide, default_guide=pose)
     train(tight, data, options, **arguments)
     return tight
@@ -96,7 +101,7 @@ def classify(options: Options) -> Result:
     poses. `probe_components` reads as many principal components of the pixels as there are objects.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
+    entry = load_or_train("part-whole", data, options)
     components = principal_components(data.train.images, len(entry.model.presence_logits))
     numbers: dict[str, Numbers] = {}
     readers = {**READERS, "probe_components": components}
@@ -122,9 +127,9 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
         particles: number of draws of the IWAE bound.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
+    entry = load_or_train("part-whole", data, options)
     model, held_out = entry.model, data.test[:images]
-    updates = {name: options.shortened(number) for name, number in UPDATES.items()}
+    updates = {name: options.shorten_steps(number) for name, number in UPDATES.items()}
     limit: dict[str, Any] = {"steps": updates["tighten"]}
     normal = tighten(entry, data, options, **limit)
     routing = replace(entry, guide=entry.make_guide("routing"))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, Result, experiment, trained
-from capsule_zoo.experiments.common.findings import by_quantity, single
+from capsule_zoo.experiments import Options, Result, experiment, load_or_train
+from capsule_zoo.experiments.common.findings import group_by_quantity, single
 from capsule_zoo.figures.curves import curves_on_log_scale
 from capsule_zoo.inference import fit_guide
 from capsule_zoo.records import Numbers, Table
@@ -42,7 +42,7 @@ def race_refinements(
         budgets: numbers of scheduled steps.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
+    entry = load_or_train("part-whole", data, options)
     subset = data.test.images[-images:]  # the schedule was chosen on others
     races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
@@ -63,7 +63,7 @@ def race_refinements(
             paths[f"{name}, {method}"] = first.path
         plain, ours = (row[f"{method}_seconds"][0] for method in runs)
         row["speedup"] = single(plain / ours)
-    table = by_quantity(races)
+    table = group_by_quantity(races)
     names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
     climbs = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
     figure = curves_on_log_scale(climbs, "steps + 1", "objective (nats per image)", marker="")

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, pictures, single
+from capsule_zoo.experiments import Options, Result, create_untrained, experiment, train
+from capsule_zoo.experiments.common.findings import group_by_quantity, pictures, single
 from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
-from capsule_zoo.guides.parts.rotations import best_rotation, centered, rotate_images
+from capsule_zoo.guides.parts.rotations import best_rotation, center_images, rotate_images
 from capsule_zoo.inference import Inputs, fit_guide, infer
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents
 from capsule_zoo.models import Capsules
@@ -62,7 +62,7 @@ def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
     counts = []
     for batch in images.split(AT_ONCE):
         drawn = infer(guide, batch)
-        model = guide.model.discretized()
+        model = guide.model.discretize()
         objects, parts = (
             Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
             for level in (model.levels[0], model.levels[-1])
@@ -96,8 +96,10 @@ def rotate_to_best(guide: PartWholeGuide, split: Split, rotations: int) -> Split
     Objects may have any of `rotations` angles for this.
     """
     model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=rotations))
-    angles = [best_rotation(guide, batch, rotations, model) for batch in split.images.split(AT_ONCE)]
-    return replace(split, images=rotate_images(centered(split.images)[0], torch.cat(angles)))
+    angles = [
+        best_rotation(guide, batch, rotations, model) for batch in split.images.split(AT_ONCE)
+    ]
+    return replace(split, images=rotate_images(center_images(split.images)[0], torch.cat(angles)))
 
 
 def add_border(images: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ def generalize(
         degrees: rotations of the curve.
         sizes: sizes of the entry that replace the experiment's.
     """
-    mnist = load_dataset("mnist", root=options.data_root).transformed(add_border)
+    mnist = load_dataset("mnist", root=options.data_root).transform_images(add_border)
     moved = load_dataset("affnist", root=options.data_root)
     circle = load_dataset("rotated-mnist", root=options.data_root).test
     metrics: dict[str, Number | Table] = {}
@@ -143,7 +145,7 @@ def generalize(
     else:
         sizes = sizes or {}
         sizes = {**LARGE, **sizes, "guide": {**LARGE["guide"], **sizes.get("guide", {})}}
-        entry = begun("part-whole", mnist, options, **sizes)
+        entry = create_untrained("part-whole", mnist, options, **sizes)
         arguments: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         metrics["steps"] = single(train(entry, mnist, options, options.budget, **arguments).steps)
     pyro.set_rng_seed(options.seed)
@@ -179,7 +181,7 @@ def generalize(
         rotated = replace(upright, images=moved_digits.clamp(0, 1))
         curves["as they are"][str(angle)] = probe(rotated)
         curves["turned best"][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
-    metrics["accuracy on images"] = Table(by_quantity(accuracies), "{variant}_{quantity}")
+    metrics["accuracy on images"] = Table(group_by_quantity(accuracies), "{variant}_{quantity}")
     names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
     metrics["accuracy at degrees"] = Table(curves, names)
     labels = {"as they are": "images as given", "turned best": "images rotated to the best angle"}

@@ -17,7 +17,7 @@ from capsule_zoo.experiments.common.findings import (
     mean_and_error,
     pictures,
 )
-from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.experiments.training import load_or_train, train
 from capsule_zoo.inference import Inputs, infer
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
 from capsule_zoo.inference.evaluation.classification import Fraction
@@ -48,7 +48,7 @@ def mnist(options: Options, settings: Bounded) -> Result:
     other papers classify. `neg_elbo` is of all test images; its parts are of those of the bound.
     """
     data, arguments = binary_mnist(options), dict[str, Any](inputs=Inputs(Binarize(), labels=True))
-    entry = trained("recurrent-capsules", data, options, **arguments)
+    entry = load_or_train("recurrent-capsules", data, options, **arguments)
     subset, particles, seed = data.test[: settings.images], settings.particles, options.seed
     iwae = f"iwae_{particles}"
     weighted = negative_bound(entry, subset, iwae, particles, seed)

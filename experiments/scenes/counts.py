@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import (
-    by_quantity,
     calibration_error,
+    group_by_quantity,
     mean_and_error,
     ratio,
     single,
@@ -26,10 +26,10 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Check, Checks, evaluate, summarize
 from capsule_zoo.inference.objects import FoundObjects, find_objects, foreground_ari
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
-from capsule_zoo.zoo.scenes.entry import on_canvas
+from capsule_zoo.zoo.scenes.entry import pair_with_canvas
 from capsule_zoo.zoo.scenes.figures import counts_against_time, counts_by_number, counts_reliability
 
 DATA = "multi-mnist:train=60000"
@@ -100,7 +100,9 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     """Train and measure one seed."""
     settings, options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
-    entry = begun("scenes", data, options, **{"counts": "learned", **(settings.sizes or {})})
+    entry = create_untrained(
+        "scenes", data, options, **{"counts": "learned", **(settings.sizes or {})}
+    )
     test = data.test[: settings.tested]
     curve: list[tuple[float, int, Number]] = []
     arguments: dict[str, Any] = dict(draws=settings.draws, temperature=PLACES)
@@ -121,7 +123,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
         "steps": single(curve[-1][1]),
         "seconds": single(curve[-1][0]),
     }
-    wide = on_canvas(entry, *LARGE)
+    wide = pair_with_canvas(entry, *LARGE)
     for digits in MORE:
         scenes = load_with_digits(digits, settings.more, options)
         numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, **arguments)
@@ -176,7 +178,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
     sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
     for digits in MORE:
         many = load_with_digits(digits, more, options)
-        sets[f"_{digits}_digits"] = on_canvas(entry, *LARGE), many
+        sets[f"_{digits}_digits"] = pair_with_canvas(entry, *LARGE), many
     metrics: dict[str, Any] = {}
     answers: dict[str, list[Tensor]] = {}
     for suffix, (pair, test) in sets.items():
@@ -198,7 +200,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
             answer = torch.stack([test.objects.counts.float(), doubt, right])
             answers.setdefault(name, []).append(answer)
     together = {name: torch.cat(rows, 1) for name, rows in answers.items()}
-    for name, fractions in by_number(together).items():
+    for name, fractions in accuracy_by_number(together).items():
         for number in map(str, range(MAX_TRAINED_DIGITS + 1)):
             if number in fractions:
                 row = metrics.setdefault(f"count_accuracy_{number}_digits", {})
@@ -209,7 +211,7 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
 @torch.no_grad()
 def drawn_counts(entry: Entry, scenes: Split) -> Tensor:
     """Sample the presences of scenes once from the guide, and return their numbers (N,)."""
-    with seeded(0), in_eval_mode(entry.guide):
+    with use_seed(0), eval_mode(entry.guide):
         drawn = [entry.guide(images) for images in scenes.images.split(100)]
     return torch.cat(drawn).sum(-1)
 
@@ -236,10 +238,10 @@ def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Number
         true = truth.numbers > 0
         lost = true & (objects.numbers == 0)
         row["given_to_ground"] = ratio(lost.sum((1, 2)).double(), true.sum((1, 2)).double())
-    return by_quantity(rows)
+    return group_by_quantity(rows)
 
 
-def by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
+def accuracy_by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
     """Return the fraction of right counts for every true number, by way to read.
 
     Args:
@@ -276,7 +278,10 @@ def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
     """Draw the counts by true number, and their reliability; see `by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
-        for kind, here in (("0 to 2 digits", true <= MAX_TRAINED_DIGITS), ("3 to 5 digits", true > MAX_TRAINED_DIGITS)):
+        for kind, here in (
+            ("0 to 2 digits", true <= MAX_TRAINED_DIGITS),
+            ("3 to 5 digits", true > MAX_TRAINED_DIGITS),
+        ):
             kinds.setdefault(kind, {})[name] = bin_by_doubt(doubt[here], 1 - right[here])
-    fractions = counts_by_number(by_number(answers), MAX_TRAINED_DIGITS)
+    fractions = counts_by_number(accuracy_by_number(answers), MAX_TRAINED_DIGITS)
     return {"by_number": fractions, "reliability": counts_reliability(kinds)}

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, tetromino_bank
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, with_worst
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
+from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, with_worst
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
 from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.inference import Checks
@@ -110,7 +110,7 @@ def segmentation(options: Options, settings: Settings) -> Result:
     study = Study(dict.fromkeys(SIZES, settings), settings.seeds)
     outcomes = study.run(one_set, options)
     rows = {name.replace("-", "_"): with_worst(numbers) for name, numbers in outcomes.items()}
-    metrics: dict[str, Any] = by_quantity(rows)
+    metrics: dict[str, Any] = group_by_quantity(rows)
     for name in [name for name, sets in metrics.items() if len(sets) == 1]:  # of digits alone
         metrics[name] = metrics[name]["multi_mnist"]
     images = {n: load_dataset(n, options.data_root).test[: settings.tested].images for n in SIZES}
@@ -125,7 +125,7 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
     """Train on one data set, and measure."""
     name, settings, options = job.name, job.variant, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
-    entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
+    entry = create_untrained("scenes", data, options, **(settings.sizes or SIZES[name]))
     test, digits = data.test[: settings.tested], name == DIGITS
     minutes, checks = options.minutes or settings.length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=64 if digits else 16, checks=checks)

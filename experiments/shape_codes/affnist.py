@@ -8,24 +8,24 @@ from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, snake_case
+from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, snake_case
 from capsule_zoo.experiments.shape_codes.objects import (
     PENALTY,
     PROBED,
     TEMPERATURE,
     ObjectSettings,
     best_of,
-    on_published_parts,
+    create_on_published_parts,
     read_objects,
     train_objects,
 )
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides.parts.rotations import centered
+from capsule_zoo.guides.parts.rotations import center_images
 from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry
-from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
+from capsule_zoo.zoo.shape_codes.entry import parse_dataset, part_sets
 
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
 # What is tried at each step of the search: the columns that change together, and by how much.
@@ -75,10 +75,10 @@ def affnist(options: Options, settings: Settings) -> Result:
     is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
-    data = load_dataset("affnist", root=options.data_root).transformed(center_ink)
-    entry = on_published_parts(settings.main, settings, options.seed)
+    data = load_dataset("affnist", root=options.data_root).transform_images(center_ink)
+    entry = create_on_published_parts(settings.main, settings, options.seed)
     options.say("Parsing all images")
-    sets = parsed(data, options.seed, guide=entry.guide)
+    sets = parse_dataset(data, options.seed, guide=entry.guide)
     train_objects(entry, sets, settings, options)
     training_set = sets.train[:PROBED]
     features = read_objects(entry.guide, training_set.images, TEMPERATURE).features()
@@ -87,15 +87,15 @@ def affnist(options: Options, settings: Settings) -> Result:
     test = data.test[: settings.images]
     accuracies, motions = moved_digits(entry, probe, test)
     preview = test.images[:12]
-    images = {"given": preview, "as read": moved(preview, motions[:12])}
+    images = {"given": preview, "as read": move_images(preview, motions[:12])}
     figure = image_rows(images, "Digits under affine maps, and where their objects are likeliest")
     rows = {snake_case(name): {"accuracy": number} for name, number in accuracies.items()}
-    return Result(by_quantity(rows), {"": figure}, None, entry)
+    return Result(group_by_quantity(rows), {"": figure}, None, entry)
 
 
 def center_ink(images: Tensor) -> Tensor:
     """Return images (N, C, H, W) with their ink in the middle."""
-    return torch.cat([centered(batch)[0] for batch in images.split(2000)])
+    return torch.cat([center_images(batch)[0] for batch in images.split(2000)])
 
 
 def moved_digits(entry: Entry, probe: Any, test: Split) -> tuple[dict[str, Number], Tensor]:
@@ -124,7 +124,7 @@ def read_moved(entry: Entry, probe: Any, test: Split, motions: Tensor) -> Readin
     Poses of parts grow with the digit. Their density in the frame of the digit as given has a
     factor |det L|^3 for each present part, where L is the linear map of the motion.
     """
-    images = center_ink(moved(test.images, motions))
+    images = center_ink(move_images(test.images, motions))
     sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=images))
     objects = read_objects(entry.guide, sets.images, TEMPERATURE)
     present = from_part_sets(sets.images).presence.sum(-1)
@@ -139,7 +139,7 @@ def matrices_of(motions: Tensor) -> Tensor:
     return transforms.motion(degrees, shear, (scale_x.exp(), scale_y.exp()))
 
 
-def moved(images: Tensor, motions: Tensor) -> Tensor:
+def move_images(images: Tensor, motions: Tensor) -> Tensor:
     """Return images (N, C, H, W) under motions (N, 4)."""
     return transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
 

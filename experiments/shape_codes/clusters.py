@@ -9,11 +9,11 @@ from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity
+from capsule_zoo.experiments.common.findings import group_by_quantity
 from capsule_zoo.experiments.part_whole.classification import principal_components
 from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
 from capsule_zoo.registry import load
-from capsule_zoo.zoo.shape_codes.entry import parsed
+from capsule_zoo.zoo.shape_codes.entry import parse_dataset
 
 
 @experiment("shape-codes/clusters", data="mnist", minutes=5)
@@ -36,7 +36,7 @@ def clusters(
     """
     data = load_dataset("mnist", root=options.data_root)
     guide = load(weights).guide
-    sets = parsed(data, options.seed, guide=guide, tested=None)
+    sets = parse_dataset(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
     rows = {"kinds_64": classes_found(kinds, labels)}
@@ -50,7 +50,7 @@ def clusters(
             options.say(f"Fitting {number} clusters to {name}")
             belief = cluster(train_rows, test_rows, number, options.seed)
             rows[f"k_means_{name}_{number}"] = classes_found(belief, labels)
-    return Result(by_quantity(rows))
+    return Result(group_by_quantity(rows))
 
 
 def flatten_parts(sets: Tensor) -> np.ndarray:

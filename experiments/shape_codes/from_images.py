@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import (
-    by_quantity,
     count_used_classes,
+    group_by_quantity,
     held_out_bounds,
     looks,
     mean_and_error,
@@ -63,7 +63,7 @@ def digits(
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
     arguments: dict[str, Any] = dict(inputs=JITTERED, in_stages=True, **options.limit(steps))
     train(entry, data, options, name="digits", **arguments)
-    shorter: dict[str, Any] = dict(steps=options.shortened(tightening), inputs=JITTERED)
+    shorter: dict[str, Any] = dict(steps=options.shorten_steps(tightening), inputs=JITTERED)
     normal = tighten(entry, data, options, **shorter)
     subset = data.test[:images]
     options.say(f"Comparing guides on {len(subset)} held-out digits")
@@ -83,8 +83,10 @@ def digits(
     metrics: Metrics = {
         **held_out_bounds(normal, data.test, particles, options.seed),
         **probes,
-        "classes": Table(by_quantity({"kinds": codes}), "{quantity}"),
-        "samples": Table(by_quantity({"prior": looks(classifier.read(drawn), real)}), "{quantity}"),
+        "classes": Table(group_by_quantity({"kinds": codes}), "{quantity}"),
+        "samples": Table(
+            group_by_quantity({"prior": looks(classifier.read(drawn), real)}), "{quantity}"
+        ),
     }
     figures = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, figures, table, normal)
@@ -125,7 +127,7 @@ def letters(
         seeds: number of seeds.
         samples: number of draws of the prior.
     """
-    study = Study({f"{number}_steps": options.shortened(number) for number in steps}, seeds)
+    study = Study({f"{number}_steps": options.shorten_steps(number) for number in steps}, seeds)
     untimed, data = replace(options, minutes=None), load_dataset(LETTERS)
     rows = means_of(study.run(learn_letters, untimed, samples=samples))
     rows["real_letters"] = judge_letters(train_judge(data), data.test.images)
@@ -134,14 +136,14 @@ def letters(
         *((s.images.flatten(1).numpy(), s.labels) for s in (data.train, data.test)), strict=True
     )
     pixels = linear_probe(images[0], labels[0], images[1], labels[1])
-    metrics: Metrics = {"letters": Table(by_quantity(rows)), "probe_pixels": pixels}
+    metrics: Metrics = {"letters": Table(group_by_quantity(rows)), "probe_pixels": pixels}
     return Result(metrics, pictures(longest, data.test.images), entry=longest)
 
 
 def learn_letters(job: Job[int], *, samples: int) -> Numbers:
     """Train for the job's number of steps; return measures of codes and draws."""
     data, options = load_dataset(LETTERS), job.options
-    entry = begun("shape-codes", data, options)
+    entry = create_untrained("shape-codes", data, options)
     arguments: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
     run = train(entry, data, options, in_stages=True, **arguments)
     codes = measure_codes(entry, data)

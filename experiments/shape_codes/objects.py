@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, looks, mean_and_error, ratio
+from capsule_zoo.experiments.common.findings import group_by_quantity, looks, mean_and_error, ratio
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.rotations import rotate_images
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
@@ -26,8 +26,8 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.shape_codes.entry import (
     ON_PART_SETS,
-    on_parts_of,
-    parsed,
+    create_from_parts,
+    parse_dataset,
     part_sets,
     start_objects,
 )
@@ -91,12 +91,12 @@ def objects(options: Options, settings: Settings) -> Result:
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     real = classifier.read(data.test.images[: settings.images])
     options.say("Parsing all images")
-    published = on_published_parts(settings.main, settings, options.seed).guide
-    sets = parsed(data, options.seed, guide=published, tested=None)
+    published = create_on_published_parts(settings.main, settings, options.seed).guide
+    sets = parse_dataset(data, options.seed, guide=published, tested=None)
 
     def learn(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
         """Return trained objects, what they infer, samples, and what is measured of all kinds."""
-        entry = on_published_parts(kinds, settings, seed)
+        entry = create_on_published_parts(kinds, settings, seed)
         train_objects(entry, sets, settings, replace(options, seed=seed))
         splits = sets.train, sets.test
         inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
@@ -124,7 +124,7 @@ def objects(options: Options, settings: Settings) -> Result:
         seeds = [by_kinds[str(settings.main)] | numbers, *again]
         table = Table(mean_and_worst(seeds), "{variant}_{quantity}")
         starts = {"starts of the objects": table}
-    metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
+    metrics: Metrics = {**group_by_quantity(by_kinds), **numbers, **starts}
     figures = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
     return Result(metrics, figures, None, main)
 
@@ -165,11 +165,13 @@ def measure_main(
     }
 
 
-def on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -> Entry:
+def create_on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -> Entry:
     """Return an untrained entry whose parts are those of published weights."""
     source = load(settings.parts_of)
     pyro.set_rng_seed(seed)
-    return on_parts_of(source, kinds=kinds, codes=16, sigma_min=settings.sigma_min, sigma_top=0.005)
+    return create_from_parts(
+        source, kinds=kinds, codes=16, sigma_min=settings.sigma_min, sigma_top=0.005
+    )
 
 
 def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options: Options) -> None:
@@ -178,7 +180,7 @@ def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     arguments: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
     start_objects(entry.guide, sets.train, options.seed)
-    steps = options.shortened(settings.steps)
+    steps = options.shorten_steps(settings.steps)
     fit(*pair, sets, steps=steps, **{**ON_PART_SETS, "batch_size": 256, **arguments})
 
 
@@ -226,7 +228,7 @@ class Kinds(NamedTuple):
     pose: Tensor
     code: Tensor
 
-    def weighed(self, temperature: float = 1.0) -> Object:
+    def weigh_kinds(self, temperature: float = 1.0) -> Object:
         """Return the objects, with kinds weighed by the belief in them at this temperature."""
         tempered = (self.logits / temperature).softmax(-1)
         codes = tempered[..., None] * self.code
@@ -252,7 +254,7 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0)
     Args:
         temperature: T, of the belief in the features.
     """
-    return read_kinds(guide, sets).weighed(temperature)
+    return read_kinds(guide, sets).weigh_kinds(temperature)
 
 
 def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Tensor]:
@@ -290,7 +292,7 @@ def encode_at_each_rotation(
         temperature: T, of the belief in the features.
     """
     kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda view: view.logits)
-    return kinds.weighed(temperature)
+    return kinds.weigh_kinds(temperature)
 
 
 def sets_at_rotations(guide: ShapeCodesGuide, split: Split, rotations: int) -> Iterator[Tensor]:

@@ -10,9 +10,9 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import (
-    by_quantity,
+    group_by_quantity,
     over_seeds,
     pictures,
     single,
@@ -24,7 +24,7 @@ from capsule_zoo.experiments.shape_codes.affnist import center_ink
 from capsule_zoo.inference import Checks, reconstruct
 from capsule_zoo.inference.objectives.stacked_capsules import drawn_capsules
 from capsule_zoo.inference.probes import cluster_accuracy, latents, linear_probe
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, load, read_recipe
 
@@ -47,7 +47,7 @@ def explained_fractions(entry: Entry, images: Tensor, batch_size: int = 500) -> 
     """Return the fraction of the parts that each object explains, (N, objects), without noise."""
     guide, fractions = entry.guide, []
     quiet = guide.with_switches(noise="none") if hasattr(guide, "with_switches") else guide
-    with torch.no_grad(), in_eval_mode(guide), seeded(0):
+    with torch.no_grad(), eval_mode(guide), use_seed(0):
         for batch in images.split(batch_size):
             trace = poutine.trace(quiet).get_trace(batch)
             objects, parts = (drawn_capsules(trace, level.name) for level in entry.model.levels)
@@ -107,19 +107,19 @@ def affnist(options: Options, settings: Settings) -> Result:
     numbers = {snake_case(name): over_seeds(rows) for name, rows in outcomes.items()}
     entry = load(study.folders(timed)[STACKED])
     images = load_centered(options).test.images[:12]
-    return Result(by_quantity(numbers), pictures(entry, images), None, entry)
+    return Result(group_by_quantity(numbers), pictures(entry, images), None, entry)
 
 
 def load_centered(options: Options) -> Dataset:
     """Return affNIST with all ink in the middle."""
-    return load_dataset("affnist", root=options.data_root).transformed(center_ink)
+    return load_dataset("affnist", root=options.data_root).transform_images(center_ink)
 
 
 def learn(job: Job, *, settings: Settings) -> Numbers:
     """Train the entry of the job's name and measure it."""
     data, options = load_centered(job.options), job.options
     data = replace(data, test=data.test[: settings.tested])
-    entry = begun(job.name, data, options, **SIZES[job.name])
+    entry = create_untrained(job.name, data, options, **SIZES[job.name])
     length: dict[str, Any] = dict(minutes=options.budget, checks=Checks(clock="processor"))
     run = train(entry, data, options, in_stages=True, batch_size=BATCH_SIZE, **length)
     return {
@@ -156,5 +156,5 @@ def seeds(
         rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
     rows["mean"] = over_seeds(list(rows.values()))
     return Result(
-        {"weights": Table(by_quantity(rows))}, pictures(load(runs[0]), data.test.images[:12])
+        {"weights": Table(group_by_quantity(rows))}, pictures(load(runs[0]), data.test.images[:12])
     )

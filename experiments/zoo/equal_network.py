@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
+from capsule_zoo.experiments.common.findings import group_by_quantity, means_of, single
 from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
@@ -139,7 +139,7 @@ def compare_with_plain_network(
     tables, rows = {}, {}
     for data in names:
         rows[data], end = under(f"{data}-", numbers), f"{data.replace('-', '_')}"
-        tables[data] = Table(by_quantity(rows[data]), "{quantity}_{variant}_" + end)
+        tables[data] = Table(group_by_quantity(rows[data]), "{quantity}_{variant}_" + end)
         if data in settings.data:
             tries = {n: under(f"{data}-{n}-", errors) for n in NETWORKS}
             names_of_tries = "validation_{quantity}_{variant}_" + end
@@ -247,8 +247,12 @@ def fit_network(
 def create_network(data: Dataset | Split, task: Task[S], options: Options, classes: int) -> Entry:
     """Return a task's untrained network for these images."""
     capsule_sizes, plain = dict(task.settings.sizes or {}), task.network == "plain"
-    name, sizes = ("cnn", dict(preset=task.like, capsules=capsule_sizes)) if plain else (task.like, capsule_sizes)
-    return begun(name, data, options, classes=classes, **sizes)
+    name, sizes = (
+        ("cnn", dict(preset=task.like, capsules=capsule_sizes))
+        if plain
+        else (task.like, capsule_sizes)
+    )
+    return create_untrained(name, data, options, classes=classes, **sizes)
 
 
 def training_of(task: Task[S]) -> dict[str, Any]:

@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import (
-    by_quantity,
+    group_by_quantity,
     measures_of_rows,
     numbers_of_columns,
     snake_case,
 )
-from capsule_zoo.experiments.training import on_device
+from capsule_zoo.experiments.training import use_device
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
@@ -35,7 +35,7 @@ from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
-from capsule_zoo.runs.measurements import as_scored, compare_run, draws_binary_pixels, guides_of
+from capsule_zoo.runs.measurements import compare_run, draws_binary_pixels, guides_of, scoring_data
 
 CONTINUOUS = "generative-capsnet:continuous"  # an entry and its preset
 LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
@@ -61,10 +61,12 @@ GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
 
-def published(name: str, *data: str) -> str | None:
+def published_weights(name: str, *data: str) -> str | None:
     """Return the name of an entry's first published weights of these data; None without any."""
     entry, _, preset = name.partition(":")
-    candidates = (w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset))
+    candidates = (
+        w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset)
+    )
     return next((w.name for w in candidates if w.data.split(":")[0] in data), None)
 
 
@@ -74,17 +76,17 @@ def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Datase
     It is the run that the options name, else the entry's published weights, else a new entry,
     trained on MNIST for a number of updates.
     """
-    if source := options.run or published(name, "mnist", "multi-mnist"):
+    if source := options.run or published_weights(name, "mnist", "multi-mnist"):
         root = None if options.data_root is None else Path(options.data_root)
         scenes = name == "scenes"  # of which no guide is widened on training scenes
         entry, data, _ = open_run(source, None, root, only_tests=scenes)
-        return entry, as_scored(entry, data)
+        return entry, scoring_data(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     bare, _, preset = name.partition(":")
-    entry = begun(bare, data, options, **({"preset": preset} if preset else {}))
+    entry = create_untrained(bare, data, options, **({"preset": preset} if preset else {}))
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
-    return entry, as_scored(entry, data)
+    return entry, scoring_data(entry, data)
 
 
 def with_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Dataset]:
@@ -114,7 +116,7 @@ def compare_guides(
         training: updates of the pair, if there are no published weights.
     """
     name = "shape-codes"
-    entry, data = open_trained(name, options, options.shortened(training))
+    entry, data = open_trained(name, options, options.shorten_steps(training))
     if entry.name != name:
         raise ValueError(
             f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
@@ -126,7 +128,7 @@ def compare_guides(
         entry,
         data,
         swapped,
-        tune_steps=options.shortened(fitting),
+        tune_steps=options.shorten_steps(fitting),
         images=images,
         particles=particles,
         seed=options.seed,
@@ -168,7 +170,7 @@ def gaps(
         training: updates of an entry without published weights.
     """
     settings: dict[str, Any] = dict(
-        training=options.shortened(training),
+        training=options.shorten_steps(training),
         guides=guides,
         particles=particles,
         few=min(100, particles),
@@ -183,12 +185,12 @@ def gaps(
     results = [outcome for (outcome,) in outcomes.values()]
     tables = {
         r["entry"]: Table(
-            by_quantity(r["guides"]), f"{{quantity}}_{snake_case(r['entry'])}_{{variant}}"
+            group_by_quantity(r["guides"]), f"{{quantity}}_{snake_case(r['entry'])}_{{variant}}"
         )
         for r in results
     }
     bounds = {snake_case(r["entry"]): r["bounds"] for r in results}
-    return Result({**by_quantity(bounds), **tables}, {"": plot_losses(tables, bounds)})
+    return Result({**group_by_quantity(bounds), **tables}, {"": plot_losses(tables, bounds)})
 
 
 def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     entry, data = open_trained(job.name, job.options, training)
     if isinstance(entry.guide, SceneGuide):
         entry, data = with_objects(entry, data, OBJECTS)
-    with on_device(entry, job.options):
+    with use_device(entry, job.options):
         bounds, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"

@@ -29,13 +29,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.data.points import rescaled
+from capsule_zoo.data.points import rescale_points
 from capsule_zoo.guides.constellations.exact import (
     Assignments,
     Matchings,
+    assign_points,
     corners_of,
     orders_of,
-    shared_out,
 )
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.models.checks import check_at_least
@@ -48,7 +48,7 @@ from capsule_zoo.models.constellations.matching_distributions import (
 from capsule_zoo.models.constellations.point_space import FEWEST
 from capsule_zoo.models.constellations.scene_distribution import (
     SceneDistribution,
-    by_number,
+    group_by_number,
     log_equivalent,
     log_joint,
     object_fit,
@@ -142,7 +142,7 @@ class AmortizedMatching(MatchingGuide):
         """Yield the distributions of assignments of scenes (B, N, 2), for each number of points."""
         model, like = self.model, next(self.parameters())
         distribution = model.distribution()
-        for rows, slots, _ in by_number(points):
+        for rows, slots, _ in group_by_number(points):
             present_points = points[rows[:, None], slots].to(like)
             members = self.transformer.members(views(present_points, distribution.most))
             capsules = self.transformer.read(members)  # (b, objects, width)
@@ -179,7 +179,9 @@ class AmortizedMatching(MatchingGuide):
             drawn = []
             claims = list(self.claims(points))
             for _ in range(number):
-                objects = _renamed(shared_out(points, claims, best=False), exchanges(distribution))
+                objects = _exchange_objects(
+                    assign_points(points, claims, best=False), exchanges(distribution)
+                )
                 corners = corners_of(distribution, points, objects, best=False)
                 drawn.append(codes_of(distribution, present, objects, corners))
             return torch.stack(drawn)
@@ -196,13 +198,15 @@ class AmortizedMatching(MatchingGuide):
         """Return the best of the proposals for every scene, and a bound on log p(points)."""
         claims, result = list(self.claims(points)), Matchings.empty(points)
         for number in range(self.proposals):
-            objects = shared_out(points, claims, best=number == 0)
+            objects = assign_points(points, claims, best=number == 0)
             corners = corners_of(distribution, points, objects, best=True)
             evidence = log_joint(distribution, points, objects, corners) + log_equivalent(
                 distribution, objects
             )
             better = evidence > result.log_evidence
-            for target, new in zip(vars(result).values(), (objects, corners, evidence), strict=True):
+            for target, new in zip(
+                vars(result).values(), (objects, corners, evidence), strict=True
+            ):
                 target[better] = new[better]
         return result
 
@@ -224,7 +228,7 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
         points.append(scene[mask])
         objects.append(from_codes(model.distribution(), nodes["point_corner"]["value"])[0][mask])
     sample = torch.cat(points)[:number]
-    return rescaled(sample), torch.cat(objects)[:number]
+    return rescale_points(sample), torch.cat(objects)[:number]
 
 
 def exchanges(distribution: SceneDistribution) -> Tensor:
@@ -250,7 +254,7 @@ def _alike(one: Template, other: Template) -> bool:
     return bool(((one.corners[orders] @ other.corners.conj()).abs() / len(one)).max() > ALIKE)
 
 
-def _renamed(objects: Tensor, allowed: Tensor) -> Tensor:
+def _exchange_objects(objects: Tensor, allowed: Tensor) -> Tensor:
     """Return assignments (B, N) with a random exchange of objects in every scene."""
     permutation = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
     return torch.where(objects < 0, objects, permutation.gather(1, objects.clamp(min=0)))
@@ -264,7 +268,9 @@ def _log_corners(
     everywhere = points.expand(*objects.shape, 2).flatten(0, -3)
     for k, template in enumerate(distribution.templates):
         fit, is_present, _ = object_fit(distribution, points, objects, corners, k)
-        object_evidence = log_evidence(fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS)
+        object_evidence = log_evidence(
+            fit, distribution.noise_of(k), distribution.tau, steps=MANY_STEPS
+        )
         rows, _, weights = orders_of(distribution, everywhere, objects.flatten(0, -2), k)
         every = points.new_zeros(total.numel())
         every[rows] = weights.logsumexp(-1) + math.log(template.symmetry_order)

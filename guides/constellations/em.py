@@ -28,7 +28,7 @@ from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.models.constellations.scene_distribution import (
     LOG_AREA,
     SceneDistribution,
-    by_number,
+    group_by_number,
     log_equivalent,
     log_joint,
 )
@@ -131,7 +131,7 @@ def explain_by_em(
     """
     best_matchings = Matchings.empty(points)
     generator = torch.Generator().manual_seed(seed)
-    for rows, slots, places in by_number(points):
+    for rows, slots, places in group_by_number(points):
         best = places.real.new_full((len(rows),), -torch.inf)
         for objects, clutter in patterns(distribution, places.shape[1]):
             corners = Corners.of(distribution, objects, clutter, places)
@@ -149,7 +149,12 @@ def explain_by_em(
 
 
 def _write(
-    matchings: Matchings, corners: Corners, assignment: Tensor, rows: Tensor, slots: Tensor, which: Tensor
+    matchings: Matchings,
+    corners: Corners,
+    assignment: Tensor,
+    rows: Tensor,
+    slots: Tensor,
+    which: Tensor,
 ) -> None:
     none = torch.full((corners.clutter + 1,), -1, device=rows.device)
     objects = torch.tensor(corners.objects, device=rows.device)[corners.owner]
@@ -180,7 +185,7 @@ def _best_run(
         heat = HEAT * max(0.0, 1 - 4 * step / (3 * steps)) ** 2
         extra = heat**2 if permutations else 0.0
         log_density = expected_log_density(copies, corners, poses, extra)
-        responsibility = _normalized(log_density, corners, permutations).exp()
+        responsibility = _normalize_weights(log_density, corners, permutations).exp()
         poses = fit_poses(copies, corners, responsibility, poses, distribution.tau, extra)
     weights = _with_clutter(expected_log_density(copies, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
@@ -256,7 +261,7 @@ def _with_clutter(log_density: Tensor, corners: Corners) -> Tensor:
     return torch.cat([log_density, clutter], -1)
 
 
-def _normalized(log_density: Tensor, corners: Corners, permutations: bool) -> Tensor:
+def _normalize_weights(log_density: Tensor, corners: Corners, permutations: bool) -> Tensor:
     """Return log responsibilities, normalized over corners and, for permutations, over points."""
     weights = _with_clutter(log_density, corners)
     if permutations:

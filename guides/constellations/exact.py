@@ -14,7 +14,7 @@ from torch import Tensor
 
 from capsule_zoo.models.constellations import exact_cover
 from capsule_zoo.models.constellations.exact_cover import Plan
-from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, by_number
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, group_by_number
 from capsule_zoo.models.constellations.similarities import as_complex, subsets, tuple_evidence
 
 CHUNK = 200_000  # numbers at a time, which stay in the cache of a core
@@ -117,11 +117,11 @@ class Group(Assignments):
         return objects, total.softmax(-1)
 
 
-def shared_out(points: Tensor, assignments: Iterable[Assignments], best: bool) -> Tensor:
+def assign_points(points: Tensor, assignments: Iterable[Assignments], best: bool) -> Tensor:
     """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
     objects = torch.full(points.shape[:2], -1, device=points.device)
     for group in assignments:
-        objects[group.rows[:, None], group.slots] = group.chosen(best)
+        objects[group.rows[:, None], group.slots] = group.choose(best)
     return objects
 
 
@@ -131,12 +131,14 @@ def groups(distribution: SceneDistribution, points: Tensor) -> Iterator[Group]:
     Raises:
         TooManyCovers: a scene is too large for sums over all its matchings.
     """
-    for rows, slots, places in by_number(points):
+    for rows, slots, places in group_by_number(points):
         recursion = distribution.plan(places.shape[1])
         tuples: list[Tensor] = []
         for k, first in enumerate(distribution.kinds):
             tuples.append(tuples[first] if first < k else _tuples(distribution, k, places))
-        yield Group(distribution, rows, slots, recursion, summed(distribution, tuples), tuples)
+        yield Group(
+            distribution, rows, slots, recursion, sum_over_orders(distribution, tuples), tuples
+        )
 
 
 def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tens
     )
 
 
-def summed(distribution: SceneDistribution, tuples: Sequence[Tensor]) -> list[Tensor]:
+def sum_over_orders(distribution: SceneDistribution, tuples: Sequence[Tensor]) -> list[Tensor]:
     """Sum the evidence of subsets and orders over all orders, (b, subsets) for each object."""
     return [
         evidence.logsumexp(-1) + math.log(template.symmetry_order)
@@ -186,7 +188,7 @@ def corners_of(
         rows, slots, weights = orders_of(distribution, points, objects, k)
         if not len(rows):
             continue
-        order = template.orders.to(weights.device)[exact_cover.chosen(weights, best)]
+        order = template.orders.to(weights.device)[exact_cover.choose_index(weights, best)]
         if not best:  # among orders that a rotation of the template makes equal
             rotation = torch.randint(template.symmetry_order, (len(order), 1), device=order.device)
             order = template.rotations.to(order.device)[rotation, order]
@@ -206,7 +208,7 @@ def explain_exactly(distribution: SceneDistribution, points: Tensor) -> Matching
     """
     scene_groups = list(groups(distribution, points))
     evidence = log_evidence_of(points, scene_groups)
-    objects = shared_out(points, scene_groups, best=True)
+    objects = assign_points(points, scene_groups, best=True)
     return Matchings(objects, corners_of(distribution, points, objects, best=True), evidence)
 
 

@@ -16,17 +16,17 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.points import masked
+from capsule_zoo.data.points import mask_points
 from capsule_zoo.data.progress import announce
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.constellations.em import explain_by_em
 from capsule_zoo.guides.constellations.exact import (
     Matchings,
+    assign_points,
     corners_of,
     explain_exactly,
     groups,
     log_evidence_of,
-    shared_out,
 )
 from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, SimilarityPosterior
 from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_ransac
@@ -71,7 +71,7 @@ class MatchingGuide(Guide):
             ValueError: points that the model does not take, a mask of another shape, or a number
                 of points that no set of objects can have.
         """
-        points = masked(points, present)
+        points = mask_points(points, present)
         self.model.space.check(points)
         points = points.double()
         self._check_numbers(points)
@@ -107,7 +107,9 @@ class MatchingGuide(Guide):
 
         Its log probabilities are of type `dtype`.
         """
-        return _listed(distribution, points, self.explain(distribution, points), dtype)
+        return _distribution_of_variants(
+            distribution, points, self.explain(distribution, points), dtype
+        )
 
     def _check_numbers(self, points: Tensor) -> None:
         """Raise ValueError for a number of points that no set of objects and clutter has."""
@@ -144,7 +146,7 @@ class ExactMatching(MatchingGuide):
             for _ in range(number):
                 codes = torch.full(present.shape, -1, device=points.device)
                 for group in scene_groups:
-                    objects = shared_out(points, [group], best=False)
+                    objects = assign_points(points, [group], best=False)
                     corners = corners_of(distribution, points, objects, best=False)
                     group_codes = codes_of(distribution, present, objects, corners)
                     codes[group.rows] = group_codes[group.rows]
@@ -225,17 +227,19 @@ class MixtureMatching(SinkhornMatching):
         matchings = explain_by_em(
             distribution, points, permutations=False, rounded=True, **self.runs
         )
-        return _listed(distribution, points, matchings, dtype)
+        return _distribution_of_variants(distribution, points, matchings, dtype)
 
 
-def _listed(
+def _distribution_of_variants(
     distribution: SceneDistribution, points: Tensor, best_matchings: Matchings, dtype: torch.dtype
 ) -> FunctionMatchings:
     """Return the distribution of matchings, with those that symmetries make nearly as likely.
 
     Their probabilities are proportional to their densities under the model.
     """
-    code = codes_of(distribution, ~points[..., 0].isnan(), best_matchings.objects, best_matchings.corners)
+    code = codes_of(
+        distribution, ~points[..., 0].isnan(), best_matchings.objects, best_matchings.corners
+    )
     candidates = symmetries(distribution).to(code.device)[:, code]  # (maps, B, N)
     weights = log_joint(distribution, points, *from_codes(distribution, candidates)).T  # (B, maps)
     log_weights = weights.clamp(min=-1e30).to(dtype).log_softmax(-1)

@@ -46,7 +46,7 @@ class SimilarityPosterior(dist.TorchDistribution):
 
     def __init__(self, fit: Fit, presence: Tensor, noise: Noise, tau: float) -> None:
         self.fit = fit
-        self.there = presence
+        self.presence = presence
         self.noise = noise
         self.tau = tau
         safe = Fit(
@@ -67,7 +67,7 @@ class SimilarityPosterior(dist.TorchDistribution):
     @torch.no_grad()
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw poses, without gradients."""
-        shape = torch.Size([*sample_shape, *self.there.shape])
+        shape = torch.Size([*sample_shape, *self.presence.shape])
         log_scale = self._draw_log_scale(shape)
         scale = log_scale.exp()
         concentration, middle = self._angle(scale)
@@ -79,7 +79,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         rotation = torch.polar(scale, angle)
         drawn = torch.cat([place, rotation.real[..., None], -rotation.imag[..., None]], -1)
         prior = self.tau * torch.randn_like(drawn)
-        return torch.where(self.there[..., None], drawn, prior)
+        return torch.where(self.presence[..., None], drawn, prior)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of poses."""
@@ -96,7 +96,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         log_place = -away / (2 * variance) - (2 * math.pi * variance).log()
         log_posterior = self._log_density(log_scale) - 2 * log_scale + log_angle + log_place
         prior = dist.Normal(torch.zeros_like(value), self.tau).log_prob(value).sum(-1)
-        return torch.where(self.there, log_posterior, prior)
+        return torch.where(self.presence, log_posterior, prior)
 
     def _angle(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """The concentration and the middle of the angle of u, given |u|."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.models.constellations.exact_cover import sums_of
-from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, by_number
+from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, group_by_number
 from capsule_zoo.models.constellations.similarities import Template, fit_of, log_evidence
 
 SETS = 40  # of points, that an object chooses among
@@ -44,13 +44,15 @@ def explain_by_ransac(
         ValueError: a scene of more than 62 points.
     """
     best_matchings = Matchings.empty(points)
-    for rows, slots, places in by_number(points):
+    for rows, slots, places in group_by_number(points):
         if places.shape[1] > MOST_POINTS:
             raise ValueError(
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
         for more in MULTIPLES:  # where no joint choice covers the points, more are looked at
-            _explain(distribution, best_matchings, rows, slots, places, (more * sets, more * choices))
+            _explain(
+                distribution, best_matchings, rows, slots, places, (more * sets, more * choices)
+            )
             again = best_matchings.log_evidence[rows].isinf()
             rows, slots, places = rows[again], slots[again], places[again]
             if not len(rows):

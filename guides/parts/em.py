@@ -146,7 +146,9 @@ def child_log_density(
     presence_distribution = model.presence_distribution(distribution.presence_logits)
     presence = presence_distribution.log_prob(children.presence[..., None])
     child_presence = as_presence(children.presence, model.relaxed)
-    return presence + distribution.pose_distribution(child_presence).log_prob(children.pose[..., None, :])
+    return presence + distribution.pose_distribution(child_presence).log_prob(
+        children.pose[..., None, :]
+    )
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.registration import without_partials
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
+from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, move_capsules
 from capsule_zoo.guides.parts.rotations import best_rotation
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.common.remembering import Submodule
@@ -133,7 +133,7 @@ class PartsGuide(Guide[P]):
 
         A new normal distribution starts at the delta's point with a standard deviation of .02.
         """
-        return self._varied(pose=pose)
+        return self._copy_with(pose=pose)
 
     def with_above(self, above: Callable[..., Submodule]) -> Self:
         """Return a guide with a copy of the reader of parts, and another module above it.
@@ -142,13 +142,13 @@ class PartsGuide(Guide[P]):
 
         Networks of the same settings are copied with their weights; others start untrained.
         """
-        return self._varied(above=above)
+        return self._copy_with(above=above)
 
     def with_scope(self, scope: str) -> Self:
         """Return a guide with the same parameters for the model's `with_scope`."""
         return self.on_model(self.model.with_scope(scope))
 
-    def _varied(self, **changes: Any) -> Self:
+    def _copy_with(self, **changes: Any) -> Self:
         """Return a guide with other arguments, and copies of the weights that fit."""
         arguments = {**self.arguments, **changes, "model": self.model}
         same = spec(arguments.get("above")) == spec(self.arguments.get("above"))
@@ -165,12 +165,14 @@ class PartsGuide(Guide[P]):
     ) -> Capsules:
         """Draw the capsules of one level."""
         if frame is not None:
-            proposal = moved(proposal, frame)
+            proposal = move_capsules(proposal, frame)
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_distribution = self.model.presence_distribution(proposal.logits)
             presence = pyro.sample(f"{level.name}_presence", presence_distribution)
             distribution = self._pose_distribution(head, proposal, presence)
-            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", distribution))
+            return Capsules.from_sites(
+                level, presence, pyro.sample(f"{level.name}_pose", distribution)
+            )
 
     def _pose_distribution(
         self, head: PoseHead, proposal: Proposal, presence: Tensor

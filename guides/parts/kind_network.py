@@ -10,7 +10,7 @@ from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.networks.layers import ELU, perceptron
 from capsule_zoo.models.parts import poses
@@ -91,7 +91,7 @@ class KindNetwork(Submodule, PyroModule):
         if objects == "normal":
             self.spread = PyroModule[nn.Linear](inputs, outputs)
             self.spread.weight.data *= 0.1
-        with seeded(0):  # its draws are not used
+        with use_seed(0):  # its draws are not used
             self.direct = PyroModule[nn.Linear](seen, outputs, bias=False)
         self.direct.weight.data.zero_()
 
@@ -127,16 +127,16 @@ class KindNetwork(Submodule, PyroModule):
         there = as_presence(parts.presence, model.relaxed)[..., None]
         seen = torch.cat([there, there * parts.pose], dim=-1).flatten(-2)
         hidden = self.body(seen)
-        pose, code = self._by_kind(model, self.center(hidden) + self.direct(seen))
+        pose, code = self._split_by_kind(model, self.center(hidden) + self.direct(seen))
         pose = poses.identity_like(pose) + pose
         if self.objects == "delta":
             return KindProposals(pose, code)
-        pose_spread, code_spread = self._by_kind(model, self.spread(hidden))
+        pose_spread, code_spread = self._split_by_kind(model, self.spread(hidden))
         scales = _INITIAL_POSE_SCALE * pose_spread.exp(), _INITIAL_SCALE * code_spread.exp()
         return KindProposals(pose, code, *scales)
 
     @staticmethod
-    def _by_kind(model: ShapeCodes, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_by_kind(model: ShapeCodes, numbers: Tensor) -> tuple[Tensor, Tensor]:
         numbers = numbers.unflatten(-1, (model.kinds, 6 + model.codes))
         pose, code = numbers.split([6, model.codes], dim=-1)
         return pose, code

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.parts.rotations import centered, rotate_images
+from capsule_zoo.guides.parts.rotations import center_images, rotate_images
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.networks.layers import ELU, AttentionPooling, elu
@@ -49,7 +49,7 @@ class Proposal(NamedTuple):
 _Posed = TypeVar("_Posed", Capsules, Proposal)
 
 
-def moved(capsules: _Posed, frame: Tensor) -> _Posed:
+def move_capsules(capsules: _Posed, frame: Tensor) -> _Posed:
     """Return the same with poses (B, capsules, 6) moved by one pose for each image, (B, 6)."""
     return capsules._replace(pose=poses.compose(frame[:, None], capsules.pose))
 
@@ -125,7 +125,7 @@ class PartReader(Submodule, PyroModule):
         """
         frame: Tensor | None = None
         if self.centered:
-            images, frame = centered(images)
+            images, frame = center_images(images)
         if angle is not None:
             images = rotate_images(images, angle)
             rotation_pose = poses.rotation(angle)

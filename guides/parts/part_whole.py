@@ -19,7 +19,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
-from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, moved
+from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, move_capsules
 from capsule_zoo.guides.parts.set_transformers import SetTransformers
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.remembering import Submodule
@@ -82,7 +82,7 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
         with pyro.plate("images", len(images), dim=-2):
             capsules = self._draw(levels[-1], heads[-1], self.read_parts(view), frame)
             for index in reversed(range(len(levels) - 1)):
-                below = capsules if frame is None else moved(capsules, poses.inverse(frame))
+                below = capsules if frame is None else move_capsules(capsules, poses.inverse(frame))
                 above = self.infer_objects(self.model, index, below)
                 capsules = self._draw(levels[index], heads[index], above, frame)
         return capsules

@@ -20,7 +20,7 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.common.param_store import StoredValues
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -36,7 +36,7 @@ def rotate_images(images: Tensor, angle: Tensor) -> Tensor:
     return _seen_from(images, poses.rotation(angle))
 
 
-def centered(images: Tensor) -> tuple[Tensor, Tensor]:
+def center_images(images: Tensor) -> tuple[Tensor, Tensor]:
     """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
 
     Returns:
@@ -80,7 +80,7 @@ def best_rotation(
     seed = int(torch.randint(2**31, ()))
     scores = []
     hidden = poutine.block(), StoredValues()  # the block hides parameters from their own handler
-    with hidden[0], hidden[1], torch.random.fork_rng(), in_eval_mode(guide):
+    with hidden[0], hidden[1], torch.random.fork_rng(), eval_mode(guide):
         for angle in angles:
             torch.manual_seed(seed)
             draws = poutine.trace(guide).get_trace(images, angle=angle.expand(len(images)))

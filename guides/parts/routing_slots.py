@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.guides.parts.kind_network import KindProposals
-from capsule_zoo.guides.parts.part_reader import PartReader, moved
+from capsule_zoo.guides.parts.part_reader import PartReader, move_capsules
 from capsule_zoo.guides.parts.ridge import RidgeKinds, alternate
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.models.checks import check_at_least
@@ -89,7 +89,9 @@ class RoutingSlots(ShapeCodesGuide):
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
         """Draw kind, pose and code of every slot."""
         with torch.no_grad():
-            scene = self.find(parts if frame is None else moved(parts, poses.inverse(frame)))
+            scene = self.find(
+                parts if frame is None else move_capsules(parts, poses.inverse(frame))
+            )
         pose = scene.pose if frame is None else poses.compose(frame[:, None], scene.pose)
         with pyro.plate("slots", self.model.slots, dim=-1):
             pyro.sample("object_kind", dist.Delta(scene.kind))
@@ -106,9 +108,9 @@ class RoutingSlots(ShapeCodesGuide):
         first, score = self._one_more(parts, torch.ones_like(parts.pose[..., 0]))
         scenes = []
         for kind in score.topk(self.starts, dim=-1).indices.unbind(-1):
-            scene = self._one_by_one(parts, picked(first, kind))
+            scene = self._one_by_one(parts, pick_kind(first, kind))
             for _ in range(self.rounds):
-                scene = self._improved(parts, scene)
+                scene = self._improve_scene(parts, scene)
             scenes.append(scene)
         joint = [self.model.log_joint_of_slots(parts, *scene[:3]) for scene in scenes]
         best = torch.stack(joint).argmax(0)
@@ -120,19 +122,21 @@ class RoutingSlots(ShapeCodesGuide):
         while scene.kind.shape[1] < self.model.slots:
             fractions = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
             proposals, score = self._one_more(parts, fractions[..., 0])
-            scene = joined([scene, picked(proposals, score.argmax(-1))])
+            scene = join_scenes([scene, pick_kind(proposals, score.argmax(-1))])
         return scene
 
-    def _improved(self, parts: Capsules, scene: Scene) -> Scene:
+    def _improve_scene(self, parts: Capsules, scene: Scene) -> Scene:
         """Return the scene after every slot was fitted again to its fraction of the parts."""
         fractions = self.model.responsibilities(*scene[:3], parts)[..., 1:]
         slots = []
         for fraction in fractions.unbind(-1):
             weight = fraction[:, None].expand(-1, self.model.kinds, -1)
             proposals = self._fit(parts, weight)
-            score = (weight * self._log_density(parts, proposals)).sum(-1) + self._log_prior(proposals)
-            slots.append(picked(proposals, score.argmax(-1)))
-        return joined(slots)
+            score = (weight * self._log_density(parts, proposals)).sum(-1) + self._log_prior(
+                proposals
+            )
+            slots.append(pick_kind(proposals, score.argmax(-1)))
+        return join_scenes(slots)
 
     def _one_more(self, parts: Capsules, free: Tensor) -> tuple[KindProposals, Tensor]:
         """Fit one object of every kind to the parts that are free (B, P), and score each kind."""
@@ -149,7 +153,9 @@ class RoutingSlots(ShapeCodesGuide):
             log_density = self._log_density(parts, proposals, scale)
             proposals = self._fit(parts, free[:, None] * (log_density - wide).sigmoid())
         log_density = self._log_density(parts, proposals)
-        return proposals, (free[:, None] * torch.logaddexp(log_density, wide)).sum(-1) + self._log_prior(proposals)
+        return proposals, (free[:, None] * torch.logaddexp(log_density, wide)).sum(
+            -1
+        ) + self._log_prior(proposals)
 
     def _fit(self, parts: Capsules, fraction: Tensor) -> KindProposals:
         """Fit an object of every kind to its fraction (B, K, P) of the parts."""
@@ -189,13 +195,13 @@ class RoutingSlots(ShapeCodesGuide):
         return (part_presence * distribution.log_prob(parts.pose))[:, None]
 
 
-def picked(proposals: KindProposals, kind: Tensor) -> Scene:
+def pick_kind(proposals: KindProposals, kind: Tensor) -> Scene:
     """Return the scene of one object, of the kind (B,)."""
     rows = torch.arange(len(kind), device=kind.device)
     numbers = [tensor[rows, kind][:, None] for tensor in proposals if tensor is not None]
     return Scene(kind[:, None], *numbers)
 
 
-def joined(scenes: list[Scene]) -> Scene:
+def join_scenes(scenes: list[Scene]) -> Scene:
     """Return the scene with the objects of all scenes."""
     return Scene(*(torch.cat(tensors, dim=1) for tensors in zip(*scenes, strict=True)))

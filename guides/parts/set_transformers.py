@@ -94,5 +94,7 @@ def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> 
     """
     presence_column = as_presence(presence, relaxed)[..., None]
     *batch, n = presence.shape
-    identity = torch.eye(n, dtype=presence_column.dtype, device=presence_column.device).expand(*batch, n, n)
+    identity = torch.eye(n, dtype=presence_column.dtype, device=presence_column.device).expand(
+        *batch, n, n
+    )
     return torch.cat([pose, presence_column, *features, identity], dim=-1)

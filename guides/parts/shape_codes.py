@@ -29,7 +29,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.kind_network import KindNetwork, KindProposals
-from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
+from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, move_capsules
 from capsule_zoo.models.checks import check_labels, check_one_of
 from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.parts import poses
@@ -90,7 +90,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         Train with points for the parts first. A new normal distribution of a part's pose starts at
         the point with a standard deviation of .02.
         """
-        return self._varied(pose=pose, objects=objects)
+        return self._copy_with(pose=pose, objects=objects)
 
     def propose(self, parts: Capsules) -> KindProposals:
         """Return the distributions of an object's pose and code for every kind, given parts."""
@@ -126,7 +126,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         """Draw the kind, the pose and the code of the object."""
         below = parts
         if frame is not None:
-            below = moved(parts, poses.inverse(frame))
+            below = move_capsules(parts, poses.inverse(frame))
         proposals = self.propose(below)
         if frame is not None:
             proposals = proposals._replace(pose=poses.compose(frame[:, None], proposals.pose))
@@ -156,7 +156,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         return torch.cat(found_in) - proposals.log_density_at_centers()
 
     @torch.no_grad()
-    def explained(self, parts: Capsules) -> Tensor:
+    def estimate_log_prob(self, parts: Capsules) -> Tensor:
         """Estimate log p(parts), (B,), in nats: the kind summed out, pose and code at the centers.
 
         Where the proposals are points it is a MAP objective, log p(parts, A, c) with k summed out.
@@ -171,5 +171,8 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         if self.pose == "delta":
             return distribution
         part_presence = as_presence(presence, self.model.relaxed)[..., None]
-        scale = part_presence * distribution.base_dist.scale + (1 - part_presence) * self.model.shapes.sigma_off
+        scale = (
+            part_presence * distribution.base_dist.scale
+            + (1 - part_presence) * self.model.shapes.sigma_off
+        )
         return dist.Normal(proposal.pose, scale).to_event(1)

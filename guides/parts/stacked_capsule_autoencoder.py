@@ -166,7 +166,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
         proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
         with pyro.plate("images", len(images), dim=-2):
-            parts = self._drawn(
+            parts = self._draw_level(
                 1, proposal, self.part_pose_distribution, self.part_feature_distribution
             )
             if scope == "parts":
@@ -175,11 +175,11 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
                 still = parts.presence.detach(), parts.pose.detach()
                 parts = FeaturedCapsules(*still, parts.feature)
             proposal = self.infer_objects(self.model, parts)
-            return self._drawn(
+            return self._draw_level(
                 0, proposal, self.object_pose_distribution, self.object_feature_distribution
             )
 
-    def _drawn(
+    def _draw_level(
         self,
         index: int,
         proposal: FeaturedProposal,
@@ -195,7 +195,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
             pose = pyro.sample(f"{level.name}_pose", distribution)
             distribution = feature_distribution(proposal.feature, proposal.numbers)
             feature = pyro.sample(f"{level.name}_feature", distribution)
-        return FeaturedCapsules.drawn(level, presence, pose, feature)
+        return FeaturedCapsules.from_sites(level, presence, pose, feature)
 
     def _presence_distribution(self, logits: Tensor) -> dist.TorchDistribution:
         if not self.model.relaxed or self.noise == "concrete":

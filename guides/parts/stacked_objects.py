@@ -34,7 +34,7 @@ from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
     component_distribution,
     mixing_logits,
-    placed,
+    place_votes,
 )
 from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
@@ -187,7 +187,7 @@ class EMConstellations(Submodule, PyroModule):
         there = as_presence(parts.presence, model.relaxed)[..., None]
 
         def seen(logits: Tensor, pose: Tensor) -> Evidence:
-            votes = placed(relation, pose, F.logsigmoid(logits))
+            votes = place_votes(relation, pose, F.logsigmoid(logits))
             distribution = component_distribution(votes, model.clutter.sigma_dummy)
             density = there * distribution.log_prob(
                 parts.pose[..., None, :]

@@ -15,7 +15,7 @@ from capsule_zoo.guides.per_image.site_distributions import (
     family_of,
 )
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 
 _KINDS = ("logits", "locs", "log_scales", "factors")
 
@@ -70,9 +70,9 @@ class PerImageGuide(Guide[Model]):
         families = self.families.values()
         return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return the guide with the same parameters for the model's `discretized()`."""
-        return self.on_model(self.model.discretized(), families=self.discrete_families)
+        return self.on_model(self.model.discretize(), families=self.discrete_families)
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
@@ -126,7 +126,7 @@ def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
     Raises:
         UnservedSite: a site that no family serves, or that belongs to no image.
     """
-    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
+    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), eval_mode(model):
         nodes = poutine.trace(model).get_trace(batch_size=1).nodes
     families: dict[str, ByLogits | Continuous] = {}
     for site in model.latent_sites:

@@ -33,8 +33,8 @@ from capsule_zoo.guides.per_image.site_distributions import (
     family_of,
     innermost,
 )
-from capsule_zoo.models.common.modes import frozen, in_eval_mode
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import eval_mode, frozen
+from capsule_zoo.models.common.spaces import tile_batch
 
 
 class Corrected(PerImageGuide):
@@ -61,7 +61,7 @@ class Corrected(PerImageGuide):
             raise ValueError(f"guide must be a Guide, not {type(guide).__name__}")
         super().__init__(guide.model, images)
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
-        with torch.no_grad(), poutine.block(), in_eval_mode(guide):
+        with torch.no_grad(), poutine.block(), eval_mode(guide):
             nodes = poutine.trace(guide).get_trace(images).nodes
         for name in guide.covers:
             distribution, value = nodes[name]["fn"], nodes[name]["value"]
@@ -81,15 +81,15 @@ class Corrected(PerImageGuide):
             self.locs[name] = nn.Parameter(torch.zeros_like(value))
             if not point:
                 self.log_scales[name] = nn.Parameter(torch.zeros_like(value))
-            self._corrected(name, distribution, 1)
+            self._correct_distribution(name, distribution, 1)
 
     @property
     def covers(self) -> tuple[str, ...]:
         return self._start[0].covers
 
-    def discretized(self) -> "Corrected":
+    def discretize(self) -> "Corrected":
         """Return the guide with the same parameters for the model's `discretized()`."""
-        return self._to(self._start[0].discretized())
+        return self._to(self._start[0].discretize())
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "Corrected":
         """Return a guide with the same parameters for missing pixels.
@@ -108,48 +108,52 @@ class Corrected(PerImageGuide):
         """Draw every site, and return what the other guide returns."""
         start, repeats = self._start[0], self._repeats(images)
         correction = OtherDistributions(
-            lambda name, distribution: self._corrected(name, distribution, repeats)
+            lambda name, distribution: self._correct_distribution(name, distribution, repeats)
         )
-        with in_eval_mode(start), frozen(start), poutine.block(hide_types=["param"]), correction:
+        with eval_mode(start), frozen(start), poutine.block(hide_types=["param"]), correction:
             return start(images)
 
-    def _corrected(self, name: str, distribution: Any, repeats: int) -> dist.TorchDistribution:
+    def _correct_distribution(
+        self, name: str, distribution: Any, repeats: int
+    ) -> dist.TorchDistribution:
         """Return the distribution of a site with all images' corrections, repeated."""
         if name not in self.covers:
             return distribution
         if name in self.logits:
             family = family_of(name, distribution)
             assert isinstance(family, ByLogits)
-            logits = innermost(distribution).logits + tiled(self.logits[name], repeats)
+            logits = innermost(distribution).logits + tile_batch(self.logits[name], repeats)
             return family.distribution(logits, distribution.event_dim)
-        shift = tiled(self.locs[name], repeats)
+        shift = tile_batch(self.locs[name], repeats)
         if name not in self.log_scales:
             family = self.continuous(name)
             return family.point(
                 family.transform.inv(distribution.mean) + shift, distribution.event_dim
             )
         try:
-            return _moved(distribution, shift, tiled(self.log_scales[name], repeats).exp())
+            return _move_distribution(
+                distribution, shift, tile_batch(self.log_scales[name], repeats).exp()
+            )
         except UnservedSite as error:
             raise UnservedSite(f"{type(self._start[0]).__name__} draws {name!r}: {error}") from None
 
 
-def _moved(distribution: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
+def _move_distribution(distribution: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
     """Return a normal or transformed normal distribution, moved and scaled before its transforms.
 
     Raises:
         UnservedSite: the distribution is of another family.
     """
     if isinstance(distribution, Independent):
-        return _moved(distribution.base_dist, shift, factor).to_event(
+        return _move_distribution(distribution.base_dist, shift, factor).to_event(
             distribution.reinterpreted_batch_ndims
         )
     if isinstance(distribution, ExpandedDistribution):
-        return _moved(distribution.base_dist, shift, factor)
+        return _move_distribution(distribution.base_dist, shift, factor)
     if isinstance(distribution, MaskedDistribution):
-        return _moved(distribution.base_dist, shift, factor).mask(distribution._mask)
+        return _move_distribution(distribution.base_dist, shift, factor).mask(distribution._mask)
     if isinstance(distribution, torch.distributions.TransformedDistribution):
-        base = _moved(distribution.base_dist, shift, factor)
+        base = _move_distribution(distribution.base_dist, shift, factor)
         return dist.TransformedDistribution(base, distribution.transforms)
     if isinstance(distribution, torch.distributions.LowRankMultivariateNormal):
         rows, noise = (
@@ -169,6 +173,6 @@ def _moved(distribution: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistri
             distribution.loc + distribution.scale * shift, distribution.scale * factor
         )
     raise UnservedSite(
-        f"its distribution {type(distribution).__name__} is no normal, transformed normal, low-rank normal, or distribution "
-        "of logits, and no other can be corrected; use FreeForm"
+        f"its distribution {type(distribution).__name__} is no normal, transformed normal, "
+        "low-rank normal, or distribution of logits, and no other can be corrected; use FreeForm"
     )

@@ -39,8 +39,8 @@ from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_distributions import ByLogits, UnservedSite
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import eval_mode
+from capsule_zoo.models.common.spaces import tile_batch
 
 DISTRIBUTIONS = ("delta", "normal", "low_rank")
 _INITIAL_SCALE = 0.02  # standard deviation where the start is a point: close to the point
@@ -85,13 +85,13 @@ class FreeForm(PerImageGuide):
         check_one_of("distribution", distribution, DISTRIBUTIONS)
         check_at_least(1, rank=rank)
         self.continuous_distribution = distribution
-        discrete = model.discretized()
+        discrete = model.discretize()
         self.discrete_families = self.families if discrete is model else families_of(discrete)
         with torch.no_grad(), poutine.block():
             if init is None:
                 start = poutine.trace(model).get_trace(batch_size=len(images)).nodes
             else:
-                with in_eval_mode(init):
+                with eval_mode(init):
                     start = poutine.trace(init).get_trace(images).nodes
         for name, family in self.families.items():
             if name not in start:
@@ -152,7 +152,7 @@ class FreeForm(PerImageGuide):
         inner = (1,) * (-1 - dim)  # the plates inside that of the images
         distribution = dist.LowRankMultivariateNormal(
             *(
-                tiled(parameter, repeats).unflatten(0, (-1, *inner))
+                tile_batch(parameter, repeats).unflatten(0, (-1, *inner))
                 for parameter in (loc, scale[..., None] * factor, scale.square())
             )
         )
@@ -172,11 +172,11 @@ class FreeForm(PerImageGuide):
         """Return the distribution of a site for all images, as many times over."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
-            return family.distribution(tiled(self.logits[site.name], repeats), site.event_dim)
-        loc = tiled(self.locs[site.name], repeats)
+            return family.distribution(tile_batch(self.logits[site.name], repeats), site.event_dim)
+        loc = tile_batch(self.locs[site.name], repeats)
         if self.continuous_distribution == "delta":
             return family.point(loc, site.event_dim)
-        scale = tiled(self.log_scales[site.name].exp(), repeats)
+        scale = tile_batch(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
 
 

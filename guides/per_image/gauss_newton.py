@@ -29,7 +29,7 @@ from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.guides.per_image.free_form import FreeForm, draw_site
 from capsule_zoo.guides.per_image.site_distributions import ByLogits
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 
 MODES = "modes"  # the logits of the weights of the modes stand among those of the sites
 
@@ -64,17 +64,17 @@ class GaussNewton(PerImageGuide):
         super().__init__(points.model, like.new_empty(number))
         self.discrete_families = points.discrete_families
 
-        def by_image(values: Tensor) -> nn.Parameter:
+        def parameter_by_image(values: Tensor) -> nn.Parameter:
             values = values.detach().to(like).unflatten(0, (count, number))
             return nn.Parameter(values.transpose(0, 1).contiguous())
 
         for kind in ("logits", "locs"):
             for name, values in getattr(points, kind).items():
-                getattr(self, kind)[name] = by_image(values)
+                getattr(self, kind)[name] = parameter_by_image(values)
         for name, rows in factors.items():
-            self.factors[name] = by_image(rows)
+            self.factors[name] = parameter_by_image(rows)
         flat = like.new_zeros(number) if log_weights is None else log_weights.flatten()
-        self.logits[MODES] = by_image(flat)
+        self.logits[MODES] = parameter_by_image(flat)
 
     @property
     def whole(self) -> bool:
@@ -96,7 +96,7 @@ class GaussNewton(PerImageGuide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draw every site and return the values by name."""
         repeats = self._repeats(images)
-        weight = tiled(self.logits[MODES], repeats).log_softmax(1).T  # (M, rows)
+        weight = tile_batch(self.logits[MODES], repeats).log_softmax(1).T  # (M, rows)
         several = len(weight) > 1
         noise: list[Tensor] = []  # of the numbers drawn so far, ([M,] B, n, repeats)
         plates: dict[str, pyro.plate] = {}
@@ -121,9 +121,9 @@ class GaussNewton(PerImageGuide):
         """Return the distribution of a site given earlier sites' noise, ([M,] rows, ...)."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
-            logits = _modes_first(tiled(self.logits[site.name], repeats))
+            logits = _modes_first(tile_batch(self.logits[site.name], repeats))
             return family.distribution(logits, site.event_dim)
-        loc = _modes_first(tiled(self.locs[site.name], repeats))
+        loc = _modes_first(tile_batch(self.locs[site.name], repeats))
         rows = _modes_first(self.factors[site.name])
         if self.whole:
             before = sum(tensor.shape[-2] for tensor in noise)
@@ -131,7 +131,7 @@ class GaussNewton(PerImageGuide):
                 shift = rows[..., :before] @ torch.cat(noise, -2)  # ([M,] B, n, repeats)
                 loc = loc + shift.movedim(-1, -3).reshape(loc.shape)
             rows = rows[..., None, :, before : before + rows.shape[-2]]
-        return family.moved(ChainedNormal(loc, rows, family.free_dim(site.event_dim)))
+        return family.to_support(ChainedNormal(loc, rows, family.free_dim(site.event_dim)))
 
 
 class ChainedNormal(dist.TorchDistribution):
@@ -176,7 +176,7 @@ class ChainedNormal(dist.TorchDistribution):
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
         noise = self._split(torch.randn_like(self.loc))
-        return self.loc + self._joined(self.factor @ noise)
+        return self.loc + self._join_rows(self.factor @ noise)
 
     def noise(self, value: Tensor) -> Tensor:
         """Return the standard normal noise of a value, (*lead, B, blocks, k, repeats)."""
@@ -189,14 +189,14 @@ class ChainedNormal(dist.TorchDistribution):
         noise = self.noise(value)
         scale = self.factor.diagonal(dim1=-2, dim2=-1)[..., None]
         log_density = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2
-        return sum_rightmost(self._joined(log_density), len(self.event_shape))
+        return sum_rightmost(self._join_rows(log_density), len(self.event_shape))
 
     def _split(self, value: Tensor) -> Tensor:
         """Return (*lead, rows, *shape) as (*lead, B, blocks, k, repeats)."""
         images, *block = self.factor.shape[self.lead : -1]
         return value.reshape(*value.shape[: self.lead], -1, images, *block).movedim(self.lead, -1)
 
-    def _joined(self, value: Tensor) -> Tensor:
+    def _join_rows(self, value: Tensor) -> Tensor:
         return value.movedim(-1, self.lead).reshape(self.loc.shape)
 
 

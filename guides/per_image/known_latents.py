@@ -42,9 +42,9 @@ class KnownLatents(Guide[Model]):
             )
         self.values = {name: values[name] for name in names}
 
-    def discretized(self) -> "KnownLatents":
+    def discretize(self) -> "KnownLatents":
         """Return the guide with the same values for the model's `discretized()`."""
-        return KnownLatents(self.model.discretized(), self.values)
+        return KnownLatents(self.model.discretize(), self.values)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Return the values of every site by name."""

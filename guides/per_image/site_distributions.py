@@ -96,7 +96,7 @@ class ByLogits:
     categories: int | None
 
     @property
-    def of_logits(self) -> bool:
+    def has_logits(self) -> bool:
         """Whether values of a relaxed distribution are logits, on the reals, not fractions."""
         return issubclass(self.family, LogitRelaxedBernoulli | ExpRelaxedCategorical)
 
@@ -126,7 +126,7 @@ class ByLogits:
             return _SURE * F.one_hot(value.long(), self.categories).to(self.dtype)
         if self.temperature is None:
             return _SURE * (2 * value - 1)
-        return value if self.of_logits else value.logit(eps=1e-3)
+        return value if self.has_logits else value.logit(eps=1e-3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +155,13 @@ class Continuous:
 
     def normal(self, loc: Tensor, scale: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the distribution that is normal in the unconstrained coordinates."""
-        return self.moved(dist.Normal(loc, scale).to_event(self.free_dim(event_dim)))
+        return self.to_support(dist.Normal(loc, scale).to_event(self.free_dim(event_dim)))
 
     def free_dim(self, event_dim: int) -> int:
         """Return the event rank of a distribution in the unconstrained coordinates."""
         return event_dim + self.transform.domain.event_dim - self.transform.codomain.event_dim
 
-    def moved(self, distribution: Any) -> dist.TorchDistribution:
+    def to_support(self, distribution: Any) -> dist.TorchDistribution:
         """Return the distribution on the support from one in unconstrained coordinates."""
         same = self.transform == identity_transform  # of a copy too
         return (
@@ -218,8 +218,10 @@ def family_of(name: str, distribution: Any) -> ByLogits | Continuous:
             return ByLogits(family, logits.dtype, None, categories)
     if inner.support.is_discrete:
         raise UnservedSite(
-            f"site {name!r} has the distribution {type(inner).__name__}, which is discrete and not defined "
-            "by logits alone, so no free-form distribution fits it; use the guide as it is, without steps, "
+            f"site {name!r} has the distribution {type(inner).__name__}, which is discrete and not "
+            "defined "
+            "by logits alone, so no free-form distribution fits it; use the guide as it is, "
+            "without steps, "
             "or a model that sums the site out (of scenes, model and guide of `entry.summed`) or "
             "has Bernoulli or Gaussian units"
         )
@@ -232,7 +234,8 @@ def family_of(name: str, distribution: Any) -> ByLogits | Continuous:
         return Continuous(biject_to(inner.support))
     except NotImplementedError:
         raise UnservedSite(
-            f"site {name!r} has the distribution {type(inner).__name__}, and torch.distributions.biject_to "
+            f"site {name!r} has the distribution {type(inner).__name__}, and "
+            "torch.distributions.biject_to "
             f"has no transform from the reals to its support, {inner.support}; register one, or "
             "use a guide that is made for this model"
         ) from None

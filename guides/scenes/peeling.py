@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.scenes.proposals import Found, Proposal
+from capsule_zoo.guides.scenes.proposals import Proposal, SceneProposals
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.networks.layers import ELU
@@ -41,7 +41,7 @@ from capsule_zoo.models.scenes.pictures import crop, together
 ALIKE = 0.15  # standard deviation of colors that are alike, in units of their range
 
 
-def blurred(maps: Tensor, scale: float) -> Tensor:
+def blur_maps(maps: Tensor, scale: float) -> Tensor:
     """Blur maps (B, 1, H, W) by a Gaussian, standard deviation in pixels; nothing lies outside."""
     height, width = (_gaussian(size, scale, maps) for size in maps.shape[-2:])
     return height @ maps @ width
@@ -124,15 +124,15 @@ class Peeling(WindowReader):
         self.where = pose_head(hidden, sum(self.numbers))
 
     @pyro_method
-    def draw_proposals(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> SceneProposals:
         """Draw proposals for all slots of images (B, C, H, W)."""
         ground = self.backdrop(images)
-        proposals = self._peeled(images, ground)
+        proposals = self._peel_slots(images, ground)
         for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        return Found(proposals, ground)
+        return SceneProposals(proposals, ground)
 
-    def _peeled(self, images: Tensor, ground: Proposal) -> list[Proposal]:
+    def _peel_slots(self, images: Tensor, ground: Proposal) -> list[Proposal]:
         """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
         sums: list[Tensor] = []
@@ -145,15 +145,15 @@ class Peeling(WindowReader):
                 with torch.no_grad():
                     last = self.model.layers(proposals[-1].placed)
                     sums = [a + b for a, b in zip(sums, last, strict=True)] if sums else last
-                    canvas = self.model.mixed(sums, ground.drawn)[:, 0]
-            left = self.unexplained(images, canvas).detach()
-            residual = blurred(left, scale)
-            if self.model.tinted:
-                left = left * alike(whole, color_at(whole, blurred(left, 1.0) * residual))
-                residual = blurred(left, scale)
+                    canvas = self.model.mix_layers(sums, ground.drawn)[:, 0]
+            left = self.measure_residual(images, canvas).detach()
+            residual = blur_maps(left, scale)
+            if self.model.is_tinted:
+                left = left * alike(whole, color_at(whole, blur_maps(left, 1.0) * residual))
+                residual = blur_maps(left, scale)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = focus(residual, drawn)
-            looked = self._looked(images, left, about)
+            looked = self._look_at(images, left, about)
             proposals.append(self.propose(slot, self.read, plate, images, left, about, looked))
         return proposals
 
@@ -161,15 +161,15 @@ class Peeling(WindowReader):
         """Return the proposals after each was looked at and read again given all the others."""
         proposals, plate = list(proposals), self.plate(images)
         with torch.no_grad():
-            present = self.presence_distribution(images, Found(proposals, ground)).mean
+            present = self.presence_distribution(images, SceneProposals(proposals, ground)).mean
         for number, proposal in enumerate(proposals):
             others = present.clone()
             others[:, number] = 0
-            left = self.unexplained(images, self._canvas(proposals, ground, others))
+            left = self.measure_residual(images, self._canvas(proposals, ground, others))
             if proposal.drawn.color is not None:
                 left = left * alike(self.whole(images), proposal.drawn.color.detach().sigmoid())
             about = proposal.drawn.pose.detach()
-            looked = self._looked(images, left, about)
+            looked = self._look_at(images, left, about)
             proposals[number] = self.propose(number, self.read, plate, images, left, about, looked)
         return proposals
 
@@ -179,7 +179,7 @@ class Peeling(WindowReader):
         pictures = together([p.placed for p in proposals])
         return self.model.blend(presence[:, None], pictures, ground.drawn)[:, 0]
 
-    def _looked(self, images: Tensor, left: Tensor, about: Tensor) -> Tensor:
+    def _look_at(self, images: Tensor, left: Tensor, about: Tensor) -> Tensor:
         """Return what a look about a pose sees in what is left unexplained; see `read`."""
         around = torch.cat([about[:, :1] + math.log(self.wide), about[:, 1:]], -1)
         both, usual = torch.cat([left, self.whole(images)], 1), self.model.usual(images)

@@ -33,9 +33,9 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.common.chunks import in_chunks
-from capsule_zoo.models.common.missing_pixels import filled
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.chunks import map_in_chunks
+from capsule_zoo.models.common.missing_pixels import fill_missing
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import (
     latent_sites,
     log_score,
@@ -148,7 +148,7 @@ class SlotDistribution(dist.TorchDistribution):
     def support(self) -> Any:
         return self.prior.support
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "Chosen":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "SlotDistribution":
         return self
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -206,13 +206,13 @@ class SubsetDistribution(dist.TorchDistribution):
         return self
 
     @torch.no_grad()
-    def drawn(self) -> Tensor:
+    def draw_rows(self) -> Tensor:
         """Draw the number of a row for each scene, (B, 1)."""
         return torch.distributions.Categorical(logits=self.log_q).sample()[:, None]
 
     @torch.no_grad()
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        presences = self.rows.take_along_dim(self.drawn()[..., None], 1)
+        presences = self.rows.take_along_dim(self.draw_rows()[..., None], 1)
         return presences.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
@@ -235,7 +235,7 @@ class SubsetDistribution(dist.TorchDistribution):
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
-def folded(distribution: SlotDistribution | SubsetDistribution, outer: torch.Size) -> Any:
+def fold_batch(distribution: SlotDistribution | SubsetDistribution, outer: torch.Size) -> Any:
     """Return a distribution of copies of a batch, (P B, ...), as (*outer, B, ...).
 
     Args:
@@ -265,7 +265,7 @@ class SceneGuide(Guide[Scenes]):
 
     def whole(self, images: Tensor) -> Tensor:
         """Return images with `fill` in place of missing pixels."""
-        return images if self.fill is None else filled(images, self.fill)
+        return images if self.fill is None else fill_missing(images, self.fill)
 
     def with_enumerated_presences(self) -> Self:
         """Return the guide with the same parameters whose sites are the proposals of all slots.
@@ -311,14 +311,16 @@ class SceneGuide(Guide[Scenes]):
         replayed = poutine.replay(named(draw), trace=guide_trace)
         model_trace = PrivateTrace()(replayed).get_trace(plate)
         drawn = model_trace.nodes["_RETURN"]["value"]
-        placed = drawn if slot is None else model.placed(drawn)
+        placed = drawn if slot is None else model.place_object(drawn)
         log_p, log_q = (
             plain_log_density(scored_sites(trace), images) for trace in (model_trace, guide_trace)
         )
         return Proposal(guide_trace, drawn, placed, log_p - log_q)
 
     @pyro_method
-    def presence_distribution(self, images: Tensor, scene_proposals: SceneProposals) -> SubsetDistribution:
+    def presence_distribution(
+        self, images: Tensor, scene_proposals: SceneProposals
+    ) -> SubsetDistribution:
         """Return q(z | u), over all presences or, where they are many, over a family of them.
 
         The family of training holds the first slots of every number, and those without one of them.
@@ -328,8 +330,10 @@ class SceneGuide(Guide[Scenes]):
         if trained or 2**slots <= MOST_SUBSETS:
             all_fit = 2**slots <= (MOST_TRAINED if trained else MOST_SUBSETS)
             rows = (subsets_of if all_fit else prefixes_of)(slots, images)
-            return SubsetDistribution(self.log_weights(images, scene_proposals, rows), rows, self.model.inner)
-        rows = self._climbed(images, scene_proposals)
+            return SubsetDistribution(
+                self.log_weights(images, scene_proposals, rows), rows, self.model.inner
+            )
+        rows = self._climb(images, scene_proposals)
         parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
         weight = torch.cat([self.log_weights(images, scene_proposals, part) for part in parts], 1)
         powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
@@ -341,23 +345,27 @@ class SceneGuide(Guide[Scenes]):
 
     def log_weights(self, images: Tensor, scene_proposals: SceneProposals, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
-        model, ground = self.model, scene_proposals.ground.drawn
+        model, ground = self.model, scene_proposals.ground.draw_rows
         presences = rows.expand(len(images), *rows.shape[-2:])
 
-        def likelihood(batch: Tensor, presences: Tensor, ground: Tensor, *pictures: Tensor) -> tuple:
+        def likelihood(
+            batch: Tensor, presences: Tensor, ground: Tensor, *pictures: Tensor
+        ) -> tuple:
             means = model.blend(presences, Pictures(*pictures), ground)
             return (model.log_likelihood(batch, means),)
 
         grounds = ground.expand(len(images), *ground.shape[-3:])
         pictures = [x for x in scene_proposals.pictures if x is not None]
         numbers = rows.shape[-2] * images[0].numel()
-        (log_image,) = in_chunks(likelihood, (images, presences, grounds, *pictures), (), numbers)
+        (log_image,) = map_in_chunks(
+            likelihood, (images, presences, grounds, *pictures), (), numbers
+        )
         prior = model.presence_distribution(images).log_prob(presences)
         used = (presences * scene_proposals.log_ratio[:, None]).sum(-1)
         return log_image + prior + used + scene_proposals.ground.log_ratio[:, None]
 
     @torch.no_grad()
-    def _climbed(self, images: Tensor, scene_proposals: SceneProposals) -> Tensor:
+    def _climb(self, images: Tensor, scene_proposals: SceneProposals) -> Tensor:
         """Return presences on the way to the best ones by flips of one or two, (B, M, S)."""
         slots = len(scene_proposals.proposals)
         flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
@@ -375,16 +383,16 @@ class SceneGuide(Guide[Scenes]):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         """Draw all sites and return the presences, (*batch, B, S), unless they are enumerated."""
         if not self.auxiliary:
-            self.found(images)
+            self.draw_proposals(images)
             return None
         model, plate = self.model, self.model.plate(len(images))
         dim = model.plate_dims["images"]
         sizes = {frame.dim - dim: frame.size for frame in get_plates() if frame.dim is not None}
         outer = torch.Size(sizes.get(place, 1) for place in range(min([0, *sizes]), 0))
-        copies = tiled(images, outer.numel())
-        scene_proposals = self.found(copies)
+        copies = tile_batch(images, outer.numel())
+        scene_proposals = self.draw_proposals(copies)
         presences = self.presence_distribution(copies, scene_proposals)
-        distribution, infer_options = folded(presences, outer), {}
+        distribution, infer_options = fold_batch(presences, outer), {}
         if presences.baseline is not None:
             infer_options["baseline"] = {
                 "baseline_value": presences.baseline.reshape(distribution.batch_shape)
@@ -393,7 +401,9 @@ class SceneGuide(Guide[Scenes]):
             drawn = pyro.sample("scene_presence", distribution, infer=infer_options)
         presence = drawn.reshape(len(copies), -1)
         always = torch.ones_like(presence[:, 0]) > 0
-        self._draw("ground", scene_proposals.ground, scene_proposals.ground.sites, always, outer, plate)
+        self._draw(
+            "ground", scene_proposals.ground, scene_proposals.ground.sites, always, outer, plate
+        )
         for slot, proposal in enumerate(scene_proposals.proposals):
             with poutine.block(hide_types=["sample"]):
                 prior = poutine.trace(AsObject()(self.model.draw_object))
@@ -413,7 +423,7 @@ class SceneGuide(Guide[Scenes]):
         """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
         plates = {"images": plate}
         for site_name, site in proposal.sites.items():
-            distribution = folded(SlotDistribution(on, site, prior[site_name]), outer)
+            distribution = fold_batch(SlotDistribution(on, site, prior[site_name]), outer)
             with AsObject(name), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:

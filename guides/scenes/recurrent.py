@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetDistribution
+from capsule_zoo.guides.scenes.proposals import Proposal, SceneProposals, SubsetDistribution
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.trace_density import latent_sites
@@ -99,10 +99,10 @@ class AttendInferRepeat(WindowReader):
         return super().on_model(model, **changes)
 
     @pyro_method
-    def draw_proposals(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> SceneProposals:
         """Draw proposals for all slots of images (B, C, H, W)."""
         ground = self.backdrop(images)
-        left = self.unexplained(images, ground.drawn)
+        left = self.measure_residual(images, ground.drawn)
         about = images.new_zeros(len(images), self.model.pose_size)
         last, state = images.new_zeros(len(images), self.last), None
         whole, plate = self.whole(images).flatten(1), self.plate(images)
@@ -114,10 +114,12 @@ class AttendInferRepeat(WindowReader):
             look = left, about, self.where(state[0])
             proposals.append(self.propose(slot, self.read, plate, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
-        return Found(proposals, ground, torch.stack(states, 1))
+        return SceneProposals(proposals, ground, torch.stack(states, 1))
 
     @pyro_method
-    def presence_distribution(self, images: Tensor, scene_proposals: Found) -> SubsetDistribution:
+    def presence_distribution(
+        self, images: Tensor, scene_proposals: SceneProposals
+    ) -> SubsetDistribution:
         """Return q(z | u), over prefixes."""
         states, slots = scene_proposals.states, len(scene_proposals.proposals)
         if states is None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.scenes.proposals import Found
+from capsule_zoo.guides.scenes.proposals import SceneProposals
 from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.scenes import Scenes
@@ -83,7 +83,7 @@ class SlotAttention(WindowReader):
         return PyroModule[nn.Sequential](*first, linear(outputs, outputs), *last)
 
     @pyro_method
-    def attended(self, images: Tensor, left: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, images: Tensor, left: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots (B, S, width), and the middle of what each attends to, (B, S, 2).
 
         Args:
@@ -108,17 +108,17 @@ class SlotAttention(WindowReader):
         return slots, (ink / ink.sum(1, keepdim=True)).mT @ places
 
     @pyro_method
-    def draw_proposals(self, images: Tensor) -> Found:
+    def draw_proposals(self, images: Tensor) -> SceneProposals:
         """Draw proposals for all slots of images (B, C, H, W)."""
         model = self.model
         noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         ground = self.backdrop(images)
-        left = self.unexplained(images, ground.drawn)
-        slots, middles = self.attended(self.whole(images), left, noise)
+        left = self.measure_residual(images, ground.drawn)
+        slots, middles = self.attend(self.whole(images), left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         plate = self.plate(images)
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
         proposals = [
             self.propose(s, self.read, plate, images, left, *x) for s, x in enumerate(looks)
         ]
-        return Found(proposals, ground)
+        return SceneProposals(proposals, ground)

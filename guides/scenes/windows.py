@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import Proposal, SceneGuide
 from capsule_zoo.models.scenes import Scenes
-from capsule_zoo.models.scenes.grounds import Tones, enlarged
+from capsule_zoo.models.scenes.grounds import Tones, enlarge_pictures
 from capsule_zoo.models.scenes.pictures import crop
 
 
@@ -91,15 +91,19 @@ class WindowReader(SceneGuide):
     def numbers(self) -> tuple[int, int, int]:
         """The numbers of an object's pose, color and depth that a look gives distributions of."""
         model = self.model
-        return model.pose_size, model.image_shape[0] if model.tinted else 0, int(model.colored)
+        return (
+            model.pose_size,
+            model.image_shape[0] if model.is_tinted else 0,
+            int(model.has_colors),
+        )
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return a guide with the same parameters for the model's `discretized()`."""
-        ground = self.ground_reader and self.ground_reader.discretized()
-        readers = dict(reader=self.reader.discretized(), ground_reader=ground)
-        return self.on_model(self.model.discretized(), **readers)
+        ground = self.ground_reader and self.ground_reader.discretize()
+        readers = dict(reader=self.reader.discretize(), ground_reader=ground)
+        return self.on_model(self.model.discretize(), **readers)
 
-    def unexplained(self, images: Tensor, canvas: Tensor) -> Tensor:
+    def measure_residual(self, images: Tensor, canvas: Tensor) -> Tensor:
         """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""
         if self.fill is not None:
             images = torch.where(images.isnan(), canvas, images)
@@ -118,7 +122,9 @@ class WindowReader(SceneGuide):
         """Draw the sites of the ground, if it has some."""
         if self.ground_reader is not None and self.model.ground_model is not None:
             inputs = images if isinstance(self.model.ground, Tones) else self.whole(images)
-            self.ground_reader.forward(enlarged(inputs, self.model.ground_model.image_shape[1:]))
+            self.ground_reader.forward(
+                enlarge_pictures(inputs, self.model.ground_model.image_shape[1:])
+            )
 
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate
@@ -143,9 +149,9 @@ class WindowReader(SceneGuide):
             return model.draw(name, distribution.to_event(event), plate)
 
         pose = draw("scene_pose", about + unit * means[0], unit * scales[0])
-        if model.tinted:
+        if model.is_tinted:
             draw("scene_color", self._color_at(images, left, pose) + means[1], scales[1])
-        if model.colored:
+        if model.has_colors:
             draw("scene_depth", means[2][:, 0], scales[2][:, 0], event=0)
         source = left if model.thing.image_shape[0] == 1 else torch.cat([images, left], 1)
         if getattr(self.reader, "context", 0):

@@ -54,11 +54,11 @@ from capsule_zoo.inference.annealing.exceedance import (
     annealed_bound,
     bound_of_guide,
     bounds_of_guides,
+    describe_exceedances,
     exceedances,
-    in_words,
 )
 from capsule_zoo.inference.annealing.path import AnnealedPath, simulate
-from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot, spaced
+from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot, space_temperatures
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed, evaluate
@@ -67,7 +67,7 @@ from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, pre
 from capsule_zoo.inference.evaluation.summary import (
     log_mean,
     log_mean_error,
-    pooled,
+    pool_chains,
     standard_error,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -75,8 +75,8 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.fitted import SemiAmortized
 from capsule_zoo.models.checks import check_seed, check_whole
-from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import space_of, tiled
+from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
+from capsule_zoo.models.common.spaces import space_of, tile_batch
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -167,13 +167,13 @@ def annealed_log_likelihood(
         check_whole(1, flips=flips)
     if not 0 <= prior_fraction < 1:
         raise ValueError(
-            f"prior_fraction must be from 0 to below 1, not {prior_fraction}; pass guide=None to start "
-            "at the prior alone"
+            f"prior_fraction must be from 0 to below 1, not {prior_fraction}; pass guide=None to "
+            "start at the prior alone"
         )
     seed = check_seed(seed)
     refuse_unnormalized(model)
     began = time.perf_counter()
-    guides = _by_name(guide)
+    guides = _name_guides(guide)
     options: dict[str, Any] = dict(labels=None, seed=seed, discrete=discrete)
     pairs = {name: prepare(model, proposal, images, **options) for name, proposal in guides.items()}
     for name, pair in pairs.items():
@@ -183,20 +183,20 @@ def annealed_log_likelihood(
     pair = pairs[best] if guides else prepare(model, model, images, prior=True, **options)
     start = pair.guide if guides else None
     settings = chains, temperatures, leapfrogs, flips, pilot_chains, prior_fraction, progress
-    mode, freeze = in_eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
+    mode, freeze = eval_mode(pair.model, pair.guide), frozen(pair.model, pair.guide)
     with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
         run = _Run(pair.model, start, seed, *settings)
         rows = len(pair.images) if is_per_image(pair.guide) else max(1, batch_size // chains)
-        arrays, drawn = run.annealed(pair.images, rows), None
+        arrays, drawn = run.anneal_chains(pair.images, rows), None
         if simulated:
-            with seeded(run.stream(_SIMULATED, 0)):
+            with use_seed(run.stream(_SIMULATED, 0)):
                 drawn, latents = simulate(pair.model, simulated)
-            arrays |= run.annealed(drawn, rows, latents)
+            arrays |= run.anneal_chains(drawn, rows, latents)
     if len(bad := np.flatnonzero(~(arrays["log_weight"] < np.inf).all(0))):
         subject = f"the annealing of {name_of(model)} from {best!r}"
         raise NonFiniteGuide.of(subject, bad.tolist(), len(pair.images), None)
     lower = log_mean(arrays["log_weight"]), log_mean_error(arrays["log_weight"])
-    if message := in_words(exceedances(lower, bounds)):
+    if message := describe_exceedances(exceedances(lower, bounds)):
         warn(message, stacklevel=2)
     attributes = {
         **_attributes(pair, start, seed),
@@ -212,7 +212,7 @@ def annealed_log_likelihood(
     return inference_data(_groups(pair, arrays, drawn, bounds), attributes)
 
 
-def _by_name(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Callable]:
+def _name_guides(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Callable]:
     """Return guides by name; none for the prior."""
     if guide is None:
         return {}
@@ -288,7 +288,7 @@ def annealed_bounds(
     bounds = {name: bound_of_guide(item) for name, item in (guides or {}).items()}
     exceeding = exceedances(lower, bounds_of_guides(idata) | bounds)
     result["images_exceeded"] = len({image for item in exceeding for image in item.images})
-    message = in_words(exceeding)
+    message = describe_exceedances(exceeding)
     if any(item.guide in bounds for item in exceeding):
         warn(message, stacklevel=2)
     return result | ({"warning": message} if message else {})
@@ -303,8 +303,8 @@ def annealed_gaps(idata: "InferenceData") -> np.ndarray:
 def _sides(idata: "InferenceData") -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper bound of every simulated image, (simulated,)."""
     stats = idata.sample_stats
-    below = log_mean(pooled(stats["simulated_log_weight"]))
-    return below, -log_mean(-pooled(stats["reverse_log_weight"]))
+    below = log_mean(pool_chains(stats["simulated_log_weight"]))
+    return below, -log_mean(-pool_chains(stats["reverse_log_weight"]))
 
 
 def temperatures_along_sigmoid(number: int) -> list[float]:
@@ -328,7 +328,7 @@ class _Run(NamedTuple):
     prior_fraction: float
     progress: bool
 
-    def annealed(
+    def anneal_chains(
         self, images: Tensor, rows: int, latents: dict[str, Tensor] | None = None
     ) -> dict[str, np.ndarray]:
         """Anneal chains to the posterior of images, and back from their latents if these are given.
@@ -340,50 +340,56 @@ class _Run(NamedTuple):
         for number, part in enumerate(images.split(rows)):
             kind, last = "simulated images" if latents else "images", number * rows + len(part)
             announce(f"annealing {kind} {number * rows + 1} to {last} of {len(images)}")
-            part_latents = latents and {name: value.split(rows)[number] for name, value in latents.items()}
+            part_latents = latents and {
+                name: value.split(rows)[number] for name, value in latents.items()
+            }
             try:
-                arrays = self._of_part(part, number, part_latents)
+                arrays = self._anneal_part(part, number, part_latents)
             except NonFiniteGuide as error:  # which counts within the part
-                subject = error.what if latents is None else f"{error.what}, to simulated images,"
+                subject = (
+                    error.subject if latents is None else f"{error.subject}, to simulated images,"
+                )
                 bad = (number * rows + row for row in error.images)
                 raise NonFiniteGuide.of(subject, bad, len(images), error.site) from None
-            parts.append({n: array.view(-1, len(part)).cpu().numpy() for n, array in arrays.items()})
+            parts.append(
+                {n: array.view(-1, len(part)).cpu().numpy() for n, array in arrays.items()}
+            )
         return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
-    def _of_part(
+    def _anneal_part(
         self, images: Tensor, number: int, latents: dict[str, Tensor] | None
     ) -> dict[str, Tensor]:
         """Return what `annealed` does, (chains x images,), for the images of one pass."""
         guide = self.guide
         if isinstance(guide, SemiAmortized):
             guide = guide.refined_to(images)
-        path = AnnealedPath(self.model, guide, tiled(images, self.chains), self.prior_fraction)
+        path = AnnealedPath(self.model, guide, tile_batch(images, self.chains), self.prior_fraction)
         number = number if latents is None else number + 1 << 32  # not a stream of given images
-        moves, betas, epsilons = self._tuned(path, images, number)
-        with seeded(self.stream(_MAIN, number)):
+        moves, betas, epsilons = self._tune_moves(path, images, number)
+        with use_seed(self.stream(_MAIN, number)):
             forward, rate = anneal(path, path.draw(), betas, epsilons, moves, False, self.progress)
         if latents is None:
             return {"log_weight": forward, "acceptance_rate": rate}
-        exact = path.state({name: tiled(latents[name], self.chains) for name in path.latents})
-        with seeded(self.stream(_BACK, number)):
+        exact = path.state({name: tile_batch(latents[name], self.chains) for name in path.latents})
+        with use_seed(self.stream(_BACK, number)):
             back, _ = anneal(path, exact, betas, epsilons, moves, True, self.progress)
         return dict(zip(_OF_SIMULATED, (forward, back), strict=True))
 
-    def _tuned(
+    def _tune_moves(
         self, path: AnnealedPath, images: Tensor, number: int
     ) -> tuple[Moves, Tensor, Tensor]:
         """Return the moves, and temperatures and lengths of a pilot, (T + 1, rows) each."""
         size = sum(path.choices[name].size for name in path.flipped)
         flips = min(size, _FLIPS) if self.flips is None else self.flips
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
-        with seeded(self.stream(_PILOT, number)):
+        with use_seed(self.stream(_PILOT, number)):
             scale = _scale(path, images)
             copies = self.pilot_chains, *[1] * (scale.dim() - 1)
-            small = path.at(tiled(images, self.pilot_chains))
+            small = path.at(tile_batch(images, self.pilot_chains))
             whole = scale.dim() == 3
             initial_moves = Moves(self.leapfrogs, flips, scale if whole else scale.repeat(copies))
             statistics = pilot(small, len(images), betas, initial_moves)
-        placed, epsilons = spaced(betas, *statistics, self.temperatures)
+        placed, epsilons = space_temperatures(betas, *statistics, self.temperatures)
         scale = scale if whole else scale.repeat(self.chains, 1)
         moves = Moves(self.leapfrogs, flips, scale)
         return moves, placed.repeat(1, self.chains), epsilons.repeat(1, self.chains)
@@ -432,8 +438,8 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
     """Raise ValueError for a guide from which no chain can start."""
     if guide is None:
         return
-    mode = in_eval_mode(pair.model, pair.guide)
-    with isolated_parameters(pair.model, pair.guide), mode, torch.no_grad(), seeded(0):
+    mode = eval_mode(pair.model, pair.guide)
+    with isolated_parameters(pair.model, pair.guide), mode, torch.no_grad(), use_seed(0):
         subset = pair.images if is_per_image(guide) else pair.images[:2]
         _, model_trace, guide_trace = log_weights(pair.model, pair.guide, subset)
     drawn = latent_sites(guide_trace)
@@ -441,8 +447,8 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
     if names:
         raise ValueError(
             f"{name_of(guide)} draws the auxiliary sites {', '.join(names)}, so it has no density "
-            "at given latents; start at another guide, such as FreeForm(distribution='normal'), or at the "
-            "prior (guide=None)"
+            "at given latents; start at another guide, such as FreeForm(distribution='normal'), or "
+            "at the prior (guide=None)"
         )
     if points := point_sites(model_trace, guide_trace):
         raise ValueError(
@@ -459,7 +465,7 @@ def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None
 
 
 def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, Any]:
-    with torch.no_grad(), seeded(0), isolated_parameters(pair.model, pair.guide):
+    with torch.no_grad(), use_seed(0), isolated_parameters(pair.model, pair.guide):
         first = pair.images if is_per_image(pair.guide) else pair.images[:1]
         trace = pyro.poutine.trace(pair.model).get_trace(first)
     start = {"guide": "prior"} if guide is None else {}

@@ -126,7 +126,7 @@ def exceedances(lower: Bound, bounds: Mapping[str, Bound]) -> list[Exceedance]:
     return sorted(result, key=lambda item: -item.difference)
 
 
-def in_words(exceeding: list[Exceedance]) -> str:
+def describe_exceedances(exceeding: list[Exceedance]) -> str:
     """Return one sentence about the guides that exceed; "" if none does."""
     if not exceeding:
         return ""

@@ -170,7 +170,7 @@ class AnnealedPath:
                 self.continuous.add(name, site["value"], family.transform)
             elif family.temperature is None:
                 self.choices[name] = _choice(family, site["value"])
-            elif family.of_logits:
+            elif family.has_logits:
                 self.continuous.add(name, site["value"])
             else:
                 raise UnservedSite(
@@ -194,8 +194,14 @@ class AnnealedPath:
         like = prior[name]["fn"].batch_shape
         if math.prod(like[1:]) != self.choices[name].size:
             return []
-        places = {site_name: self.places[site_name] for site_name in after if site_name in self.places}
-        reals = [site_name for site_name, place in places.items() if place.transform == identity_transform]
+        places = {
+            site_name: self.places[site_name] for site_name in after if site_name in self.places
+        }
+        reals = [
+            site_name
+            for site_name, place in places.items()
+            if place.transform == identity_transform
+        ]
         free = [*reals, *(site_name for site_name in after if site_name in self.choices)]
         return [site_name for site_name in free if prior[site_name]["fn"].batch_shape == like]
 
@@ -208,13 +214,13 @@ class AnnealedPath:
     @torch.no_grad()
     def draw(self) -> State:
         """Draw every row from the start of the path."""
-        drawn = self._drawn(self.model if self.guide is None else self.guide)
+        drawn = self._draw_state(self.model if self.guide is None else self.guide)
         if self.guide is None or not self.prior_fraction:
             return drawn
         lot = torch.rand(len(self.images), device=self.images.device)
-        return self._drawn(self.model).where(lot < self.prior_fraction, drawn)
+        return self._draw_state(self.model).where(lot < self.prior_fraction, drawn)
 
-    def _drawn(self, program: Callable) -> State:
+    def _draw_state(self, program: Callable) -> State:
         with poutine.block():
             trace = poutine.trace(program).get_trace(self.images)
         return self.state({name: trace.nodes[name]["value"] for name in self.latents})
@@ -226,7 +232,9 @@ class AnnealedPath:
         return State(position, {name: values[name] for name in self.choices})
 
     @torch.no_grad()
-    def redrawn(self, state: State, proposed: State, name: str, at: Tensor) -> tuple[State, Tensor]:
+    def redraw_element(
+        self, state: State, proposed: State, name: str, at: Tensor
+    ) -> tuple[State, Tensor]:
         """Draw one element of a site in `proposed` from the prior, given the sites before it.
 
         Args:
@@ -237,7 +245,9 @@ class AnnealedPath:
             minus that of the new element, (rows,).
         """
         rows = torch.arange(len(at), device=at.device)
-        old, new = (self._distribution(name, self.values(candidate)) for candidate in (state, proposed))
+        old, new = (
+            self._distribution(name, self.values(candidate)) for candidate in (state, proposed)
+        )
         value = new.sample()
         before = old.log_prob(self.values(state)[name])
         ratio = (before - new.log_prob(value)).reshape(len(at), -1)[rows, at]
@@ -264,13 +274,13 @@ class AnnealedPath:
         """Return the values of all sites, (rows, ...)."""
         return {**state.choices, **self.continuous.split(state.position)[0]}
 
-    def moved(self, state: State) -> Tensor:
+    def moving_values(self, state: State) -> Tensor:
         """Return what steps move, (rows, D): the position, or the bits where there are some."""
         if not self.bits:
             return state.position
         return torch.cat([state.choices[name].flatten(1) for name in self.bits], 1)
 
-    def with_moved(self, state: State, values: Tensor) -> State:
+    def with_moving_values(self, state: State, values: Tensor) -> State:
         """Return the state with other values of what steps move, (rows, D)."""
         if not self.bits:
             return state._replace(position=values)
@@ -285,10 +295,10 @@ class AnnealedPath:
             with torch.no_grad():
                 return Terms(*self._terms(state))
         with torch.enable_grad():
-            moved = self.moved(state).detach().requires_grad_()
-            start, gain = self._terms(self.with_moved(state, moved))
-            slope_of_start = _slope(start, moved, keep=True)
-            slope_of_gain = _slope(gain, moved, keep=False)
+            moving_values = self.moving_values(state).detach().requires_grad_()
+            start, gain = self._terms(self.with_moving_values(state, moving_values))
+            slope_of_start = _slope(start, moving_values, keep=True)
+            slope_of_gain = _slope(gain, moving_values, keep=False)
         return Terms(start.detach(), gain.detach(), slope_of_start, slope_of_gain)
 
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
@@ -299,28 +309,28 @@ class AnnealedPath:
         with sharing(), poutine.block(), torch.random.fork_rng(devices):
             # A guide may draw, such as the rotation at which it reads: the same in every call.
             set_random_state(self.noise, device)
-            joint = scored(self.model, values, self.images)
+            joint = score_latents(self.model, values, self.images)
             start = self._start(values, joint)
             return start + log_jacobian, log_density(joint, self.images) - start
 
     def _start(self, values: Mapping[str, Tensor], joint: Trace) -> Tensor:
         """Compute log start(z), (rows,), at values of all sites, whose joint trace is given."""
         if self.guide is None:
-            return self._of_prior(joint)
-        guided = self._guided(self.guide, values)
+            return self._log_prior(joint)
+        guided = self._log_guide(self.guide, values)
         if not self.prior_fraction:
             return guided
-        prior = self._of_prior(joint) + math.log(self.prior_fraction)
+        prior = self._log_prior(joint) + math.log(self.prior_fraction)
         return torch.logaddexp(guided + math.log1p(-self.prior_fraction), prior)
 
-    def _of_prior(self, joint: Trace) -> Tensor:
+    def _log_prior(self, joint: Trace) -> Tensor:
         """Compute log p(z), (rows,), from a trace of the model."""
         prior = joint.copy()
         for name in self.observed:
             prior.remove_node(name)
         return log_density(prior, self.images)
 
-    def _guided(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
+    def _log_guide(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
         """Return the log of the mean of a guide's density at the values in all orders, (rows,)."""
         log_densities = []
         for order in self.orders:
@@ -377,7 +387,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
     }
 
 
-def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
+def score_latents(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
     """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
     with ValueMessenger(values):
         trace = poutine.trace(model).get_trace(images)
@@ -408,7 +418,8 @@ def _family(model: Callable, name: str, distribution: Any) -> Any:
         return family_of(name, distribution)
     except UnservedSite:
         raise UnservedSite(
-            f"site {name!r} of {name_of(model)} has the distribution {type(distribution).__name__}, which annealing "
+            f"site {name!r} of {name_of(model)} has the distribution "
+            f"{type(distribution).__name__}, which annealing "
             "cannot move: it takes Hamiltonian steps on continuous sites with a transform from "
             "the reals, and changes the values of Bernoulli and categorical ones; measure "
             "another model, or use `evaluate`"

@@ -60,7 +60,7 @@ class Moves:
     flips: int
     scale: Tensor
 
-    def scaled(self, vector: Tensor, back: bool = False) -> Tensor:
+    def scale_vectors(self, vector: Tensor, back: bool = False) -> Tensor:
         """Return S, or its transpose if `back`, times vectors of the rows, (rows, D)."""
         if self.scale.dim() == 2:
             return self.scale * vector
@@ -143,10 +143,10 @@ def trajectory(
     energy = terms.at(beta) - momentum.square().sum(1) / 2
     position, end = state.position, terms
     for _ in range(moves.leapfrogs):
-        momentum = momentum + length * moves.scaled(end.slope(beta), back=True) / 2
-        position = position + length * moves.scaled(momentum)
+        momentum = momentum + length * moves.scale_vectors(end.slope(beta), back=True) / 2
+        position = position + length * moves.scale_vectors(momentum)
         end = path.terms(state._replace(position=position), slopes=True)
-        momentum = momentum + length * moves.scaled(end.slope(beta), back=True) / 2
+        momentum = momentum + length * moves.scale_vectors(end.slope(beta), back=True) / 2
     gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
     rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
     accepted = torch.rand_like(rate) < rate
@@ -162,11 +162,11 @@ def flip_bits(
         terms = path.terms(state, slopes=True)
     shift, rate = epsilon.clamp(max=1).log()[:, None], torch.zeros_like(terms.gain)
     for _ in range(moves.leapfrogs):
-        bits = path.moved(state)
+        bits = path.moving_values(state)
         distribution = _flip_distribution(bits, terms.slope(beta), shift)
         flips = distribution.sample()
         new = (bits - flips).abs()
-        proposed = path.with_moved(state, new)
+        proposed = path.with_moving_values(state, new)
         end = path.terms(proposed, slopes=True)
         back = _flip_distribution(new, end.slope(beta), shift)
         ratio = end.at(beta) - terms.at(beta)
@@ -194,13 +194,13 @@ def flip(
     sizes = torch.tensor([float(path.choices[name].size) for name in path.flipped])
     for site in torch.multinomial(sizes, flips, replacement=True).tolist():
         name = path.flipped[site]
-        other, at = changed(state.choices[name], path.choices[name])
+        other, at = change_coordinate(state.choices[name], path.choices[name])
         proposed = state._replace(choices={**state.choices, name: other})
         density = terms.at(beta)
         if path.beside[name] and (kind := torch.randint(3, ())):
             moved = path.beside[name][torch.randint(len(path.beside[name]), ())]
             held = proposed if kind == 1 else state
-            proposed, back = path.redrawn(state, held, moved, at)
+            proposed, back = path.redraw_element(state, held, moved, at)
             density = density - back
         proposed_terms = path.terms(proposed)
         ratio = (proposed_terms.at(beta) - density).nan_to_num(-math.inf)
@@ -209,7 +209,7 @@ def flip(
     return state, terms
 
 
-def changed(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+def change_coordinate(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
     """Change one coordinate of each row of a site at random; return the values, and which."""
     rows = torch.arange(len(value), device=value.device)
     at = torch.randint(choice.size, (len(value),), device=value.device)
@@ -256,7 +256,7 @@ def pilot(
     return torch.stack(log_epsilons[warm_up:]).exp(), torch.stack(spread[warm_up:])
 
 
-def spaced(
+def space_temperatures(
     betas: list[float], epsilons: Tensor, spread: Tensor, number: int
 ) -> tuple[Tensor, Tensor]:
     """Place `number` + 1 temperatures where log weights change, half of them as they were.

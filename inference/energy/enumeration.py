@@ -47,16 +47,16 @@ def _sides(model: CapsuleRBM) -> list[tuple[int, Callable[[CapsuleRBM], Tensor]]
     sides: list[tuple[int, Callable[[CapsuleRBM], Tensor]]] = []
     if isinstance(model.visible, BernoulliUnits):
         images = 2 ** math.prod(model.image_shape)
-        sides.append((images, partial(_listed, _of_images, images)))
+        sides.append((images, partial(_sum_over_states, _log_mass_of_images, images)))
     if isinstance(model.hidden, BernoulliUnits):
         capsules = _capsule_states(model) ** model.num_capsules
-        sides.append((capsules, partial(_listed, _of_capsules, capsules)))
+        sides.append((capsules, partial(_sum_over_states, _log_mass_of_capsules, capsules)))
     if isinstance(model.visible, GaussianUnits) and isinstance(model.hidden, GaussianUnits):
-        sides.append((2**model.num_capsules if model.switched else 1, _of_switches))
+        sides.append((2**model.num_capsules if model.switched else 1, _sum_over_switches))
     return sides
 
 
-def _listed(
+def _sum_over_states(
     log_mass: Callable[[CapsuleRBM, Tensor], Tensor], states: int, model: CapsuleRBM
 ) -> Tensor:
     """Compute the log of a sum over states, which `log_mass` takes by their numbers."""
@@ -72,7 +72,7 @@ def _digits(numbers: Tensor, base: int, count: int) -> Tensor:
     return numbers[:, None] // base ** torch.arange(count, device=numbers.device) % base
 
 
-def _of_images(model: CapsuleRBM, states: Tensor) -> Tensor:
+def _log_mass_of_images(model: CapsuleRBM, states: Tensor) -> Tensor:
     """Compute -F(x) of the images with these numbers."""
     pixels = _digits(states, 2, math.prod(model.image_shape)).to(model.weight)
     return -model.free_energy(pixels.unflatten(1, model.image_shape))
@@ -82,7 +82,7 @@ def _capsule_states(model: CapsuleRBM) -> int:
     return 2**model.num_units + model.switched
 
 
-def _of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
+def _log_mass_of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
     """Compute log sum_x exp(-E) with given hidden units; the last state is a capsule off."""
     state = _digits(states, _capsule_states(model), model.num_capsules)  # (states, K)
     switch = (state < 2**model.num_units).to(model.weight)
@@ -97,7 +97,7 @@ def _of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
     return visible + torch.where(switch > 0, on, off).sum(1)
 
 
-def _of_switches(model: CapsuleRBM) -> Tensor:
+def _sum_over_switches(model: CapsuleRBM) -> Tensor:
     """Compute log Z of two Gaussian sides, in float64, by deciding one switch after the other.
 
     Once images are integrated out, -E is a quadratic form y'Qy / 2 of hidden units, switches and

@@ -30,8 +30,8 @@ from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_one_of, check_whole
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.units.exponential_family import base_rates
 
 METHODS = ("exact", "ais", "raise")
@@ -92,7 +92,7 @@ def log_partition(
     if images is not None:
         images = images.to(model.weight)
         model.space.check(images)
-    with isolated_parameters(model), seeded(seed), torch.no_grad():
+    with isolated_parameters(model), use_seed(seed), torch.no_grad():
         if method == "exact":
             return LogPartition(exact_log_partition(model).item(), 0.0, "exact")
         betas = annealing_schedule(temperatures).tolist()
@@ -125,7 +125,7 @@ def _ais(machine: TemperedRBM, chains: int, betas: list[float]) -> LogPartition:
 def _raise(machine: TemperedRBM, images: Tensor, chains: int, betas: list[float]) -> LogPartition:
     starts = images[:chains]
     repeats = max(1, chains // len(starts))
-    log_weight = _anneal(machine, tiled(starts, repeats), betas[::-1])
+    log_weight = _anneal(machine, tile_batch(starts, repeats), betas[::-1])
     per_image = log_weight.view(repeats, -1).logsumexp(0) - math.log(repeats)  # of Z_0 / Z
     value = machine.log_base_partition() - per_image.mean()
     error = per_image.std().item() / math.sqrt(len(starts)) if len(starts) > 1 else math.inf

@@ -58,7 +58,15 @@ def pretrain(
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
         rbm = _rbm_like(machine, generative, below, images)
         layer_objective = copy.deepcopy(objective)  # chains of its own
-        runs.append(fit(rbm, ExactSwitches(rbm), images, objective=layer_objective, **{**defaults, **settings}))
+        runs.append(
+            fit(
+                rbm,
+                ExactSwitches(rbm),
+                images,
+                objective=layer_objective,
+                **{**defaults, **settings},
+            )
+        )
         _take_over(guide, generative, recognition, below, rbm)
         with torch.no_grad():
             chunks = images.split(1000)

@@ -29,7 +29,7 @@ class TemperedRBM:
 
     def posterior(self, fields: Fields, beta: float | Tensor) -> CapsuleDistribution:
         """Return p_beta(z, h | x), given the fields of x in the machine at beta = 1."""
-        return self.model.posterior_of(fields.scaled(beta))
+        return self.model.posterior_of(fields.scale_fields(beta))
 
     def free_energy(
         self, images: Tensor, distribution: CapsuleDistribution, beta: float | Tensor

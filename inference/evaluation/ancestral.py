@@ -27,17 +27,17 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
-    as_wanted,
     discrete_form,
     is_per_image,
+    prepare_images,
     stream_images,
 )
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import observed_in
+from capsule_zoo.models.common.modes import eval_mode, use_seed
+from capsule_zoo.models.common.spaces import observed_node
 from capsule_zoo.models.common.trace_density import scored_sites
 
 Sites = Mapping[str, Tensor]
@@ -56,11 +56,11 @@ def infer(
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
             draws no site of that name.
     """
-    batches = _of_guide(guide, images, batch_size, check=False)
+    batches = _images_for_guide(guide, images, batch_size, check=False)
     sites, discrete = sites or getattr(guide, "covers", None), discrete_form(guide)
     if sites is None:
         raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
-    return _collected(discrete, batches, sites, lambda site: site["value"], seed, batch_size)
+    return _collect_values(discrete, batches, sites, lambda site: site["value"], seed, batch_size)
 
 
 def draw_summed(
@@ -72,9 +72,9 @@ def draw_summed(
         images: (N, C, H, W).
         given: values (N, ...) of the other sites.
     """
-    discrete = model.discretized()
+    discrete = model.discretize()
     draws: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
-    with torch.no_grad(), seeded(seed), in_eval_mode(discrete):
+    with torch.no_grad(), use_seed(seed), eval_mode(discrete):
         begin = 0
         for batch in images.split(batch_size):
             some = {name: value[begin : begin + len(batch)] for name, value in latents.items()}
@@ -97,21 +97,21 @@ def distribution_means(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    batches = _of_guide(guide, images, batch_size)
-    return _collected(guide, batches, sites, _mean, seed, batch_size)
+    batches = _images_for_guide(guide, images, batch_size)
+    return _collect_values(guide, batches, sites, _mean, seed, batch_size)
 
 
-def _of_guide(
+def _images_for_guide(
     guide: Callable, images: Images, rows: int, check: bool = True
 ) -> Tensor | ImageStream:
     """Return images as the guide takes them: all in memory if it is `per_image`."""
     if is_per_image(guide):
-        return as_wanted(guide, images, check=check)
+        return prepare_images(guide, images, check=check)
     check_whole(1, batch_size=rows)
     return stream_images(guide, images, rows=rows, check=check)
 
 
-def _collected(
+def _collect_values(
     guide: Callable,
     images: Tensor | ImageStream,
     sites: Sequence[str],
@@ -122,7 +122,7 @@ def _collected(
     """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
     values_by_site: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
-    with torch.no_grad(), seeded(seed), in_eval_mode(*read_by):
+    with torch.no_grad(), use_seed(seed), eval_mode(*read_by):
         batches = images.split(len(images) if is_per_image(guide) else batch_size)
         for batch in track(batches, "encoding", "batches"):
             nodes = poutine.trace(guide).get_trace(batch).nodes
@@ -152,7 +152,7 @@ def _mean(site: dict) -> Tensor:
         return value
 
 
-@of_a_model
+@require_model
 def mean_images(
     model: Model,
     number: int,
@@ -170,7 +170,7 @@ def mean_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        return model.space.as_batch(observed_in(trace, model)["fn"].mean)
+        return model.space.as_batch(observed_node(trace, model)["fn"].mean)
 
     return _run(model, read, number, latents or {}, seed, batch_size, images)
 
@@ -189,14 +189,14 @@ def draw_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        site = observed_in(trace, model)
+        site = observed_node(trace, model)
         drawn = site["value"] if images is None else site["fn"].sample()
         return model.space.as_batch(drawn)
 
     return _run(model, read, number, latents or {}, seed, batch_size, images)
 
 
-@of_a_model
+@require_model
 def image_log_likelihood(
     model: Model, images: Tensor, latents: Sites, seed: int = 0, batch_size: int = 500
 ) -> Tensor:
@@ -206,10 +206,12 @@ def image_log_likelihood(
         images: (N, C, H, W).
         given: values (N, ...) by site.
     """
-    return _run(model, _log_prob([model.space.site]), len(images), latents, seed, batch_size, images)
+    return _run(
+        model, _log_prob([model.space.site]), len(images), latents, seed, batch_size, images
+    )
 
 
-@of_a_model
+@require_model
 @accept_arrays("given", like="model")
 def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
@@ -251,8 +253,8 @@ def _run(
         ValueError: a given name that is no site of the model.
     """
     check_whole(1, number=number, batch_size=batch_size)
-    model, results = model.discretized(), []
-    with torch.no_grad(), seeded(seed), in_eval_mode(model):
+    model, results = model.discretize(), []
+    with torch.no_grad(), use_seed(seed), eval_mode(model):
         batches = repeat(None) if images is None else images.split(batch_size)
         firsts = track(range(0, number, batch_size), "drawing images", "batches")
         for begin, batch in zip(firsts, batches, strict=False):

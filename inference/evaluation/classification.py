@@ -19,17 +19,17 @@ from capsule_zoo.data.progress import track
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
-    as_wanted,
     open_images,
+    prepare_images,
     split_batches,
     stream_images,
 )
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 
 
@@ -52,7 +52,7 @@ def predicts_labels(model: nn.Module, guide: nn.Module) -> bool:
     return isinstance(model, Classifier) or hasattr(guide, "predict")
 
 
-@of_a_model
+@require_model
 def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int = 100) -> Tensor:
     """Return the likeliest labels (N,) of images (N, C, H, W), as model or guide tells them.
 
@@ -69,7 +69,7 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
         return torch.cat([program.predict(batch) for batch in parts])
 
 
-@of_a_model
+@require_model
 def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int = 100) -> Fraction:
     """Return the fraction of images whose likeliest label, as `classify` tells it, is not correct.
 
@@ -108,7 +108,7 @@ def _classifier(model: Model, guide: nn.Module) -> Any:
 @contextmanager
 def _prediction_mode(model: Model, guide: nn.Module, example: Tensor) -> Iterator[None]:
     """Open the context in which classes are predicted, after a check on `few` images."""
-    with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
+    with isolated_parameters(model, guide), eval_mode(model, guide), torch.no_grad():
         if not hasattr(model, "predict"):
             warn_of_another_model(model, guide, example)
         yield
@@ -155,9 +155,9 @@ def fgsm(
     program: Any = next((part for part in (model, guide) if hasattr(part, "scores")), None)
     if program is None:
         raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
-    attacked, pixels = [], as_wanted(model, split, guide)
+    attacked, pixels = [], prepare_images(model, split, guide)
     targets = labels_of(split).to(pixels.device)
-    with in_eval_mode(program):
+    with eval_mode(program):
         batches = zip(*(x.split(batch_size) for x in (pixels, targets)), strict=True)
         for images, labels in batches:
             low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)

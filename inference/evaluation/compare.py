@@ -101,8 +101,8 @@ def compare(
     for name, candidate in pairs.items():
         if not isinstance(candidate, tuple | list):
             raise ValueError(
-                f"the pair {name!r} must be (model, guide), not a {type(candidate).__name__}; of an "
-                "entry, pass (entry.model, entry.guide)"
+                f"the pair {name!r} must be (model, guide), not a {type(candidate).__name__}; of "
+                "an entry, pass (entry.model, entry.guide)"
             )
     _refuse_labels_next_to_images(pairs)
     shared: dict[str, Any] = dict(labels=labels, seed=check_seed(seed), discrete=discrete)
@@ -144,7 +144,8 @@ def _refuse_labels_next_to_images(pairs: Mapping[str, tuple[Callable, Callable]]
         labels = [name for name, supervised in kinds.items() if supervised]
         images = [name for name, supervised in kinds.items() if not supervised]
         raise ValueError(
-            f"some models explain labels ({_listed(labels)}), others images ({_listed(images)}), "
+            f"some models explain labels ({_list_names(labels)}), others images "
+            f"({_list_names(images)}), "
             "and no number ranks both; compare models of labels among themselves, with labels=...,"
             " or measure capsule_zoo.inference.error_rate(model, guide, split)"
         )
@@ -155,8 +156,8 @@ def _refuse_relaxed_next_to_others(presences: Mapping[str, str]) -> None:
     others = [name for name, presence in presences.items() if presence != "relaxed"]
     if relaxed and others:
         raise ValueError(
-            f"presences are relaxed in {_listed(relaxed)}, but not in {_listed(others)}, and a "
-            "relaxed bound may exceed log p(image) of the discrete model; leave out "
+            f"presences are relaxed in {_list_names(relaxed)}, but not in {_list_names(others)}, "
+            "and a relaxed bound may exceed log p(image) of the discrete model; leave out "
             "discrete=False, or compare the relaxed rows in a table of their own"
         )
 
@@ -167,7 +168,7 @@ def _refuse_several(measured: Mapping[str, str]) -> None:
         raise ValueError(f"rows measure different things: {listing}; compare them separately")
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 

@@ -35,9 +35,9 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
 from capsule_zoo.inference.not_finite import NAMING_NO_IMAGE, NonFiniteGuide, non_finite
-from capsule_zoo.inference.objectives.base import repeated
+from capsule_zoo.inference.objectives.base import repeat_batch
 from capsule_zoo.models.checks import check_seed, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE, latent_sites
 
@@ -131,17 +131,17 @@ def evaluate(
     chain_list: list[Chain] = []
     observed, count = Observed(keep=draws > 0), _count_passes(pair, num_particles, batch_size)
     began = time.perf_counter()
-    with isolated_parameters(model, guide), in_eval_mode(model, guide), torch.no_grad():
+    with isolated_parameters(model, guide), eval_mode(model, guide), torch.no_grad():
         for number in range(chains):
             chain_list.append(Chain(draws, space, log_likelihood))
             passes = track(_passes(pair, num_particles, batch_size), "evaluating", "passes", count)
-            with seeded(chain_seed(seed, number)):
+            with use_seed(chain_seed(seed, number)):
                 for begin, particles, part, numbers in passes:
                     size = len(part) // particles[1]
                     if number == 0 and particles[0] == 0:
                         observed.add(part[:size])
                     places = begin, size, len(pair.images)
-                    result = _scored(model, guide, part, numbers, places)
+                    result = _score_pass(model, guide, part, numbers, places)
                     weight, model_trace, guide_trace = result
                     chain_list[-1].add(particles, weight, model_trace, guide_trace)
     seconds = time.perf_counter() - began
@@ -161,7 +161,7 @@ def evaluate(
     return inference_data(_groups(chain_list, observed, space), attributes)
 
 
-def _scored(
+def _score_pass(
     model: Callable,
     guide: Callable,
     images: Tensor,
@@ -181,7 +181,7 @@ def _scored(
     try:
         result = log_weights(model, guide, images, labels)
     except NonFiniteGuide as error:  # of a guide that refines the images of the pass
-        rows, site, subject = error.first.images, error.first.site, error.first.what
+        rows, site, subject = error.first.images, error.first.site, error.first.subject
     except NAMING_NO_IMAGE:
         rows, site = non_finite(model, guide, images, labels)
         if not rows:
@@ -226,7 +226,7 @@ def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
         at_once = at_once or max(1, rows // len(part))  # of the first, and then of all
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
-            yield begin, (first, count), *repeated(part, labels, count)
+            yield begin, (first, count), *repeat_batch(part, labels, count)
         begin += len(part)
 
 
@@ -276,7 +276,7 @@ class Chain:
         self.log_likelihood = log_likelihood
         self.names: dict[str, dict[str, Names]] = defaultdict(dict)
         self._passes = 0
-        self._kept: dict[str, dict[str, list[list[np.ndarray]]]] = defaultdict(dict)
+        self._num_values: dict[str, dict[str, list[list[np.ndarray]]]] = defaultdict(dict)
 
     def add(
         self, particles: tuple[int, int], log_weight: Tensor, model_trace: Trace, guide_trace: Trace
@@ -290,7 +290,7 @@ class Chain:
         drawn = latent_sites(guide_trace)
         for name, site in drawn.items():
             if name in model_trace.nodes:  # not an auxiliary site
-                array = named(model_trace.nodes[name], site["value"], self.space)
+                array = name_dims(model_trace.nodes[name], site["value"], self.space)
                 self._append("posterior", name, particles, *array)
         observed = model_trace.nodes.get(self.space.site)
         if observed is not None and latent_sites(model_trace).keys() <= drawn.keys():
@@ -298,9 +298,9 @@ class Chain:
 
     def _keep_observed(self, site: dict, is_observed: bool, particles: tuple[int, int]) -> None:
         # a stream of its own: weights do not depend on `draws`
-        with seeded(torch.initial_seed() + 1 + self._passes):
+        with use_seed(torch.initial_seed() + 1 + self._passes):
             redrawn = site["fn"].sample()
-        name, array = self.space.variable, named(site, redrawn, self.space)
+        name, array = self.space.variable, name_dims(site, redrawn, self.space)
         self._append("posterior_predictive", name, particles, *array)
         if is_observed and self.log_likelihood:
             log_prob = site["fn"].log_prob(site["value"])
@@ -315,7 +315,7 @@ class Chain:
         first, count = particles
         limit = count if group == "sample_stats" else self.draws - first
         self.names[group][name] = names
-        parts = self._kept[group].setdefault(name, [])
+        parts = self._num_values[group].setdefault(name, [])
         if first == 0:
             parts.append([])  # the next images
         draws = values.reshape(count, -1, *values.shape[1:])[:limit]
@@ -324,7 +324,7 @@ class Chain:
 
     def values(self, group: str, name: str) -> np.ndarray:
         """Return the values of one variable, (draws, images, ...)."""
-        parts = self._kept[group][name]
+        parts = self._num_values[group][name]
         return np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
 
 
@@ -343,7 +343,7 @@ def _groups(
     return {**groups, "observed_data": {space.variable: pixels}}
 
 
-def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:
+def name_dims(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:
     """Put the images first, drop the dims of size 1 that no plate owns, and name the others.
 
     Args:

@@ -72,12 +72,12 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
         else:
             import arviz
 
-            shape = _where_fitted(*arviz.psislw(log_weight))
+            shape = _fitted_shapes(*arviz.psislw(log_weight))
     equal = np.ptp(log_weight, axis=-1) <= 1e-9 * (1 + np.abs(log_weight).max(-1))
     return np.where(equal, 0.0, np.nan_to_num(shape, nan=np.inf, posinf=np.inf))
 
 
-def _where_fitted(smoothed: np.ndarray, shape: np.ndarray) -> np.ndarray:
+def _fitted_shapes(smoothed: np.ndarray, shape: np.ndarray) -> np.ndarray:
     """Return shapes, infinite where arviz found no fit and took its prior for it, beside NaN."""
     return np.where(np.isnan(smoothed).any(-1), np.inf, shape)
 
@@ -88,6 +88,6 @@ def _tail_shape(log_weight: np.ndarray) -> float:
 
     try:
         # takes log likelihoods, negated weights
-        return float(_where_fitted(*array_stats.psislw(-log_weight)))
+        return float(_fitted_shapes(*array_stats.psislw(-log_weight)))
     except ValueError:  # all values of the tail are the same
         return np.inf

@@ -32,7 +32,7 @@ from capsule_zoo.inference.check import (
 from capsule_zoo.inference.evaluation.bound import bound_on
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.models.common.spaces import space_of
 
 P = TypeVar("P", bound=Callable)
@@ -118,8 +118,8 @@ def prepare(
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
     example = next(split_batches(pixels, classes, len(pixels) if whole else 2))
-    mode = in_eval_mode(model, guide)
-    with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
+    mode = eval_mode(model, guide)
+    with isolated_parameters(model, guide), mode, use_seed(seed), torch.no_grad():
         if discrete:
             refuse_relaxed_draws(model, discrete_form(guide), *example)
             model, guide = discrete_form(model), discrete_form(guide)
@@ -186,7 +186,7 @@ def refuse_relaxed_draws(
     if not sites or discrete_form(guide) is not guide:
         return
     try:
-        with poutine.block(), torch.random.fork_rng(), torch.no_grad(), in_eval_mode(guide):
+        with poutine.block(), torch.random.fork_rng(), torch.no_grad(), eval_mode(guide):
             trace = poutine.trace(guide).get_trace(*call_arguments(images, labels))
     except Exception:
         return  # the check of the pair reports it
@@ -202,7 +202,7 @@ def is_per_image(guide: Callable) -> bool:
     return isinstance(guide, AutoGuide) or getattr(guide, "per_image", False)
 
 
-def as_wanted(
+def prepare_images(
     model: Callable, data: Images, *programs: Callable | None, check: bool = True
 ) -> Tensor:
     """Check images, and return them on the device and in the precision of the parameters.
@@ -218,7 +218,7 @@ def as_wanted(
 def stream_images(
     model: Callable, data: Images, *programs: Callable | None, rows: int, check: bool = True
 ) -> Tensor | ImageStream:
-    """Return images as `as_wanted` does, but as a stream where there are more than `rows`.
+    """Return images as `prepare_images` does, but as a stream where there are more than `rows`.
 
     Images that are in memory already stay a tensor.
     """
@@ -240,7 +240,7 @@ def open_images(
     """Return checked images, and labels (N,) of data in memory; a stream has its labels itself.
 
     Args:
-        model, data, programs, check: see `as_wanted`.
+        model, data, programs, check: see `prepare_images`.
         labels: whether the labels of the data are wanted.
         ordered: whether a `DataLoader` that draws its order is refused, because the rows of the
             result are to be those of the images.

@@ -76,10 +76,10 @@ def remark(summary: Mapping[str, Any]) -> str:
 
 def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
     """Return the log weights of all chains and draws, (chains * draws, images)."""
-    return pooled(idata.sample_stats["log_weight"])
+    return pool_chains(idata.sample_stats["log_weight"])
 
 
-def pooled(values: Any) -> np.ndarray:
+def pool_chains(values: Any) -> np.ndarray:
     """Return a variable (chain, draw, image) over all chains and draws, (draws, images)."""
     array = values.transpose("chain", "draw", ...).values
     return array.reshape(-1, array.shape[-1])

@@ -29,18 +29,18 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
-    as_wanted,
     discrete_form,
     is_per_image,
+    prepare_images,
     refuse_relaxed_draws,
     stream_images,
 )
-from capsule_zoo.inference.functions import check_module, of_a_model
+from capsule_zoo.inference.functions import check_module, require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_seed, check_whole
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 
 _REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
 
@@ -55,7 +55,7 @@ class _Pass(NamedTuple):
     model_seed: int
 
 
-@of_a_model
+@require_model
 def encode(
     model: Model,
     guide: nn.Module,
@@ -103,7 +103,7 @@ def encode(
     return {name: total / num_samples for name, total in totals.items()}
 
 
-@of_a_model
+@require_model
 def reconstruct(
     model: Model,
     guide: nn.Module,
@@ -125,11 +125,11 @@ def reconstruct(
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
-        totals = [_painted(model, guide, chunk, mean_images).sum(0) for chunk in passes]
+        totals = [_paint_images(model, guide, chunk, mean_images).sum(0) for chunk in passes]
     return torch.stack(totals).sum(0) / num_samples
 
 
-@of_a_model
+@require_model
 def posterior_predictive(
     model: Model,
     guide: nn.Module,
@@ -157,10 +157,10 @@ def posterior_predictive(
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
-        return torch.cat([_painted(model, guide, chunk, draw_images) for chunk in passes])
+        return torch.cat([_paint_images(model, guide, chunk, draw_images) for chunk in passes])
 
 
-@of_a_model
+@require_model
 def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 500) -> Tensor:
     """Return images drawn from the model, (number, C, H, W), pixel noise included.
 
@@ -180,7 +180,9 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
         return draw_images(model, number, seed=seed, batch_size=batch_size)
 
 
-def _painted(model: Model, guide: nn.Module, chunk: _Pass, paint: Callable[..., Tensor]) -> Tensor:
+def _paint_images(
+    model: Model, guide: nn.Module, chunk: _Pass, paint: Callable[..., Tensor]
+) -> Tensor:
     """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
     latents = infer(guide, chunk.images, sites, chunk.guide_seed, chunk.rows)
@@ -201,7 +203,7 @@ def _ready(
     check_module(guide)
     wanted: Tensor | ImageStream
     if is_per_image(guide):
-        wanted = example = as_wanted(model, images, guide)
+        wanted = example = prepare_images(model, images, guide)
     else:
         wanted = stream_images(model, images, guide, rows=batch_size)
         example = wanted[:2]
@@ -229,7 +231,7 @@ def _passes(
         further, model_seed = torch.randint(2**62, (2,), generator=generator).tolist()
         draws = min(at_once, num_samples - first)
         guide_seed = seed if first == 0 else further
-        copies = tiled(images, draws) if isinstance(images, Tensor) else images
+        copies = tile_batch(images, draws) if isinstance(images, Tensor) else images
         yield _Pass(copies, draws, rows, guide_seed, model_seed)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
@@ -40,8 +40,8 @@ class VoteHistory(NamedTuple):
 @torch.no_grad()
 def vote_history(model: MatrixCapsules, images: Images, batch_size: int = 100) -> VoteHistory:
     """Return the vote history of the last routing for images (N, C, H, W)."""
-    images = as_wanted(model, images)
-    with in_eval_mode(model):
+    images = prepare_images(model, images)
+    with eval_mode(model):
         parts = [_history(model, batch) for batch in images.split(batch_size)]
     distances, weights, wins = zip(*parts, strict=True)
     return VoteHistory(torch.cat(distances, 1), torch.cat(weights, 1), torch.cat(wins))

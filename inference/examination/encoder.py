@@ -29,7 +29,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 
 MAX_CORRELATED = 64  # numbers of a row whose posterior is correlated
 _HIDDEN = 64  # units of each of two hidden layers
@@ -155,7 +155,7 @@ class AutoEncoder(Guide[ProgramModel]):
             base = ChainedNormal(
                 part.reshape(-1, *shape), rows[:, None, :, columns], family.free_dim(site.event_dim)
             )
-            drawn[site.name] = draw_site(self.model, site, family.moved(base), plates)
+            drawn[site.name] = draw_site(self.model, site, family.to_support(base), plates)
             noise.append(base.noise(family.transform.inv(drawn[site.name]))[:, 0, :, 0])
             place += size
         return drawn
@@ -219,7 +219,7 @@ def trained_encoder(
 
     Where all data are one row, the last third of the updates is on that row alone.
     """
-    with isolated_parameters(model), seeded(seed):
+    with isolated_parameters(model), use_seed(seed):
         simulated, _ = simulate(model, _SIMULATED)
         simulated = _without_outliers(simulated.to(rows))
         # the given rows count at least as much as the others

@@ -30,7 +30,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.inference.training.settings import Checks
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 
 AGREEING = 1.1  # R-hat above which chains disagree
 _CHAINS = 2
@@ -67,7 +67,7 @@ def normal_guide(
             for name, loc in points.locs.items()
         }
         guide = _AUTOGUIDES[kind](free, init_loc_fn=init_to_value(values=values))
-        with seeded(seed), warnings.catch_warnings():
+        with use_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             fit_to_images(guide, model, row, steps=steps, seed=seed, checks=Checks(progress=False))
             with isolated_parameters(model, guide), pyro.validation_enabled(False):
@@ -131,7 +131,7 @@ def nuts_guide(
     number = max(2, draws // _CHAINS)
     chains = []
     for chain in range(_CHAINS):
-        with isolated_parameters(model), seeded(seed + chain), warnings.catch_warnings():
+        with isolated_parameters(model), use_seed(seed + chain), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kernel = NUTS(model, max_tree_depth=6, init_strategy=init_to_value(values=values))
             sampler = MCMC(kernel, number, warmup_steps=number, disable_progbar=True)

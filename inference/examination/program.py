@@ -34,15 +34,15 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.site_distributions import UnservedSite, base_distribution
-from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.check import is_discrete, name_of, one_line
 from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
 from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, plate_nesting
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE, scored_sites
 
 _RESERVED = {"modes", "chain", "draw", "image", "_continuous"}  # by guides and evaluations
@@ -90,7 +90,7 @@ class Call:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the program's parameters and running statistics as they are."""
-        with in_eval_mode(self.owner), frozen(self.owner):
+        with eval_mode(self.owner), frozen(self.owner):
             yield
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
@@ -259,7 +259,7 @@ def _tensor(value: Any) -> Any:
 def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
     """Return the model of a call, and its rows, compared with the program itself."""
     isolated = isolated_parameters(call.program, call.owner)
-    with isolated, seeded(0), torch.no_grad(), call.held():
+    with isolated, use_seed(0), torch.no_grad(), call.held():
         call, trace = _traced(call)
         sites = _sites_of(call, trace)
         _refuse_unserved(name_of(call.program), sites)
@@ -361,7 +361,8 @@ def _problem(site: dict) -> str:
         return _misfit(distribution, value)
     if is_discrete(distribution) and not distribution.has_enumerate_support:
         return (
-            f"is drawn from {type(base_distribution(distribution)).__name__}, whose discrete values are "
+            f"is drawn from {type(base_distribution(distribution)).__name__}, whose discrete "
+            "values are "
             "countless, so that they cannot be summed out; sum them out by hand, or draw a "
             "Categorical"
         )
@@ -384,8 +385,8 @@ def _misfit(distribution: Any, value: Tensor) -> str:
         )
         if not independent and bool((part.any(-1) != part.all(-1)).any()):
             return (
-                f"is drawn from {type(base_distribution(distribution)).__name__}, of which a part cannot be "
-                "missing; give independent values by .to_event, or leave these rows out"
+                f"is drawn from {type(base_distribution(distribution)).__name__}, of which a part "
+                "cannot be missing; give independent values by .to_event, or leave these rows out"
             )
     return ""
 
@@ -498,7 +499,7 @@ def _whole(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]
             columns.add(value[None], site=names.get(name, name), shape=(*value.shape,))
     model, row = _built(call, sites, columns, names, None)
     with _as_unfit("several runs of it differ from one"):
-        latents, joint = _joint(model, tiled(row, 2))
+        latents, joint = _joint(model, tile_batch(row, 2))
         own = {name: value[1] for name, value in latents.items()}
         _compare(joint[1], _plain(call, sites, names, own))
     return model, row
@@ -554,7 +555,7 @@ def _joint(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], Tensor
     trace = poutine.trace(model).get_trace(rows)
     latents = {site.name: trace.nodes[site.name]["value"] for site in model.sites}
     with pyro.validation_enabled(False):
-        return latents, log_density(scored(model, latents, rows), rows)
+        return latents, log_density(score_latents(model, latents, rows), rows)
 
 
 def _plain(

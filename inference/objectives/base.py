@@ -33,7 +33,7 @@ from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.sharing import sharing
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 
 
 class Objective(ELBO):
@@ -150,7 +150,11 @@ def loss_per_image(
         check_served(objective, model, guide)
     is_zoo_objective = isinstance(objective, Objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
-    evaluate = objective.differentiable_loss if is_zoo_objective or torch.is_grad_enabled() else objective.loss
+    evaluate = (
+        objective.differentiable_loss
+        if is_zoo_objective or torch.is_grad_enabled()
+        else objective.loss
+    )
     with sharing():
         loss = evaluate(model, guide, *call_arguments(images, labels))
     if is_zoo_objective and not (isinstance(loss, Tensor) and loss.dim() == 0):
@@ -218,9 +222,9 @@ def is_trained(model: Callable) -> bool:
     return not isinstance(model, nn.Module) or any(p.requires_grad for p in model.parameters())
 
 
-def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
+def repeat_batch(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
     """Return `count` copies of a batch, one after the other: (count B, ...) and (count B,)."""
     if labels is None:
-        return tiled(images, count), None
+        return tile_batch(images, count), None
     check_tensor("labels", labels, "tensor of integers (B,)")  # numpy's `repeat` is another
-    return tiled(images, count), labels.repeat(count)
+    return tile_batch(images, count), labels.repeat(count)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density, log_weights, only
-from capsule_zoo.inference.objectives.base import Objective, repeated
+from capsule_zoo.inference.objectives.base import Objective, repeat_batch
 from capsule_zoo.models.checks import check_at_least, check_whole
 
 
@@ -76,7 +76,7 @@ class ImportanceWeightedELBO(Objective):
         """Return the negated bound, in nats per image, with an unbiased gradient."""
         count = self.num_particles
         if self.vectorize_particles:
-            log_weight, score = _draw(model, guide, *repeated(images, labels, count))
+            log_weight, score = _draw(model, guide, *repeat_batch(images, labels, count))
         else:
             draws = [_draw(model, guide, images, labels) for _ in range(count)]
             log_weight, score = (torch.cat(part) for part in zip(*draws, strict=True))

@@ -18,7 +18,7 @@ References:
 
 from torch import Tensor, nn
 
-from capsule_zoo.inference.objectives.base import Objective, repeated
+from capsule_zoo.inference.objectives.base import Objective, repeat_batch
 from capsule_zoo.inference.objectives.wake_sleep import wake
 from capsule_zoo.models.checks import check_whole
 
@@ -45,7 +45,7 @@ class ScoreFunctionELBO(Objective):
     ) -> Tensor:
         """Return the negated ELBO, a mean over K draws for each image, in nats per image."""
         count = self.num_particles
-        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
+        _, log_p, log_q = wake(model, guide, *repeat_batch(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, -1)
         others = (log_weight.sum(0) - log_weight) / (count - 1)
         credit = (log_weight - others).flatten()

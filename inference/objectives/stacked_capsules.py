@@ -147,9 +147,9 @@ class StackedCapsuleObjective(Objective):
             return losses
         objects, parts = (drawn_capsules(trace, level.name) for level in model.levels)
         votes = model.votes(objects, self.width if model.relaxed else 0.0)
-        return {**losses, **self._of_objects(model, votes, parts)}
+        return {**losses, **self._object_terms(model, votes, parts)}
 
-    def _of_objects(
+    def _object_terms(
         self, model: StackedCapsuleAutoencoder, votes: ObjectVotes, parts: FeaturedCapsules
     ) -> dict[str, Tensor]:
         """Return all terms that involve the objects."""
@@ -201,7 +201,9 @@ class TermHistory:
 def drawn_capsules(trace: Trace, level: str) -> FeaturedCapsules:
     """Return the values of the sites of one level in a trace."""
     quantities = ("presence", "pose", "feature")
-    return FeaturedCapsules(*(trace.nodes[f"{level}_{quantity}"]["value"] for quantity in quantities))
+    return FeaturedCapsules(
+        *(trace.nodes[f"{level}_{quantity}"]["value"] for quantity in quantities)
+    )
 
 
 def squared_sparsity(presence: Tensor, present: float, classes: int) -> tuple[Tensor, Tensor]:

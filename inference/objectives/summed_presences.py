@@ -58,7 +58,7 @@ class SummedPresences(Objective):
             ValueError: a guide that proposes no objects, or to another model.
         """
         self.check_pair(model, guide)
-        scene_proposals = guide.found(images)
+        scene_proposals = guide.draw_proposals(images)
         distribution = guide.presence_distribution(images, scene_proposals)
         if distribution.baseline is not None:
             return _loss_of_a_draw(distribution, distribution.baseline, scene_proposals.score)
@@ -82,7 +82,7 @@ def _loss_of_a_draw(distribution: SubsetDistribution, baseline: Tensor, score: T
         baseline: what is expected of it, in nats, (B,).
         score: the log density of other draws without a gradient of their own, (B,).
     """
-    row = distribution.drawn()
+    row = distribution.draw_rows()
     log_q, weight = (x.gather(1, row)[:, 0] for x in (distribution.log_q, distribution.log_weight))
     bound = weight - log_q
     credit = (bound - baseline).detach() * log_q + bound.detach() * score

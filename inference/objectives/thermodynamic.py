@@ -30,7 +30,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from capsule_zoo.inference.objectives.base import Objective, repeated
+from capsule_zoo.inference.objectives.base import Objective, repeat_batch
 from capsule_zoo.inference.objectives.wake_sleep import wake
 from capsule_zoo.models.checks import check_whole
 
@@ -64,7 +64,7 @@ class ThermodynamicObjective(Objective):
     ) -> Tensor:
         """Return the negated bound, in nats per image, with the covariance gradient."""
         count = self.num_particles
-        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
+        _, log_p, log_q = wake(model, guide, *repeat_batch(images, labels, count))
         bound = thermodynamic_sum(log_p.view(count, -1), log_q.view(count, -1), self.points)
         return -bound.mean()
 

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from capsule_zoo.inference.check import is_discrete
 from capsule_zoo.inference.log_weight import call_arguments, log_density, only
-from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
+from capsule_zoo.inference.objectives.base import Objective, repeat_batch, with_gradient
 from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.spaces import observed_in
+from capsule_zoo.models.common.spaces import observed_node
 
 
 class WakeSleep(Objective):
@@ -95,7 +95,7 @@ class ReweightedWakeSleep(Objective):
     ) -> Tensor:
         """Return the negated IWAE of K particles, in nats per image, with the gradients above."""
         count, size = self.num_particles, len(images)
-        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
+        _, log_p, log_q = wake(model, guide, *repeat_batch(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, size)
         fraction = log_weight.softmax(0).flatten() / size
         value = -log_mean_exp(log_weight).mean()
@@ -129,7 +129,7 @@ def sleep(
         program = poutine.trace(poutine.replay(model, trace=start))
         dream = program.get_trace(None, labels, batch_size=len(images))
     samples = dream.nodes["_RETURN"]["value"]
-    bounded = is_discrete(observed_in(dream, model)["fn"])
+    bounded = is_discrete(observed_node(dream, model)["fn"])
     # Gaussian pixels of dreams may leave the range of those that the guide takes
     with nullcontext() if bounded else pyro.validation_enabled(False):
         trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(

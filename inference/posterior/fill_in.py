@@ -18,21 +18,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.missing import checked_mask, hide
+from capsule_zoo.data.missing import check_mask, hide
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference.check import check_pair, name_of
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, is_per_image
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.evaluation.prepare import Images, is_per_image, prepare_images
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_weights, with_summed_drawn
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import observed_in, tiled
+from capsule_zoo.models.common.modes import eval_mode, use_seed
+from capsule_zoo.models.common.spaces import observed_node, tile_batch
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FilledIn:
 
 
 @accept_arrays("observed", "fill")
-@of_a_model
+@require_model
 def fill_in(
     model: Model,
     guide: Guide,
@@ -109,11 +109,11 @@ def fill_in(
     if not isinstance(guide, Guide):
         raise ValueError(f"guide must be a Guide, which fills pixels in, not {name_of(guide)}")
     model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
-    images = as_wanted(model, images, guide)
-    observed = ~images.isnan() if observed is None else checked_mask(images, observed)
+    images = prepare_images(model, images, guide)
+    observed = ~images.isnan() if observed is None else check_mask(images, observed)
     if (images.isnan() & observed).any():
         raise ValueError("images holds NaN at observed pixels; mark these False in observed")
-    with isolated_parameters(model, guide), in_eval_mode(model, guide), seeded(seed):
+    with isolated_parameters(model, guide), eval_mode(model, guide), use_seed(seed):
         whole = is_per_image(guide)
         check_size, size = (len(images), len(images)) if whole else (2, batch_size)
         check_pair(model, guide, hide(images[:check_size], observed[:check_size]))
@@ -124,19 +124,21 @@ def fill_in(
             answer = guide
             if steps:
                 noise = int(torch.randint(2**31, ()))
-                answer = refine(model, guide, visible, steps=steps, distribution="normal", seed=noise)
+                answer = refine(
+                    model, guide, visible, steps=steps, distribution="normal", seed=noise
+                )
             most = max(1, batch_size // len(batch))  # particles in one pass
             passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
-            parts.append(_predicted(model, answer, batch, mask, passes, weighted))
+            parts.append(_predict_pixels(model, answer, batch, mask, passes, weighted))
     return FilledIn(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
-def _predicted(
+def _predict_pixels(
     model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int], weighted: bool
 ) -> tuple[Tensor, ...]:
     """Return the fields of `FilledIn` for a batch, from passes with these numbers of particles."""
-    model, guide = model.discretized(), guide.discretized()
+    model, guide = model.discretize(), guide.discretize()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
     log_fraction = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
@@ -157,13 +159,13 @@ def _draws(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log weights (K, B), hidden-pixel log densities (K, B) and means (K, B, C, H, W)."""
     shape = particles, len(images)
-    images, observed = (tiled(x, particles) for x in (images, observed))
+    images, observed = (tile_batch(x, particles) for x in (images, observed))
     hidden = hide(images, observed)
     log_weight, trace, drawn = log_weights(model, guide, hidden)
     if enumerated_sites(trace):
         values = {name: drawn.nodes[name]["value"] for name in guide.covers}
         trace = with_summed_drawn(model, values, hidden)
-    image = observed_in(trace, model)
+    image = observed_node(trace, model)
     distribution, site_shape = image["fn"].distribution, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)
     pixels = images.nan_to_num(nan=0.0).reshape(site_shape)

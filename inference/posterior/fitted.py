@@ -37,7 +37,7 @@ from capsule_zoo.data.progress import is_progress_shown
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_distributions import Continuous, UnservedSite
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
+from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
 from capsule_zoo.inference.functions import check_declared
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
@@ -47,7 +47,7 @@ from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 
 _MAX_AMORTIZED_STEPS = 20  # steps of the semi-amortized guide, at most
 _MODES = 4  # points of a mixture
@@ -125,7 +125,7 @@ def kinds_for(model: Model, start: Guide) -> list[str]:
     if model.supervised or not model.normalized:
         return []
     try:
-        both = families_of(model), families_of(model.discretized())
+        both = families_of(model), families_of(model.discretize())
     except UnservedSite:
         return []
     own, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
@@ -143,7 +143,7 @@ def kinds_for(model: Model, start: Guide) -> list[str]:
 
 def _corrects(guide: Guide) -> bool:
     """Return whether the distributions of a guide can be corrected, for a drawn image."""
-    with torch.no_grad(), pyro.validation_enabled(False), seeded(0), in_eval_mode(guide.model):
+    with torch.no_grad(), pyro.validation_enabled(False), use_seed(0), eval_mode(guide.model):
         image = guide.model(batch_size=1)
         try:
             Corrected(guide, image)
@@ -215,13 +215,13 @@ class SemiAmortized(Guide):
             guide = self.fitted(rows.view(-1, *images.shape[1:]))
         except NonFiniteGuide as error:  # which counts other rows than the caller does
             bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
-            raise NonFiniteGuide.of(error.what, bad, len(images), error.site) from None
+            raise NonFiniteGuide.of(error.subject, bad, len(images), error.site) from None
         return guide.select(places)
 
     def fitted(self, images: Tensor) -> PerImageGuide:
         """Return the guide to these images alone, in the form that this guide has."""
         free = self._refined(images)
-        return free.discretized() if self.discrete else free
+        return free.discretize() if self.discrete else free
 
     def _refined(self, images: Tensor) -> PerImageGuide:
         start = self._start[0]
@@ -258,16 +258,16 @@ def auto_normal(
     Raises:
         UnservedSite: a site is discrete, also in the discrete form of the model.
     """
-    model = model.discretized()
+    model = model.discretize()
     families = families_of(model).items()
     if discrete := [name for name, family in families if not isinstance(family, Continuous)]:
         raise UnservedSite(
             f"AutoNormal draws no discrete site, and {type(model).__name__} has "
             f"{', '.join(discrete)}; use free_form or semi_amortized"
         )
-    images = as_wanted(model, images, start)
-    with seeded(seed):
-        points = FreeForm(model, images, start and start.discretized())
+    images = prepare_images(model, images, start)
+    with use_seed(seed):
+        points = FreeForm(model, images, start and start.discretize())
         values = {name: points.continuous(name).transform(loc) for name, loc in points.locs.items()}
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
         checks = Checks(progress=is_progress_shown())

@@ -50,11 +50,11 @@ from torch.distributions.transforms import AbsTransform, ComposeTransform
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_distributions import ByLogits, UnservedSite
-from capsule_zoo.inference.annealing.path import AnnealedPath, Given, State
+from capsule_zoo.inference.annealing.path import AnnealedPath, State, ValueMessenger
 from capsule_zoo.inference.annealing.transitions import flip
 from capsule_zoo.inference.check import name_of
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.not_finite import refuse_non_finite
 from capsule_zoo.inference.posterior.modes import (
@@ -64,13 +64,13 @@ from capsule_zoo.inference.posterior.modes import (
     proper_rows,
     refuse_improper,
 )
-from capsule_zoo.inference.posterior.refine import refined
+from capsule_zoo.inference.posterior.refine import run_refinement
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
-from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
 from capsule_zoo.models.common.plates import ImageDistribution
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
 
@@ -89,7 +89,7 @@ _TEMPERED, _RATE = (
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
 
-@of_a_model
+@require_model
 @torch.inference_mode(False)
 def gauss_newton(
     model: Model,
@@ -142,33 +142,33 @@ def gauss_newton(
             f"{type(model).__name__} sums out {', '.join(summed)} by enumeration, so there is no "
             "Gauss-Newton distribution; build it with selection='marginal', or use free_form"
         )
-    images = as_wanted(model, images, start, check=check)
+    images = prepare_images(model, images, start, check=check)
     programs = [item for item in (model, start) if item is not None]
-    mode, freeze = in_eval_mode(*programs), frozen(*programs)
+    mode, freeze = eval_mode(*programs), frozen(*programs)
     quiet = validation_enabled(False)
-    with isolated_parameters(*programs), quiet, mode, freeze, seeded(seed), poutine.block():
+    with isolated_parameters(*programs), quiet, mode, freeze, use_seed(seed), poutine.block():
         if modes > 1:
             start = _several(model, start, images, modes, climbing)
-            images = tiled(images, modes)
-        points = refined(model, start, images, steps, seed=seed)
+            images = tile_batch(images, modes)
+        points = run_refinement(model, start, images, steps, seed=seed)
         assert isinstance(points, FreeForm)
         path, state = path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
         settles = any(path.beside.values())
         for _ in range(_ROUNDS if settles else 1):
-            state = _settled(points, path, state) if settles else state
-            state, precisions = climbed(path, state, groups, climb)
+            state = _settle_discrete(points, path, state) if settles else state
+            state, precisions = climb_density(path, state, groups, climb)
         improper = improper_by_site(path, state, groups, precisions)
         rows = proper_rows(torch.stack([*improper.values()]).any(0), modes)
         improper = {name: wrong[rows] for name, wrong in improper.items()}
-        refuse_improper(path, state, improper, modes, _measured_by_site)
+        refuse_improper(path, state, improper, modes, _measure_by_site)
         state, precisions = state.rows(rows), [item[rows] for item in precisions]
         for logits in points.logits.values():
             logits.data.copy_(logits.data[rows])
         factors = [_precision_to_scale_tril(item) for item in precisions]
         for name, loc in points.locs.items():
             loc.data.copy_(state.position[:, path.places[name].columns].reshape(loc.shape))
-        by_site = _by_site(path, points, factors)
+        by_site = _factors_by_site(path, points, factors)
         if modes == 1:
             return GaussNewton(points, by_site)
         evidence = evidence_of(GaussNewton(points, by_site), images).view(modes, -1)
@@ -201,11 +201,11 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     unit = torch.eye(state.position.shape[1]).to(state.position)[columns]
     derivatives = []
     for chunk in unit.split(max(1, _ROWS // images)):
-        copies = path.at(tiled(path.images, len(chunk)))
+        copies = path.at(tile_batch(path.images, len(chunk)))
         held = state.rows(torch.arange(images).repeat(len(chunk)))
 
         def parameters(position: Tensor, copies: AnnealedPath = copies, held: State = held) -> Any:
-            measured = _measured(copies, held._replace(position=position))
+            measured = _measure_sites(copies, held._replace(position=position))
             return torch.cat([measured[i][0].reshape(len(position), -1) for i in places], 1)
 
         rows = chunk.repeat_interleave(images, 0)
@@ -240,48 +240,49 @@ def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
     """Return which parameters depend on the position, and their roots of information, (B, n)."""
     with torch.enable_grad():
         position = state.position.detach().requires_grad_()
-        measurements = _measured(path, state._replace(position=position))
+        measurements = _measure_sites(path, state._replace(position=position))
     places = [i for i, (values, _) in enumerate(measurements) if values.requires_grad]
     roots = [measurements[i][1].detach().expand_as(measurements[i][0]) for i in places]
     return places, torch.cat([root.reshape(len(position), -1) for root in roots], 1)
 
 
-def _measured(path: AnnealedPath, state: State) -> Measured:
+def _measure_sites(path: AnnealedPath, state: State) -> Measured:
     """Return the parameters of the distributions of all sites at a state; see `measured`."""
-    return [pair for parameters in _measured_by_site(path, state).values() for pair in parameters]
+    return [pair for parameters in _measure_by_site(path, state).values() for pair in parameters]
 
 
-def _measured_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
+def _measure_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
     """Return the parameters of the distribution of each site at a state; see `measured`.
 
     Raises:
         UnservedSite: the image or a continuous site has no variance.
     """
     values = path.values(state)
-    with poutine.block(), Given(values):
+    with poutine.block(), ValueMessenger(values):
         trace = prune_subsample_sites(poutine.trace(path.model).get_trace(path.images))
     by_site: dict[str, Measured] = {}
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue
-        parameters = measured(site["fn"], site["value"])
+        parameters = measure_information(site["fn"], site["value"])
         if not parameters and (name in path.places or name in path.observed):
             raise UnservedSite(
-                f"site {name!r} of {name_of(path.model)} has the distribution {type(site['fn']).__name__} "
+                f"site {name!r} of {name_of(path.model)} has the distribution "
+                f"{type(site['fn']).__name__} "
                 "without mean and variance, so there is no Gauss-Newton distribution; use free_form"
             )
         by_site[name] = parameters
     return by_site
 
 
-def measured(distribution: Any, value: Tensor) -> Measured:
+def measure_information(distribution: Any, value: Tensor) -> Measured:
     """Return the parameters of a distribution, and the roots of their Fisher information.
 
     A mean enters as the distance of the value from it, because the value of a latent site moves
     too. There are none for a distribution without mean and variance.
     """
     if isinstance(distribution, Independent | ExpandedDistribution):
-        return measured(distribution.base_dist, value)
+        return measure_information(distribution.base_dist, value)
     if isinstance(distribution, ObservedPixels) and isinstance(
         distribution.distribution, ImageDistribution
     ):
@@ -289,11 +290,11 @@ def measured(distribution: Any, value: Tensor) -> Measured:
         inside = ObservedPixels(
             distribution.distribution.distribution, distribution.observed.unsqueeze(-4)
         )
-        return measured(inside, value.unsqueeze(-4))
+        return measure_information(inside, value.unsqueeze(-4))
     if isinstance(
         distribution, ImageDistribution
     ):  # the distribution inside has a dim more than the value
-        return measured(distribution.distribution, value.unsqueeze(-4))
+        return measure_information(distribution.distribution, value.unsqueeze(-4))
     if isinstance(distribution, MaskedDistribution | ObservedPixels):
         masked = isinstance(distribution, MaskedDistribution)
         inner, mask = (
@@ -304,18 +305,18 @@ def measured(distribution: Any, value: Tensor) -> Measured:
         dims = distribution.event_dim if masked else 0
         mask = torch.as_tensor(mask, device=value.device)
         mask = mask.reshape(*mask.shape, *[1] * dims)
-        return [(item, root * mask) for item, root in measured(inner, value)]
+        return [(item, root * mask) for item, root in measure_information(inner, value)]
     if isinstance(distribution, torch.distributions.TransformedDistribution):
         base: Any = distribution.base_dist
         absolute = [type(item) for item in distribution.transforms] == [AbsTransform]
-        if absolute and (information := _of_location_and_scale(base)) is not None:
+        if absolute and (information := _location_scale_information(base)) is not None:
             return [((value / base.scale).log(), information[1].sqrt())]
-        return measured(
+        return measure_information(
             distribution.base_dist, ComposeTransform(distribution.transforms).inv(value)
         )
     if isinstance(distribution, torch.distributions.MixtureSameFamily):
-        return _of_mixture(distribution, value)
-    if (information := _of_location_and_scale(distribution)) is not None:
+        return _measure_mixture(distribution, value)
+    if (information := _location_scale_information(distribution)) is not None:
         location, scale = information
         return [
             (value - distribution.loc, location.sqrt() / distribution.scale),
@@ -333,7 +334,7 @@ def measured(distribution: Any, value: Tensor) -> Measured:
         return []
 
 
-def _of_location_and_scale(distribution: Any) -> tuple[Tensor, Tensor] | None:
+def _location_scale_information(distribution: Any) -> tuple[Tensor, Tensor] | None:
     """Return the Fisher information of location / scale, and of the logarithm of the scale.
 
     It is finite for Cauchy and Student's t too, whose variance need not be. None of other families.
@@ -347,7 +348,7 @@ def _of_location_and_scale(distribution: Any) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _of_mixture(distribution: Any, value: Tensor) -> Measured:
+def _measure_mixture(distribution: Any, value: Tensor) -> Measured:
     """Return the parameters of the components, which count as much as they are responsible for."""
     parts = distribution.component_distribution
     padded = value.unsqueeze(-1 - distribution.event_dim)
@@ -355,12 +356,12 @@ def _of_mixture(distribution: Any, value: Tensor) -> Measured:
         (parts.log_prob(padded) + distribution.mixture_distribution.logits).softmax(-1).sqrt()
     )
     fraction = fraction.reshape(*fraction.shape, *[1] * distribution.event_dim)
-    return [(parameter, root * fraction) for parameter, root in measured(parts, padded)]
+    return [(parameter, root * fraction) for parameter, root in measure_information(parts, padded)]
 
 
 def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
     """Return the path to the discrete model's joint density, and the state at given points."""
-    discrete = points.discretized()
+    discrete = points.discretize()
     events = {site.name: site.event_dim for site in discrete.model.latent_sites}
     values = {}
     for name, family in discrete.families.items():
@@ -372,13 +373,13 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
     path = AnnealedPath(discrete.model, None, images)
     if not path.columns:
         raise UnservedSite(
-            f"{type(model).__name__} has no continuous site, so there is no Gauss-Newton distribution; use "
-            "free_form"
+            f"{type(model).__name__} has no continuous site, so there is no Gauss-Newton "
+            "distribution; use free_form"
         )
     return path, path.state(values)
 
 
-def _settled(points: FreeForm, path: AnnealedPath, state: State) -> State:
+def _settle_discrete(points: FreeForm, path: AnnealedPath, state: State) -> State:
     """Change discrete values that others follow, by `flip` at the posterior.
 
     The logits of `points` become those of the new values, where they are new.
@@ -386,7 +387,7 @@ def _settled(points: FreeForm, path: AnnealedPath, state: State) -> State:
     flips = _FLIPS * sum(choice.size for choice in path.choices.values())
     settled, _ = flip(path, state, path.terms(state), 1.0, flips)
     for name, value in settled.choices.items():
-        family = points.discretized().families[name]
+        family = points.discretize().families[name]
         assert isinstance(family, ByLogits)
         sure = family.start(dist.Delta(value), value)
         same = value == state.choices[name]
@@ -401,7 +402,7 @@ def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
     if not blocks:
         return [path.columns_of(points.locs)]
     groups: list[Tensor] = []
-    for site in points.discretized().model.latent_sites:
+    for site in points.discretize().model.latent_sites:
         if site.name in path.places:
             shape = path.places[site.name].shape
             inside = max(0, len(shape) - max(site.event_dim, 0))
@@ -409,7 +410,7 @@ def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
     return groups
 
 
-def climbed(
+def climb_density(
     path: AnnealedPath, state: State, groups: list[Tensor], steps: int
 ) -> tuple[State, list[Tensor]]:
     """Climb the log joint density by damped steps; return the state and its matrices by group.
@@ -438,7 +439,9 @@ def climbed(
     return state, matrices
 
 
-def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dict[str, Tensor]:
+def _factors_by_site(
+    path: AnnealedPath, points: FreeForm, factors: list[Tensor]
+) -> dict[str, Tensor]:
     """Return the factors of all groups as `GaussNewton` takes them, by site."""
     sizes = [path.places[name].columns for name in points.locs]
     if len(factors) == 1:
@@ -457,12 +460,12 @@ def _several(
     model: Model, start: Guide | None, images: Tensor, modes: int, climbing: int
 ) -> FreeForm:
     """Return points to refine: the answer of a guide, points from the prior, and its own draws."""
-    points = FreeForm(model, tiled(images, modes), start)
-    discrete = points.discretized()
+    points = FreeForm(model, tile_batch(images, modes), start)
+    discrete = points.discretize()
     guide_copies = range(2, modes, 2) if start is not None else range(0)
     climbed = [copy for copy in range(1, modes) if copy not in guide_copies]
     chunks = images.split(max(1, _ROWS // climbing))
-    parts = [_from_prior(discrete.model, part, len(climbed), climbing) for part in chunks]
+    parts = [_climb_from_prior(discrete.model, part, len(climbed), climbing) for part in chunks]
     for copy in range(1, modes):
         rows = slice(copy * len(images), (copy + 1) * len(images))
         nodes = poutine.trace(start).get_trace(images).nodes if copy in guide_copies else {}
@@ -478,16 +481,20 @@ def _several(
     return points
 
 
-def _from_prior(model: Model, images: Tensor, number: int, climbing: int) -> dict[str, Tensor]:
+def _climb_from_prior(
+    model: Model, images: Tensor, number: int, climbing: int
+) -> dict[str, Tensor]:
     """Return the best points that are reached from the prior, (number, B, ...) by site.
 
     The likeliest of many draws climb by Adam while the image counts more and more.
     """
     climbing = max(climbing, number)
-    path = AnnealedPath(model, None, tiled(images, climbing))
+    path = AnnealedPath(model, None, tile_batch(images, climbing))
     drawn = [path.draw() for _ in range(_SCREENED)]
     joint = torch.cat([path.terms(candidate).at(1.0) for candidate in drawn])
-    choices = {name: torch.cat([candidate.choices[name] for candidate in drawn]) for name in path.choices}
+    choices = {
+        name: torch.cat([candidate.choices[name] for candidate in drawn]) for name in path.choices
+    }
     every = State(torch.cat([candidate.position for candidate in drawn]), choices)
     state = every.rows(_likeliest(joint, len(images), climbing))
     unit = every.position.std(0).clamp(min=1e-6)

@@ -33,13 +33,13 @@ from torch import Tensor, nn
 
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import Images, is_per_image, prepare
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_seed, check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 
 Action = Tensor | float | Callable[[Tensor], Tensor]
 
@@ -63,7 +63,7 @@ class Counterfactual:
     inferred: dict[str, Tensor]
 
 
-@of_a_model
+@require_model
 def intervene(
     model: Model,
     guide: nn.Module,
@@ -106,25 +106,33 @@ def intervene(
         )
     pair = prepare(model, guide, images, labels=None, seed=seed, discrete=True)
     size = len(pair.images) if is_per_image(guide) else batch_size
-    mode = in_eval_mode(pair.model, pair.guide)
+    mode = eval_mode(pair.model, pair.guide)
     outcomes: list[Counterfactual] = []
-    with isolated_parameters(pair.model, pair.guide), mode, seeded(seed), torch.no_grad():
+    with isolated_parameters(pair.model, pair.guide), mode, use_seed(seed), torch.no_grad():
         for _ in range(num_samples):
-            drawn = [_inferred(pair.model, pair.guide, batch) for batch in pair.images.split(size)]
-            inferred = _joined(drawn, torch.cat)
+            drawn = [
+                _infer_latents(pair.model, pair.guide, batch) for batch in pair.images.split(size)
+            ]
+            inferred = _join_values(drawn, torch.cat)
             new = _new_values(model, inferred, do)
             parts = [
-                _predicted(pair.model, pair.images[rows], _at(inferred, rows), _at(new, rows))
+                _predict_outcomes(
+                    pair.model, pair.images[rows], _at(inferred, rows), _at(new, rows)
+                )
                 for rows in torch.arange(len(pair.images)).split(size)
             ]
-            outcomes.append(Counterfactual(**_joined([vars(part) for part in parts], torch.cat)))
-    return Counterfactual(**_joined([vars(outcome) for outcome in outcomes], torch.stack))
+            outcomes.append(
+                Counterfactual(**_join_values([vars(part) for part in parts], torch.cat))
+            )
+    return Counterfactual(**_join_values([vars(outcome) for outcome in outcomes], torch.stack))
 
 
-def _joined(parts: Sequence[Mapping[str, Any]], join: Callable[[list[Tensor]], Tensor]) -> dict:
+def _join_values(
+    parts: Sequence[Mapping[str, Any]], join: Callable[[list[Tensor]], Tensor]
+) -> dict:
     """Join tensors by name; a value may be a mapping of tensors."""
     return {
-        name: _joined([part[name] for part in parts], join)
+        name: _join_values([part[name] for part in parts], join)
         if isinstance(parts[0][name], dict)
         else join([part[name] for part in parts])
         for name in parts[0]
@@ -135,7 +143,7 @@ def _at(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     return {name: value[rows.to(value.device)] for name, value in values.items()}
 
 
-def _inferred(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
+def _infer_latents(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
     """Draw every latent site (B, ...): from the guide, or its posterior if it is summed out."""
     drawn = latent_sites(poutine.trace(guide).get_trace(images))
     names = latent_sites(poutine.trace(model).get_trace(images))
@@ -169,7 +177,7 @@ def _new_values(
     return new_values
 
 
-def _predicted(
+def _predict_outcomes(
     model: Any, images: Tensor, inferred: dict[str, Tensor], new: dict[str, Tensor]
 ) -> Counterfactual:
     """Run the model at the inferred values, and once more with the new ones and the same noise."""

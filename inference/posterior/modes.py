@@ -92,7 +92,7 @@ def evidence_of(guide: GaussNewton, images: Tensor) -> Tensor:
 
     A draw whose log weight is not a number counts as impossible.
     """
-    guide = guide.discretized()
+    guide = guide.discretize()
     draws = torch.stack([log_weights(guide.model, guide, images)[0] for _ in range(_JUDGED)])
     return draws.masked_fill(not_a_number(draws), -math.inf).logsumexp(0)
 

@@ -37,8 +37,8 @@ from capsule_zoo.data import transforms
 from capsule_zoo.data.progress import track
 from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, Refinement
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted
-from capsule_zoo.inference.functions import of_a_model
+from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.not_finite import (
@@ -50,8 +50,8 @@ from capsule_zoo.inference.not_finite import (
 from capsule_zoo.inference.other_model import warn_of_another_model
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_one_of, check_positive, check_whole
-from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import log_score
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
@@ -64,7 +64,7 @@ _DRAWS_CORRECTED = 16  # the same for corrections: a guide to correct is often g
 _SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
 
 
-@of_a_model
+@require_model
 @torch.inference_mode(False)
 def refine(
     model: Model,
@@ -111,7 +111,7 @@ def refine(
         NonFiniteGuide: the guide, or the objective under it, is not finite for some image; the
             message names image and site.
     """
-    images = as_wanted(model, images, guide, check=check)
+    images = prepare_images(model, images, guide, check=check)
     check_one_of("method", method, ("scheduled", "adam"))
     check_whole(0, steps=steps)
     check_whole(1, starts=starts)
@@ -122,27 +122,27 @@ def refine(
         )
     if distribution == "corrected" and (guide is None or starts > 1):
         raise ValueError(
-            "distribution 'corrected' corrects the distributions of one guide at one start; give a guide, and leave "
-            "starts at 1"
+            "distribution 'corrected' corrects the distributions of one guide at one start; give a "
+            "guide, and leave starts at 1"
         )
     if lr is not None:
         check_positive(lr=lr)
     try:
-        free = refined(model, guide, images, steps, method, lr, starts, distribution, seed)
+        free = run_refinement(model, guide, images, steps, method, lr, starts, distribution, seed)
     except NAMING_NO_IMAGE:
-        with isolated_parameters(model), in_eval_mode(model), seeded(seed):
+        with isolated_parameters(model), eval_mode(model), use_seed(seed):
             bad, site = ([], None) if guide is None else non_finite(model, guide, images)
         if not bad:
             raise
         subject = f"{type(guide).__name__} of {type(model).__name__}"
         raise NonFiniteGuide.of(subject, bad, len(images), site) from None
-    with isolated_parameters(model), in_eval_mode(model), seeded(seed), torch.no_grad():
+    with isolated_parameters(model), eval_mode(model), use_seed(seed), torch.no_grad():
         assert free.refinement is not None
         refuse_non_finite(free, images, free.refinement.end)
     return free
 
 
-def refined(
+def run_refinement(
     model: Model,
     guide: Guide | None,
     images: Tensor,
@@ -159,9 +159,9 @@ def refined(
     rate = usual if lr is None else lr
     if guide is not None:
         warn_of_another_model(model, guide, images)
-    with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
+    with isolated_parameters(model), frozen(model), eval_mode(model), use_seed(seed):
         draws = _DRAWS_CORRECTED if distribution == "corrected" else _DRAWS
-        judge = partial(_judged, model, images, torch.randint(2**31, (draws,)).tolist())
+        judge = partial(_evaluate_objective, model, images, torch.randint(2**31, (draws,)).tolist())
         free = _best_start(model, images, guide, starts, distribution, judge)
         best = _Best(free, judge(free))
         with validation_enabled(False):  # a step may lead to NaN, which is then discarded
@@ -191,7 +191,7 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
     arXiv 1703.09194): it is zero on average, and most of the noise.
     """
     draws = 1 if free.differentiable else _SCORED
-    rows = tiled(images, draws)
+    rows = tile_batch(images, draws)
     log_weight, _, drawn = log_weights(model, free, rows)
     surrogate = log_weight
     if isinstance(free, Corrected):
@@ -226,14 +226,16 @@ def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Ada
 
 
 @torch.no_grad()
-def _judged(model: Model, images: Tensor, seeds: list[int], free: PerImageGuide) -> Tensor:
+def _evaluate_objective(
+    model: Model, images: Tensor, seeds: list[int], free: PerImageGuide
+) -> Tensor:
     """Compute the objective log p(image, z) - log q(z) of each image, (B,), in nats.
 
     It is a mean over draws, one for each seed.
     """
     total = images.new_zeros(len(images))
     for seed in seeds:
-        with seeded(seed):
+        with use_seed(seed):
             total += log_weights(model, free, images)[0]
     return total / len(seeds)
 

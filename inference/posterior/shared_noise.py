@@ -67,7 +67,7 @@ def carry(value: Tensor, before: Any, after: Any) -> Tensor:
     ):  # the distributions inside have a dim more than the values
         return carry(value.unsqueeze(-4), before.distribution, after.distribution).squeeze(-4)
     before, after = base_distribution(before), base_distribution(after)
-    return carried(after, before, value).to(value.dtype)
+    return carry_value(after, before, value).to(value.dtype)
 
 
 def same_distribution(first: Any, second: Any) -> bool:
@@ -96,7 +96,7 @@ def _numbers(distribution: Any, ids: set[int]) -> list[Tensor]:
 
 
 @singledispatch
-def carried(after: Any, before: Any, value: Tensor) -> Tensor:
+def carry_value(after: Any, before: Any, value: Tensor) -> Tensor:
     """Return the value under `after` with the noise of `value` under `before`.
 
     Rules are chosen by the class of `after`. This one serves distributions with a distribution
@@ -113,17 +113,17 @@ def carried(after: Any, before: Any, value: Tensor) -> Tensor:
         ) from None
 
 
-@carried.register
+@carry_value.register
 def _normal(after: dist.Normal, before: dist.Normal, value: Tensor) -> Tensor:
     return after.loc + (value - before.loc) * (after.scale / before.scale)
 
 
-@carried.register
+@carry_value.register
 def _delta(after: dist.Delta, before: dist.Delta, value: Tensor) -> Tensor:
     return after.v
 
 
-@carried.register
+@carry_value.register
 def _bernoulli(after: dist.Bernoulli, before: dist.Bernoulli, value: Tensor) -> Tensor:
     pairs = (
         torch.stack([torch.zeros_like(distribution.logits), distribution.logits], -1)
@@ -132,12 +132,12 @@ def _bernoulli(after: dist.Bernoulli, before: dist.Bernoulli, value: Tensor) -> 
     return same_gumbels(value.long(), *pairs)
 
 
-@carried.register
+@carry_value.register
 def _categorical(after: dist.Categorical, before: dist.Categorical, value: Tensor) -> Tensor:
     return same_gumbels(value.long(), before.logits, after.logits)
 
 
-@carried.register
+@carry_value.register
 def _one_hot(
     after: dist.OneHotCategorical, before: dist.OneHotCategorical, value: Tensor
 ) -> Tensor:
@@ -168,14 +168,14 @@ def _gumbel(like: Tensor) -> Tensor:
     return -torch.empty_like(like).exponential_().log()
 
 
-@carried.register
+@carry_value.register
 def _mixture(after: ParentMixture, before: ParentMixture, value: Tensor) -> Tensor:
     old, new = before.component_distribution, after.component_distribution
     weights = before.mixture_distribution.logits
     posterior = old.log_prob(before._pad(value)) + weights
     first = dist.Categorical(logits=posterior).sample()
     second = same_gumbels(first, weights, after.mixture_distribution.logits)
-    return carried(_select_component(new, second), _select_component(old, first), value)
+    return carry_value(_select_component(new, second), _select_component(old, first), value)
 
 
 def _select_component(components: Any, index: Tensor) -> Any:
@@ -191,13 +191,13 @@ def _select_component(components: Any, index: Tensor) -> Any:
     return type(distribution)(**parameters)
 
 
-@carried.register(PixelMixture)
-@carried.register(TintedMixture)
+@carry_value.register(PixelMixture)
+@carry_value.register(TintedMixture)
 def _pixels(
     after: PixelMixture | TintedMixture, before: PixelMixture | TintedMixture, value: Tensor
 ) -> Tensor:
     old_distribution, new_distribution = (
-        distribution.stacked if isinstance(distribution, TintedMixture) else distribution
+        distribution.as_stacks if isinstance(distribution, TintedMixture) else distribution
         for distribution in (before, after)
     )
     pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
@@ -221,7 +221,7 @@ def _pixels(
     return moved.movedim(0, -3).unsqueeze(-4)
 
 
-@carried.register
+@carry_value.register
 def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> Tensor:
     owner = corner_table(after.distribution, value.device)[0][1:]
     slots, corners = value.shape[-1], len(owner)
@@ -235,7 +235,9 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
     place = uniform.sort(-1).values.gather(-1, rank.clamp(min=0))
     held = value[..., None] == code  # (*batch, slots, corners)
     object_positions = torch.where(held, place[..., None], 0.0).sum(-2)
-    object_positions = torch.where(held.any(-2), object_positions, torch.rand_like(object_positions))
+    object_positions = torch.where(
+        held.any(-2), object_positions, torch.rand_like(object_positions)
+    )
     object_positions = object_positions.masked_fill(after.presence[..., owner] < 0.5, torch.inf)
     stray = place.masked_fill(value != 0, torch.inf)  # the clutter stays
     places = torch.cat([object_positions, stray], -1)
@@ -251,7 +253,7 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
     return torch.where(same, value.long(), ordered)
 
 
-@carried.register
+@carry_value.register
 def _points(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tensor:
     corners = before.places.shape[-2]
     code = torch.arange(1, corners + 1, device=value.device)

@@ -33,14 +33,19 @@ from capsule_zoo.guides.per_image.site_distributions import (
 )
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
-from capsule_zoo.inference.evaluation.prepare import Images, as_wanted, discrete_form, is_per_image
+from capsule_zoo.inference.evaluation.prepare import (
+    Images,
+    discrete_form,
+    is_per_image,
+    prepare_images,
+)
 from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.models.checks import check_positive
-from capsule_zoo.models.common.modes import frozen, in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode, frozen
 
 
 class Widened(Guide):
@@ -105,10 +110,10 @@ class Widened(Guide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         # read here: inside of a function that is a module, parameters are the function's own
         scales = {name: self.scale(name) for name in self.sites_with_scales()}
-        with OtherDistributions(partial(self._widened, scales)):
+        with OtherDistributions(partial(self._widen_site, scales)):
             return self.guide(*call_arguments(images, labels))
 
-    def _widened(self, scales: dict[str, Tensor], name: str, distribution: Any) -> Any:
+    def _widen_site(self, scales: dict[str, Tensor], name: str, distribution: Any) -> Any:
         """Return a distribution with a density in place of the Delta of a widened site."""
         if not is_delta(distribution):
             return distribution
@@ -140,7 +145,7 @@ class Widened(Guide):
         """Return the names of the widened sites that are not relaxed."""
         return [name for name, family in self.families.items() if isinstance(family, Continuous)]
 
-    def discretized(self) -> "Widened":
+    def discretize(self) -> "Widened":
         """Return the discrete guide with the same scales; discrete sites have none."""
         discrete = discrete_form(self.guide)
         if discrete is self.guide:
@@ -197,9 +202,9 @@ def widen(
             not allowed.
     """
     check_module(guide)
-    images = as_wanted(model, images, guide)
+    images = prepare_images(model, images, guide)
     example = images if is_per_image(guide) else images[:2]
-    with isolated_parameters(model, guide), in_eval_mode(guide):
+    with isolated_parameters(model, guide), eval_mode(guide):
         check_pair(model, guide, example)
         widened = Widened(model, guide, example, scale)
     with frozen(guide):

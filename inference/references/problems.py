@@ -25,7 +25,7 @@ from torch import Tensor
 from capsule_zoo.inference.references.reference import Reference
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import Constellations, GenerativeCapsNet, Model, PartWholeCapsules
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.constellations.matching_distributions import corner_table
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
@@ -59,7 +59,7 @@ def _part_whole() -> Model:
         belonging=Belonging(
             sigma_min=0.1, sigma_off=0.3, sigma_dummy=0.3, epsilon=0.2, dummy_presence=0.3
         ),
-    ).discretized()
+    ).discretize()
 
 
 def _presences(model: Model, images: Tensor) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def _matchings(model: Constellations, points: Tensor) -> dict[str, Tensor]:
 
 def _generative_capsnet() -> Model:
     sizes = dict(kinds=2, pose=2, parts=3, length=3, hidden=4, maps=2, channels=3)
-    return GenerativeCapsNet((1, 5, 6), **sizes, jitter=0.2, sigma_image=0.4).discretized()
+    return GenerativeCapsNet((1, 5, 6), **sizes, jitter=0.2, sigma_image=0.4).discretize()
 
 
 def _kinds(model: GenerativeCapsNet, images: Tensor) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def build(name: str) -> Model:
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown reference problem {name!r}; there are {list_references()}")
-    with seeded(0):
+    with use_seed(0):
         model = PROBLEMS[name].build()
     if isinstance(model.space, ImageSpace):
         model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))  # noise has no ends

@@ -40,7 +40,7 @@ from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 
 _ROWS = 8192  # runs of the model at once
 
@@ -180,7 +180,7 @@ class Reference:
             return None
         guide = discrete_form(guide)
         images = self.images.expand(num_draws, *self.images.shape[1:])
-        with isolated_parameters(self.model, guide), in_eval_mode(guide), seeded(seed):
+        with isolated_parameters(self.model, guide), eval_mode(guide), use_seed(seed):
             weights, model_trace, guide_trace = log_weights(self.model, guide, images)
             points = point_sites(model_trace, guide_trace)
         if not_a_bound(self.model, model_trace, points):
@@ -189,7 +189,7 @@ class Reference:
 
     @cached_property
     def _continuous(self) -> SiteVector:
-        with isolated_parameters(self.model), torch.no_grad(), seeded(0):
+        with isolated_parameters(self.model), torch.no_grad(), use_seed(0):
             nodes = poutine.trace(self.model).get_trace(self.images).nodes
         vector = SiteVector()
         for name in (site.name for site in self.model.sites if site.name not in self.settings):

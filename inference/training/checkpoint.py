@@ -76,7 +76,9 @@ def check_same_modules(modules: dict[str, nn.Module], tree: dict) -> None:
         held, kind = tree["classes"][role], type(module).__name__
         problems = [] if held == kind else [f"it holds a {held}, not a {kind}"]
         problems += [f"it lacks {name} {shapes[name]}" for name in shapes if name not in other]
-        problems += [f"it has an extra {name} {other[name]}" for name in other if name not in shapes]
+        problems += [
+            f"it has an extra {name} {other[name]}" for name in other if name not in shapes
+        ]
         problems += [
             f"{name} has shape {other[name]}, not {shapes[name]}"
             for name in shapes

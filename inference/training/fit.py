@@ -31,8 +31,8 @@ from capsule_zoo.inference.training.settings import (
     Checks,
     Inputs,
     Pace,
-    combined,
-    paced,
+    combine_settings,
+    pace_arguments,
     with_groups,
 )
 from capsule_zoo.inference.training.trainer import Pair, Trainer
@@ -110,9 +110,9 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
-    guide_settings = paced(getattr(guide, "fit_settings", {}))
+    guide_settings = pace_arguments(getattr(guide, "fit_settings", {}))
     rate = {} if lr is None else {"lr": lr}
-    arguments = combined({"lr": 1e-3}, guide_settings, {"pace": pace, **rate})
+    arguments = combine_settings({"lr": 1e-3}, guide_settings, {"pace": pace, **rate})
     updates = Updates(optimizer_factory(optimizer), **arguments)
     _check_arguments(model, guide, freeze, updates)
     check_objective(objective)

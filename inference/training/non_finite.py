@@ -38,7 +38,9 @@ class NonFiniteLoss(RuntimeError):
             where = "every site's value and log density is finite, so the gradient overflowed"
         else:
             where = f"the first site with a value or log density that is not is {self.site!r}"
-        remark = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
+        remark = (
+            "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
+        )
         if self.restored is not None:
             remark = f"; model and guide are as they were after step {self.restored}{remark}"
         return (

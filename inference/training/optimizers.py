@@ -86,7 +86,7 @@ def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> Optimiz
     if optimizer is None:
         return default_optimizer
     if isinstance(optimizer, PyroOptim):
-        return _from_pyro(optimizer)
+        return _convert_pyro_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
         name = f"torch.optim.{type(optimizer).__name__}"
         raise ValueError(
@@ -106,7 +106,7 @@ def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> Optimiz
     return optimizer
 
 
-def _from_pyro(optimizer: PyroOptim) -> OptimizerFactory:
+def _convert_pyro_optimizer(optimizer: PyroOptim) -> OptimizerFactory:
     name = getattr(optimizer.pt_optim_constructor, "__name__", "the optimizer")
     if isinstance(optimizer, PyroLRScheduler):
         raise ValueError(

@@ -75,8 +75,12 @@ class Run:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
         folder = Path(folder)
         write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
-        finite_metrics = {k: None if value == math.inf else value for k, value in self.metrics.items()}
-        metrics = json.dumps(finite_metrics, indent=2, allow_nan=False) + "\n"  # inf before the first check
+        finite_metrics = {
+            k: None if value == math.inf else value for k, value in self.metrics.items()
+        }
+        metrics = (
+            json.dumps(finite_metrics, indent=2, allow_nan=False) + "\n"
+        )  # inf before the first check
         write_whole(folder / "metrics.json", metrics.encode())
 
 
@@ -137,7 +141,7 @@ class Progress:
         return last - before or math.nan
 
     @property
-    def unchecked(self) -> bool:
+    def has_unchecked_step(self) -> bool:
         """True if a step was taken since the last check."""
         return self._checked < self.step
 

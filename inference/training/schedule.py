@@ -31,7 +31,7 @@ class Budget:
 
     steps: float
     seconds: float
-    given: str
+    description: str
 
     @classmethod
     def of(
@@ -56,7 +56,7 @@ class Budget:
             self, steps=max(1, self.steps - steps), seconds=max(1.0, self.seconds - seconds)
         )
 
-    def shared(self, fraction: float) -> dict[str, float]:
+    def limits_of_fraction(self, fraction: float) -> dict[str, float]:
         """Return the arguments of `fit` for a fraction of this length, at least one step."""
         limits: dict[str, float] = {}
         if math.isfinite(self.steps):
@@ -74,16 +74,16 @@ class Budget:
         pace = progress.pace
         minutes, steps = pace * (self.steps - progress.step) / 60, self.seconds / pace
         if MANY_MINUTES < minutes < math.inf and math.isinf(self.seconds):
-            effect = f"{self.given} take about {minutes:.0f} minutes; give fewer, or a time"
+            effect = f"{self.description} take about {minutes:.0f} minutes; give fewer, or a time"
         elif steps < FEW_STEPS:
-            effect = f"{self.given} allow about {steps:.0f} steps; give more, or smaller images"
+            effect = f"{self.description} allow {steps:.0f} steps; give more, or smaller images"
         else:
             return None
         return f"a step takes {pace:.2g} s, so that {effect}"
 
     def reason(self) -> str:
         """Return the reason why a run with a spent budget stopped."""
-        return f"reached {self.given}"
+        return f"reached {self.description}"
 
     def bar(self, progress: Progress, enabled: bool) -> Bar:
         """Return a progress bar over the steps or, where time counts, over percents of the run."""
@@ -93,7 +93,7 @@ class Budget:
 
     def advance(self, bar: Bar, progress: Progress) -> None:
         """Move the bar to the present state of the run."""
-        if bar.enabled:
+        if bar.is_enabled:
             bar.advance(self._done(progress), progress.summary(steps=not self._counts_steps))
 
     @property

@@ -54,11 +54,13 @@ class Group:
     @property
     def overrides(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
-        values = {member.name: (getattr(self, member.name), member.default) for member in fields(self)}
+        values = {
+            member.name: (getattr(self, member.name), member.default) for member in fields(self)
+        }
         return {name: value for name, (value, default) in values.items() if value != default}
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.overrides.items())
         return f"{type(self).__name__}({arguments})"
 
 
@@ -147,7 +149,7 @@ _GROUPS: dict[str, type[Group]] = {"pace": Pace, "inputs": Inputs, "checks": Che
 _PLACES = {member.name: group for group, kind in _GROUPS.items() for member in fields(kind)}
 
 
-def combined(*settings: Mapping[str, Any]) -> dict[str, Any]:
+def combine_settings(*settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of `fit` from several mappings, of which later ones replace earlier ones.
 
     Of a group, only the fields that differ from their defaults are replaced.
@@ -156,12 +158,12 @@ def combined(*settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in (item for mapping in settings for item in mapping.items()):
         earlier = result.get(name)
         if isinstance(value, Group) and isinstance(earlier, Group):
-            value = replace(earlier, **value.given)
+            value = replace(earlier, **value.overrides)
         result[name] = value
     return result
 
 
-def paced(fit_settings: Mapping[str, Any]) -> dict[str, Any]:
+def pace_arguments(fit_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a guide's `fit_settings` (lr, schedule, warmup and clip) as arguments of `fit`."""
     rate = {name: value for name, value in fit_settings.items() if name == "lr"}
     return rate | {"pace": Pace(**{k: v for k, v in fit_settings.items() if k != "lr"})}
@@ -171,7 +173,7 @@ def with_groups(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function say, by a ValueError, which group an argument belongs to, or has to be."""
 
     @wraps(function)
-    def checked(*args: P.args, **settings: P.kwargs) -> R:
+    def wrapper(*args: P.args, **settings: P.kwargs) -> R:
         for name, value in settings.items():
             if name in _GROUPS and not isinstance(value, _GROUPS[name]):
                 kind = _GROUPS[name].__name__
@@ -184,7 +186,7 @@ def with_groups(function: Callable[P, R]) -> Callable[P, R]:
                 )
         return function(*args, **settings)
 
-    return checked
+    return wrapper
 
 
 def call_back(callbacks: Sequence[Callback], check: Check) -> str | None:

@@ -29,7 +29,7 @@ from capsule_zoo.inference.training.checkpoint import (
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.progress import Before, Run
 from capsule_zoo.inference.training.schedule import Budget
-from capsule_zoo.inference.training.settings import Checks, Inputs, combined, with_groups
+from capsule_zoo.inference.training.settings import Checks, Inputs, combine_settings, with_groups
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_whole
@@ -115,7 +115,7 @@ def fit_stages(
     if not stages:
         raise ValueError("stages is empty; give at least one Stage")
     budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
-    before = _resumed(stages, checks.resume)._replace(whole=budget)
+    before = _restore_stages(stages, checks.resume)._replace(whole=budget)
     checks = replace(checks, before=before)
     for stage in stages:
         if stage.check is not None:
@@ -130,9 +130,11 @@ def fit_stages(
         prepared: Dataset | Split = data
         if stage.prepare is not None:
             stage_inputs = replace(inputs, transform=None)
-            prepared = stage.prepare(_transformed(data, inputs.transform, batch_size, seed), seed)
+            prepared = stage.prepare(
+                _transform_data(data, inputs.transform, batch_size, seed), seed
+            )
         left = budget.after(len(before.rows), before.seconds)
-        limits = left.shared(stage.steps / needed_steps(stages[number:]))
+        limits = left.limits_of_fraction(stage.steps / needed_steps(stages[number:]))
         if stage.most is not None:
             limits["steps"] = min(limits.get("steps", stage.most), stage.most)
         run = fit(
@@ -141,7 +143,9 @@ def fit_stages(
             prepared,
             batch_size=stage.batches * batch_size,
             seed=seed,
-            **combined(stage.settings, settings, {"inputs": stage_inputs, "checks": checks}, limits),
+            **combine_settings(
+                stage.settings, settings, {"inputs": stage_inputs, "checks": checks}, limits
+            ),
         )
         if run.stopped == "interrupted":
             return run
@@ -183,7 +187,7 @@ def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budge
     )
 
 
-def _transformed(
+def _transform_data(
     data: Dataset, transform: Callable[..., Tensor] | None, batch_size: int, seed: int
 ) -> Dataset:
     """Return the data with every training image transformed once."""
@@ -204,7 +208,7 @@ def check_enough(data: Dataset, size: str, number: int) -> None:
         )
 
 
-def _resumed(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
+def _restore_stages(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
     """Return the stages before the one to continue with, whose parameters are restored.
 
     They are needed before the run goes on: a stage may read its data by what is trained.

@@ -35,7 +35,7 @@ from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.settings import Check, Checks, call_back
 from capsule_zoo.inference.training.workers import Workers
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.models.common.spaces import space_of
 
 SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
@@ -156,7 +156,7 @@ class Trainer:
         """Take steps until something ends the run, and return the reason."""
         stream, first, before = self._stream(), self.progress.step, self.progress.before
         stopped = None
-        with _interrupts_deferred() as interrupted:
+        with _defer_interrupts() as interrupted:
             try:
                 while stopped is None:
                     fraction = self.workers.agree(budget.fraction(self.progress))
@@ -247,7 +247,7 @@ class Trainer:
             return None
         name = None
         if self.workers.is_first:
-            with in_eval_mode(*self.pair.both):
+            with eval_mode(*self.pair.both):
                 name = call_back(
                     self.checks.callbacks, Check(*self.pair.both, **self.progress.latest)
                 )
@@ -260,7 +260,7 @@ class Trainer:
         if self.validation is None:
             return math.nan
         total = 0.0
-        with _evaluating(self.objective, *self.pair.both), seeded(self.seed):
+        with _evaluating(self.objective, *self.pair.both), use_seed(self.seed):
             size = self.batches.batch_size
             for begin in range(0, len(self.validation), size):
                 part = self.validation[begin : begin + size]
@@ -270,7 +270,7 @@ class Trainer:
         return self.workers.agree(total / len(self.validation))
 
     def _finish(self, stopped: str) -> None:
-        if stopped != "interrupted" and self.progress.unchecked:
+        if stopped != "interrupted" and self.progress.has_unchecked_step:
             self._check()
         elif stopped == "interrupted":
             self.progress.stop()
@@ -367,7 +367,7 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
     """Disable gradients, set modules to eval mode, and restore the objective's state afterwards."""
     state = copy.deepcopy(objective.state_dict()) if hasattr(objective, "state_dict") else None
     try:
-        with in_eval_mode(*modules), torch.no_grad():
+        with eval_mode(*modules), torch.no_grad():
             yield
     finally:
         if state is not None:
@@ -380,7 +380,7 @@ def _say(line: str | None) -> None:
 
 
 @contextmanager
-def _interrupts_deferred() -> Iterator[threading.Event]:
+def _defer_interrupts() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C or SIGTERM sets; only a second one interrupts a step."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -102,7 +102,10 @@ def usable_device(device: str | torch.device) -> torch.device:
         torch_device = torch.device(device)
     except (RuntimeError, TypeError):
         torch_device = None
-    if torch_device is None or f"{torch_device.type}:{torch_device.index or 0}" not in ["cpu:0", *names]:
+    if torch_device is None or f"{torch_device.type}:{torch_device.index or 0}" not in [
+        "cpu:0",
+        *names,
+    ]:
         raise ValueError(f"device must be one of {', '.join(names)}, not {str(device)!r}")
     return torch_device
 

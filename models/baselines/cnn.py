@@ -28,9 +28,9 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
-from capsule_zoo.models.networks.classifier import Classifier, standardized
+from capsule_zoo.models.networks.classifier import Classifier, standardize_images
 from capsule_zoo.models.networks.leading import PairsOfImages
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 
@@ -69,7 +69,7 @@ class ConvolutionalClassifier(Classifier):
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
         """Compute the logits of the classes, (B, classes)."""
-        maps = standardized(images)
+        maps = standardize_images(images)
         for convolution in (self.first, self.second):
             maps = F.max_pool2d(F.relu(convolution(maps)), 2)
         hidden = F.relu(self.hidden(maps.flatten(1)))
@@ -92,7 +92,7 @@ class EqualClassifier(Classifier):
         super().__init__(image_shape, classes)
         stem, layers, parameters = before_capsules(capsules)
         self.stem = stem = PyroModule[nn.Sequential](*stem, PyroModule[nn.ReLU]())
-        with torch.no_grad(), in_eval_mode(stem):
+        with torch.no_grad(), eval_mode(stem):
             inputs, height, width = stem(torch.zeros(1, *image_shape)).shape[1:]
         for kernel, stride in layers:
             height, width = ((n - kernel) // stride + 1 for n in (height, width))

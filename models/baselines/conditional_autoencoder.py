@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.networks.convolutional import Decoder, Upsampler
 from capsule_zoo.models.networks.layers import elu
-from capsule_zoo.models.networks.leading import joined, over_leading
+from capsule_zoo.models.networks.leading import join_broadcast, over_leading
 from capsule_zoo.models.networks.on_request import (
     Latents,
     OnRequest,
@@ -66,7 +66,7 @@ class MixedDecoder(PyroModule):
         self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
 
     def forward(self, code: Tensor, request: Tensor) -> Tensor:
-        return self.decoder(elu(self.mix(joined([code, request], -1))))
+        return self.decoder(elu(self.mix(join_broadcast([code, request], -1))))
 
 
 class LinearDecoder(PyroModule):
@@ -108,7 +108,7 @@ class BroadcastDecoder(PyroModule):
         self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
 
     def forward(self, code: Tensor, request: Tensor) -> Tensor:
-        return over_leading(self._decode, joined([code, request], -1), event_dim=1)
+        return over_leading(self._decode, join_broadcast([code, request], -1), event_dim=1)
 
     def _decode(self, inputs: Tensor) -> Tensor:
         """Compute activities (B, C, H, W) from inputs (B, n)."""

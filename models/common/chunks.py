@@ -22,7 +22,7 @@ class _InChunks(torch.autograd.Function):
     def forward(ctx: Any, function: Callable, size: int, count: int, *tensors: Tensor) -> tuple:
         ctx.function = function
         ctx.size = size
-        ctx.each = count
+        ctx.count = count
         ctx.save_for_backward(*tensors)
         return _apply_in_chunks(function, tensors[:count], tensors[count:], size)
 
@@ -36,7 +36,7 @@ class _InChunks(torch.autograd.Function):
         for begin in range(0, len(grads[0]), ctx.size):
             chunk = slice(begin, begin + ctx.size)
             inputs = [
-                (x[chunk] if k < ctx.each else x).detach().requires_grad_(wanted[k])
+                (x[chunk] if k < ctx.count else x).detach().requires_grad_(wanted[k])
                 for k, x in enumerate(ctx.saved_tensors)
             ]
             with torch.enable_grad():
@@ -46,7 +46,7 @@ class _InChunks(torch.autograd.Function):
             gradients = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
             for k, total in enumerate(totals):
                 if total is not None and (slope := next(gradients)) is not None:
-                    (total[chunk] if k < ctx.each else total).add_(slope)
+                    (total[chunk] if k < ctx.count else total).add_(slope)
         return None, None, None, *totals
 
 
@@ -58,7 +58,7 @@ def _apply_in_chunks(
     return tuple(torch.cat(output) for output in outputs)
 
 
-def in_chunks(
+def map_in_chunks(
     function: Callable,
     inputs: tuple[Tensor, ...],
     shared: tuple[Tensor, ...],
@@ -89,7 +89,7 @@ def in_chunks(
     if torch.is_autocast_enabled(device):
         inputs = tuple(x.to(first.dtype) for x in inputs)
         with torch.autocast(device, enabled=False):
-            return in_chunks(function, inputs, shared, numbers, recompute)
+            return map_in_chunks(function, inputs, shared, numbers, recompute)
     size = max(1, AT_ONCE * larger // numbers)
     if recompute and torch.is_grad_enabled():
         return _InChunks.apply(function, size, len(inputs), *inputs, *shared)

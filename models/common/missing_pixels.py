@@ -22,7 +22,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 
-def filled(images: Tensor, fill: Tensor | float) -> Tensor:
+def fill_missing(images: Tensor, fill: Tensor | float) -> Tensor:
     """Return images (B, C, H, W) with `fill`, a number or (C, H, W), in place of NaN."""
     return torch.where(images.isnan(), torch.as_tensor(fill).to(images), images)
 
@@ -53,7 +53,8 @@ def log_prob_of_pixels(
     if bool((whole.all(-1) == whole.any(-1)).all()):
         return distribution.mask(whole.all(-1)).log_prob(images)
     raise ValueError(
-        f"the distribution of the image site, {type(distribution).__name__}, does not tell its pixels apart, so that "
+        f"the distribution of the image site, {type(distribution).__name__}, does not tell its "
+        "pixels apart, so that "
         f"none can be left out; give it independent pixels by .to_event({rank}), or a method "
         "log_prob_where(images, observed)"
     )
@@ -94,7 +95,7 @@ class ObservedPixels(dist.TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of the observed pixels, in nats."""
         if self.observed is None:
-            return log_prob_of_pixels(self.distribution, filled(value, 0.0), ~value.isnan())
+            return log_prob_of_pixels(self.distribution, fill_missing(value, 0.0), ~value.isnan())
         return log_prob_of_pixels(self.distribution, value, self.observed)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:

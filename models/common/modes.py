@@ -16,7 +16,7 @@ PYRO_LOCK = RLock()  # held by the thread whose turn it is to run Pyro programs
 
 
 @contextmanager
-def in_eval_mode(*programs: Callable) -> Iterator[None]:
+def eval_mode(*programs: Callable) -> Iterator[None]:
     """Put modules in evaluation mode (running statistics) and restore their modes at the end.
 
     Plain functions among the programs have no mode and are left alone.
@@ -47,7 +47,7 @@ def frozen(*programs: Callable) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Seed torch's random state for the context and restore it at the end, on all devices."""
     with PYRO_LOCK, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)

@@ -28,7 +28,9 @@ from torch.distributions import constraints
 _NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
 _entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
 _STORE = pyro.get_param_store()
-_named_parameters: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()  # names and parameters, for speed
+_named_parameters: WeakKeyDictionary[nn.Module, list] = (
+    WeakKeyDictionary()
+)  # names and parameters, for speed
 
 
 class ReadingContext(_Context):
@@ -86,7 +88,7 @@ def take_over(module: PyroModule, warns: bool = False) -> None:
     if not params:
         return
     missing = None
-    for name, parameter in _named(module):
+    for name, parameter in _name_parameters(module):
         stored = params.get(name)
         if stored is None:
             missing = name
@@ -105,10 +107,10 @@ def agree(module: PyroModule) -> None:
     if not params:
         return
     if (pairs := _named_parameters.get(module)) is None:
-        pairs = _named_parameters[module] = list(_named(module))
+        pairs = _named_parameters[module] = list(_name_parameters(module))
     if any(params.get(name, parameter) is not parameter for name, parameter in pairs):
         take_over(module)
-        _named_parameters[module] = list(_named(module))
+        _named_parameters[module] = list(_name_parameters(module))
 
 
 def forget_names(module: PyroModule) -> None:
@@ -116,7 +118,7 @@ def forget_names(module: PyroModule) -> None:
     _named_parameters.pop(module, None)
 
 
-def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
+def _name_parameters(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters of a module under their names in Pyro's store."""
     for path, parameter in module.named_parameters():
         part: Any = module
@@ -125,7 +127,10 @@ def _named(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
             holder, part = part, part._modules[child]
             if not isinstance(part, PyroModule):
                 name = f"{holder._pyro_name}.{child}"
-                yield param_with_module_name(name, ".".join([*parents[depth + 1 :], last])), parameter
+                yield (
+                    param_with_module_name(name, ".".join([*parents[depth + 1 :], last])),
+                    parameter,
+                )
                 break
         else:
             last = last.removesuffix("_unconstrained")  # of a PyroParam
@@ -143,8 +148,8 @@ def _settle(name: str, parameter: nn.Parameter, stored: Tensor | None) -> None:
             if stored.shape != parameter.shape:
                 raise ValueError(
                     f"Pyro's parameter store holds {name!r} of shape {tuple(stored.shape)}, but "
-                    f"the module's has shape {tuple(parameter.shape)}: they are of another module; call "
-                    "pyro.clear_param_store(), and save and load by state_dict"
+                    f"the module's has shape {tuple(parameter.shape)}: they are of another module; "
+                    "call pyro.clear_param_store(), and save and load by state_dict"
                 )
             parameter.data.copy_(stored.detach())
         _STORE._param_to_name.pop(stored, None)
@@ -176,7 +181,11 @@ def _warn_of_other_numbers(name: str) -> None:
         return
     for other, stored in _STORE._params.items():
         other_match = other.startswith(start["kind"]) and _NUMBERED.match(other)
-        if not other_match or other_match["kind"] != start["kind"] or other_match["number"] == start["number"]:
+        if (
+            not other_match
+            or other_match["kind"] != start["kind"]
+            or other_match["number"] == start["number"]
+        ):
             continue
         if _entered.get(other) is not stored:
             module, holder = (f"{x['kind']}_{x['number']}" for x in (start, other_match))

@@ -60,7 +60,7 @@ def share(value: Any, rests_on: Iterable[Tensor]) -> None:
         values[:] = [_Value(value, tensors, _modes(tensors))]
 
 
-def shared(rests_on: Iterable[Tensor]) -> Any:
+def find_value(rests_on: Iterable[Tensor]) -> Any:
     """Return the stored value if it was computed from exactly these tensors, and None otherwise.
 
     The tensors must be the same objects, not equal ones: a draw that was expanded or moved in

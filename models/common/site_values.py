@@ -168,7 +168,7 @@ def _check_form(name: str, distribution: Any, value: Tensor) -> None:
         )
 
 
-def observed_by_name(program: Callable) -> set[str]:
+def observed_names(program: Callable) -> set[str]:
     """Return the names of sites that `pyro.condition` around a program observes."""
     names: set[str] = set()
     while (inner := getattr(program, "func", None)) is not None:

@@ -21,7 +21,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.models.checks import check_tensor, told_apart
-from capsule_zoo.models.common.missing_pixels import filled
+from capsule_zoo.models.common.missing_pixels import fill_missing
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.trace_density import scored_sites
 
@@ -64,7 +64,7 @@ class ObservationSpace(Settings, ABC):
         Raises:
             ValueError: the run has no such site.
         """
-        return self.as_batch(observed_in(trace, self)["value"])
+        return self.as_batch(observed_node(trace, self)["value"])
 
     def as_batch(self, values: Tensor) -> Tensor:
         """Return values of the observed site, (*batch, *observation), as one batch."""
@@ -126,7 +126,7 @@ class ImageSpace(AnyImages):
     def check(self, batch: Tensor) -> None:
         """Raise ValueError, with a remedy, unless `batch` is (B, *shape) with pixels in range."""
         _check_form(batch, self.shape)
-        pixels = filled(batch, self.fill) if self.may_miss else batch
+        pixels = fill_missing(batch, self.fill) if self.may_miss else batch
         _check_pixels(pixels, *self.pixel_range)
 
 
@@ -141,7 +141,7 @@ def space_of(program: Any) -> ObservationSpace:
     return space if isinstance(space, ObservationSpace) else AnyImages()
 
 
-def observed_in(trace: Trace, model: Any) -> dict:
+def observed_node(trace: Trace, model: Any) -> dict:
     """Return the node of the observed site; raise ValueError if the model has no such site.
 
     Args:
@@ -157,7 +157,7 @@ def observed_in(trace: Trace, model: Any) -> dict:
     )
 
 
-def tiled(batch: Tensor, count: int) -> Tensor:
+def tile_batch(batch: Tensor, count: int) -> Tensor:
     """Return `count` copies of a batch (B, ...), one after the other, (count B, ...)."""
     return batch.repeat(count, *(1,) * (batch.dim() - 1))
 

@@ -43,7 +43,12 @@ from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.constellations.matching_distributions import MatchedPoints, RandomMatching
 from capsule_zoo.models.constellations.point_space import PointSpace
 from capsule_zoo.models.constellations.scene_distribution import SceneDistribution
-from capsule_zoo.models.constellations.similarities import Noise, Template, centered, place_corners
+from capsule_zoo.models.constellations.similarities import (
+    Noise,
+    Template,
+    center_points,
+    place_corners,
+)
 
 
 class Constellations(Model):
@@ -132,7 +137,7 @@ class Constellations(Model):
         places, scales = [], []
         size = pose[..., 2:].square().sum(-1)  # |u|^2, (*batch, objects)
         for k, shape in enumerate(self.corners.split(self.sizes)):
-            corners, radius = centered(shape)
+            corners, radius = center_points(shape)
             moved = place_corners(pose[..., k, :], corners)
             places.append(torch.view_as_real(moved))
             variance = (2 * self.log_floor).exp() + 0 * size[..., k]

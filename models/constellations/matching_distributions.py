@@ -101,7 +101,9 @@ class RandomMatching(dist.TorchDistribution):
         stray = torch.arange(clutter, device=presence.device) < count
         is_present = torch.cat([presence[..., owner] > 0.5, stray], -1)
         code = torch.arange(1, is_present.shape[-1] + 1, device=presence.device)
-        code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(is_present.shape)
+        code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(
+            is_present.shape
+        )
         code = torch.where(is_present, code, torch.full_like(code, -1))
         place = torch.rand(is_present.shape, device=presence.device).masked_fill(~is_present, 2.0)
         return code.gather(-1, place.argsort(-1))[..., : self.slots]

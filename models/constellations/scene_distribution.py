@@ -95,7 +95,7 @@ class SceneDistribution:
         return plan(number, self.sizes, self.clutter)
 
 
-def by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def group_by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield scenes of equally many points: their rows, their slots and the points.
 
     Args:

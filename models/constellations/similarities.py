@@ -69,7 +69,7 @@ class Template:
     @classmethod
     def of(cls, points: Tensor) -> "Template":
         """Center and scale points (n, 2)."""
-        corners, radius = centered(points)
+        corners, radius = center_points(points)
         return cls(corners, float(radius))
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class Template:
         return torch.tensor(representatives)
 
 
-def centered(points: Tensor) -> tuple[Tensor, Tensor]:
+def center_points(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return points (n, 2) as centered complex corners of mean square 1, and their radius."""
     away = points - points.mean(0)
     radius = away.square().sum(1).mean().sqrt()

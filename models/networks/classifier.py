@@ -19,7 +19,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import ImagesOfClasses, over_leading
 
 
-def standardized(images: Tensor) -> Tensor:
+def standardize_images(images: Tensor) -> Tensor:
     """Return images (B, C, H, W) scaled to mean 0 and standard deviation 1 each."""
     return F.layer_norm(images, images.shape[1:])
 
@@ -66,7 +66,7 @@ class Classifier(ImagesOfClasses, Model):
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
             images = self.sample_images(images)
-            outputs = over_leading(self.outputs, self.seen(images), event_dim=3)
+            outputs = over_leading(self.outputs, self.network_inputs(images), event_dim=3)
             self.explain(outputs, images, labels)
         return images
 

@@ -13,7 +13,7 @@ from capsule_zoo.models.networks.leading import over_leading
 LIKELIHOODS = ("normal", "bernoulli")
 
 
-def halved(size: tuple[int, int]) -> tuple[int, int]:
+def halve_size(size: tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) after a convolution of stride 2, kernel 3 and padding 1."""
     height, width = size
     return (height + 1) // 2, (width + 1) // 2
@@ -59,22 +59,22 @@ class Upsampler(PyroModule):
         super().__init__()
         colors, height, width = image_shape
         self.size = height, width
-        self.half = halved(self.size)
-        self.quarter = halved(self.half)
+        self.half = halve_size(self.size)
+        self.quarter = halve_size(self.half)
         self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
         self.paint = PyroModule[nn.ConvTranspose2d](channels, colors, 4, 2, padding=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        return over_leading(self._doubled_twice, maps, event_dim=3)
+        return over_leading(self._quadruple_size, maps, event_dim=3)
 
-    def _doubled_twice(self, maps: Tensor) -> Tensor:
+    def _quadruple_size(self, maps: Tensor) -> Tensor:
         """Compute the logits (B, C, H, W) from maps (B, maps, *quarter)."""
         (height, width), (rows, columns) = self.half, self.size
         maps = elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
-        return _painted(self.paint, maps)[..., :rows, :columns]
+        return _upsample_maps(self.paint, maps)[..., :rows, :columns]
 
 
-def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
+def _upsample_maps(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
     """Apply a layer that doubles the size of maps.
 
     For one color it is written as a product and a sum of overlapping patches, which takes half the
@@ -128,7 +128,7 @@ class Encoder(PyroModule):
     def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
         super().__init__()
         colors, height, width = image_shape
-        quarter = halved(halved((height, width)))
+        quarter = halve_size(halve_size((height, width)))
         self.halve = PyroModule[nn.Conv2d](colors, channels, 3, 2, padding=1)
         self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
         self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)

@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.networks.leading import joined
+from capsule_zoo.models.networks.leading import join_broadcast
 
 
 class _ELU(torch.autograd.Function):
@@ -252,7 +252,7 @@ class CoupledLSTM(PyroModule):
         nn.init.zeros_(self.gates.bias)
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        forget, output, new = self.gates(joined([inputs, hidden], -1)).chunk(3, -1)
+        forget, output, new = self.gates(join_broadcast([inputs, hidden], -1)).chunk(3, -1)
         # The cell keeps its precision under autocast, where the gates have less
         cell = torch.lerp(new.tanh().to(cell), cell, forget.sigmoid().to(cell))
         return output.sigmoid() * cell.tanh(), cell

@@ -40,7 +40,7 @@ def unflat_batch(value: Tensor, dim: int, batch: torch.Size) -> Tensor:
     return value if len(batch) == 1 else value.unflatten(dim, batch)
 
 
-def joined(tensors: list[Tensor], dim: int) -> Tensor:
+def join_broadcast(tensors: list[Tensor], dim: int) -> Tensor:
     """Concatenate tensors along a negative `dim`, with the dims on its left broadcast.
 
     A tensor that does not depend on a plate lacks the plate's dim. Observed images, for example,
@@ -75,7 +75,7 @@ class ImagesOfClasses:
         """Return 1 at each label and 0 elsewhere, (*batch, classes), of integers of any width."""
         return F.one_hot(labels.long(), self.num_classes)
 
-    def masked(self, capsules: Tensor, labels: Tensor) -> Tensor:
+    def mask_capsules(self, capsules: Tensor, labels: Tensor) -> Tensor:
         """Return capsules for a decoder, (*batch, J D), with zeros for all other classes.
 
         Args:

@@ -47,13 +47,13 @@ class FeaturedCapsules(NamedTuple):
     feature: Tensor
 
     @classmethod
-    def drawn(cls, level: Level, presence: Tensor, pose: Tensor, feature: Tensor) -> Self:
+    def from_sites(cls, level: Level, presence: Tensor, pose: Tensor, feature: Tensor) -> Self:
         """Return the values of a level's three sites, with the same batch dims.
 
         Raises:
             EnumeratedPresence: one of them varies along a dim of enumeration.
         """
-        presence, pose = Capsules.drawn(level, presence, pose)
+        presence, pose = Capsules.from_sites(level, presence, pose)
         shape = torch.broadcast_shapes(presence.shape, feature.shape[:-1])
         return cls(
             presence.expand(shape),
@@ -154,7 +154,7 @@ class VoteNetwork(PyroModule):
         )
 
 
-def placed(
+def place_votes(
     relation: PartRelation, pose: Tensor, log_presence: Tensor, noise: Tensor | None = None
 ) -> ObjectVotes:
     """Return the votes of objects with poses (B, objects, 6) and log presences (B, objects).

@@ -168,7 +168,7 @@ class PartsModel(Model):
         space = self.part_sets if scope == "objects" else self.painted
         return self.sharing_parameters(scope=scope, space=space)
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return the model with the same parameters and Bernoulli presences."""
         return self.sharing_parameters(presence="discrete")
 
@@ -232,7 +232,7 @@ class PaintedParts(PartsModel):
         check_one_of("selection", selection, ("marginal", "enumerate"))
         return self.sharing_parameters(selection=selection)
 
-    def discretized(self) -> Self:
+    def discretize(self) -> Self:
         """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
         return self.sharing_parameters(presence="discrete", selection="marginal")
 
@@ -241,14 +241,16 @@ class PaintedParts(PartsModel):
         for module, name in bayesian_parameters(self):
             getattr(module, name)
 
-    def _enumerated(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
+    def _draw_enumerated(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
         """Draw children whose choice of a parent is an enumerated site."""
         choice = dist.Categorical(logits=distribution.log_weights)
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
         logits = Vindex(distribution.presence_logits)[..., parent]
         presence = pyro.sample(f"{name}_presence", self.presence_distribution(logits))
         child_presence = as_presence(presence, self.relaxed)
-        pose = pyro.sample(f"{name}_pose", distribution.chosen_pose_distribution(parent, child_presence))
+        pose = pyro.sample(
+            f"{name}_pose", distribution.chosen_pose_distribution(parent, child_presence)
+        )
         return presence, pose
 
     def _marginal(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
@@ -290,7 +292,9 @@ class PaintedParts(PartsModel):
         Batch dims in front of B are flattened into it.
         """
         drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
-        part_presence = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
+        part_presence = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[
+            :, None, :, None, None
+        ]
         # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
         color, alpha = drawn.split([self.image_shape[0], 1], dim=1)
         return color, alpha * part_presence

@@ -51,7 +51,7 @@ class Capsules(NamedTuple):
     pose: Tensor
 
     @classmethod
-    def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> "Capsules":
+    def from_sites(cls, level: Level, presence: Tensor, pose: Tensor) -> "Capsules":
         """Return the values of a level's two sites, with the same batch dims.
 
         Raises:
@@ -86,10 +86,12 @@ class ChildDistribution(NamedTuple):
     def scale(self, presence: Tensor) -> Tensor:
         """Return the standard deviation of a child's pose for each choice of parent."""
         presence = presence[..., None, None]
-        return presence * self.scale_on + (1 - presence) * self.scale_off  # (B, n, 1 + parents, 6 or 1)
+        return (
+            presence * self.scale_on + (1 - presence) * self.scale_off
+        )  # (B, n, 1 + parents, 6 or 1)
 
     def pose_distribution(self, presence: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of a pose for each choice of parent, for children of presence t."""
+        """Return the distribution of a pose for each choice of parent, for presences t."""
         return dist.Normal(self.vote, self.scale(presence)).to_event(1)
 
     def chosen_pose_distribution(self, parent: Tensor, presence: Tensor) -> dist.TorchDistribution:

@@ -31,8 +31,8 @@ class PartSets(ObservationSpace):
         if not isinstance(batch, Tensor) or batch.shape[1:] != shape or not len(batch):
             actual_shape = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
             raise ValueError(
-                f"part sets must be (B, {', '.join(map(str, shape))}), not {actual_shape}; read them off "
-                "images with the same guide in the scope 'parts'"
+                f"part sets must be (B, {', '.join(map(str, shape))}), not {actual_shape}; read "
+                "them off images with the same guide in the scope 'parts'"
             )
         if not batch.isfinite().all():
             raise ValueError("part sets hold NaN or infinite numbers; leave such sets out")

@@ -113,7 +113,9 @@ class PixelMixture(dist.TorchDistribution):
 def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
     """Expand the batch dims of a stack (layers, channels, *own, H, W) to `batch`."""
     layers, channels, *outer, height, width = stack.shape
-    spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(outer)), *outer, height, width)
+    spread = stack.reshape(
+        layers, channels, *[1] * (len(batch) - len(outer)), *outer, height, width
+    )
     return spread.expand(layers, channels, *batch, height, width)
 
 
@@ -155,7 +157,7 @@ class TintedMixture(dist.TorchDistribution):
     ) -> None:
         self.drawn = drawn
         self.tint = tint
-        self.there = presence
+        self.presence = presence
         self.behind = behind
         self.claim = claim
         self.scale = scale
@@ -167,11 +169,11 @@ class TintedMixture(dist.TorchDistribution):
         """Return colors (parts, C, B, H, W) and weights (parts, 1, B, H, W) of the parts alone."""
         shape, alpha = self.drawn.split([len(self.behind), 1], dim=1)
         tint = flat_batch(self.tint, 2).permute(1, 2, 0)
-        presence = flat_batch(self.there, 1).T[:, None]
+        presence = flat_batch(self.presence, 1).T[:, None]
         return shape * tint[..., None, None], alpha * presence[..., None, None]
 
     @cached_property
-    def stacked(self) -> PixelMixture:
+    def as_stacks(self) -> PixelMixture:
         """The same distribution, made of stacks of all layers."""
         color, weight = self.layers()
         behind = self.behind[:, None, None, None].expand(color.shape[1:])
@@ -187,26 +189,26 @@ class TintedMixture(dist.TorchDistribution):
         """Return the same distribution with more batch dims, (*batch, 1)."""
         if torch.Size(batch_shape) == self.batch_shape:  # as in the plate of the images
             return self
-        return self.stacked.expand(batch_shape)
+        return self.as_stacks.expand(batch_shape)
 
     @property
     def mixing(self) -> Tensor:
         """The weights of background and parts, which sum to 1, (1 + parts, 1, *batch, H, W)."""
-        return self.stacked.mixing
+        return self.as_stacks.mixing
 
     @property
     def mean(self) -> Tensor:
         """The mean image, (*batch, 1, C, H, W)."""
-        return self.stacked.mean
+        return self.as_stacks.mean
 
     @property
     def variance(self) -> Tensor:
         """The variance of every pixel, (*batch, 1, C, H, W)."""
-        return self.stacked.variance
+        return self.as_stacks.variance
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
-        return self.stacked.sample(sample_shape)
+        return self.as_stacks.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
@@ -220,12 +222,12 @@ class TintedMixture(dist.TorchDistribution):
             observed: a mask that broadcasts to them; all pixels by default.
         """
         if value.requires_grad or value.shape[:-3] != self.batch_shape:
-            return self.stacked.log_prob_where(value, observed)
+            return self.as_stacks.log_prob_where(value, observed)
         pixels = flat_batch(value.squeeze(-4), 3)
         mask: Tensor | None = None
         if observed is not None:
             mask = flat_batch(observed.expand(value.shape).squeeze(-4), 3)
-        tint, presence = flat_batch(self.tint, 2), flat_batch(self.there, 1)
+        tint, presence = flat_batch(self.tint, 2), flat_batch(self.presence, 1)
         numbers = self.drawn, tint, presence, self.behind, self.claim
         log_density: Tensor = _LogDensity.apply(pixels, mask, self.scale, *numbers)
         return unflat_batch(log_density, 0, self.batch_shape[:-1]).unsqueeze(-1)
@@ -251,13 +253,13 @@ class _LogDensity(torch.autograd.Function):
         claim: Tensor,
     ) -> Tensor:
         rate = 1 / (2 * scale**2)
-        ground = _squared(_difference(pixels, behind[:, None, None], mask))
+        ground = _squared_length(_difference(pixels, behind[:, None, None], mask))
         nearest = ground.clone()
         tiny = torch.finfo(drawn.dtype).tiny
         distances = []
         for m in range(len(drawn)):
             color, weight = _layer(drawn[m], tint[:, m], presence[:, m])
-            distances.append(_squared(_difference(pixels, color, mask)))
+            distances.append(_squared_length(_difference(pixels, color, mask)))
             torch.minimum(nearest, distances[-1].where(weight > tiny, ground), out=nearest)
         top = claim * (-rate * (ground - nearest)).exp_()
         total = claim.expand_as(top).clone()
@@ -266,14 +268,18 @@ class _LogDensity(torch.autograd.Function):
             total.add_(weight)
             # a layer without weight may be nearer than the nearest one: its exponent is cut
             top.addcmul_(weight, distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_())
-        ctx.save_for_backward(pixels, mask, drawn, tint, presence, behind, claim, nearest, top, total)
+        ctx.save_for_backward(
+            pixels, mask, drawn, tint, presence, behind, claim, nearest, top, total
+        )
         ctx.rate = rate
         log_density = top.log().sub_(total.log()).sub_(nearest, alpha=rate)
         if mask is None:
             count = torch.full_like(log_density[:, 0, 0], pixels[0].numel())
         else:
             count = mask.sum((1, 2, 3)).to(log_density)
-            log_density = torch.where(mask.any(1), log_density, 0.0)  # no rounding error of two equal sums
+            log_density = torch.where(
+                mask.any(1), log_density, 0.0
+            )  # no rounding error of two equal sums
         return log_density.sum((-1, -2)) - count * (math.log(scale) + 0.5 * math.log(2 * math.pi))
 
     @staticmethod
@@ -290,7 +296,7 @@ class _LogDensity(torch.autograd.Function):
         for m in range(len(drawn)):
             color, weight = _layer(drawn[m], tint[:, m], presence[:, m])
             difference = _difference(pixels, color, mask)  # (B, C, H, W)
-            distance = _squared(difference)
+            distance = _squared_length(difference)
             fraction = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
             of_color = difference.mul_((weight * fraction).mul_(2 * rate)[:, None])
             of_weight = fraction.sub_(of_total)
@@ -300,7 +306,7 @@ class _LogDensity(torch.autograd.Function):
             of_tint[:, m] = (of_color * shape).sum((-1, -2))
             of_there[:, m] = (of_weight * drawn[m, -1]).sum((-1, -2))
         difference = _difference(pixels, behind[:, None, None], mask)
-        fraction = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
+        fraction = (-rate * (_squared_length(difference) - nearest)).exp_().mul_(of_top)
         of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", fraction, difference)
         of_claim = (fraction - of_total).sum().reshape(claim.shape)
         return None, None, None, slope, of_tint, of_there, of_behind, of_claim
@@ -312,7 +318,7 @@ def _difference(pixels: Tensor, color: Tensor, mask: Tensor | None) -> Tensor:
     return difference if mask is None else difference.mul_(mask)
 
 
-def _squared(difference: Tensor) -> Tensor:
+def _squared_length(difference: Tensor) -> Tensor:
     """Return the squared length (B, H, W) of differences (B, C, H, W)."""
     squares = difference.square()
     return squares.sum(1) if squares.shape[1] > 1 else squares.squeeze(1)

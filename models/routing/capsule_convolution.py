@@ -34,7 +34,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.common.chunks import in_chunks
+from capsule_zoo.models.common.chunks import map_in_chunks
 from capsule_zoo.models.routing.parent_distribution import (
     VOTE_NOISE,
     Belief,
@@ -204,12 +204,12 @@ class CapsuleLayer(Routed):
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
         temperature = self.inverse_temperature / fair
         return ParentDistribution(
-            fair * self.beta_a, beta_u, temperature, self.noise, self.connected()
+            fair * self.beta_a, beta_u, temperature, self.noise, self.routing_connections()
         )
 
-    def connected(self) -> Tensor | None:
+    def routing_connections(self) -> Tensor | None:
         """Return the connections of every child in a window, (numbers, parents, window x types)."""
-        connections = super().connected()
+        connections = super().routing_connections()
         if connections is None:
             return None
         return connections.repeat(1, 1, self.cells.shape[1] // len(self.transform))
@@ -250,7 +250,7 @@ class CapsuleLayer(Routed):
         shared: tuple[Tensor, ...] = (transforms, distribution.beta_a, distribution.beta_u)
         if distribution.connections is not None:
             shared += (distribution.connections,)
-        mean, logits = in_chunks(route, batch, shared, votes_of_one, self.recompute)
+        mean, logits = map_in_chunks(route, batch, shared, votes_of_one, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
 
 

@@ -164,7 +164,7 @@ class Routing(Settings):
         """
         return None
 
-    def drawn(self, connections: Tensor) -> Tensor:
+    def draw_connections(self, connections: Tensor) -> Tensor:
         """Return the connections for one update of training; they are random in some routings."""
         return connections
 
@@ -231,11 +231,11 @@ class Routed(PyroModule):
             twin.connections.data = twin.connections.data.to(next(iter(self.parameters())))
         return twin
 
-    def connected(self) -> Tensor | None:
+    def routing_connections(self) -> Tensor | None:
         """Return the connections as the routing takes them: drawn in training, else as they are."""
         if self.connections is None or not self.training:
             return self.connections
-        return self.routing.drawn(self.connections)
+        return self.routing.draw_connections(self.connections)
 
 
 def sharing(module: M, **parts: nn.Module) -> M:

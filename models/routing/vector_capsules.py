@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.chunks import in_chunks
+from capsule_zoo.models.common.chunks import map_in_chunks
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.routing.parent_distribution import (
@@ -95,7 +95,7 @@ class ClassVectors(Routed):
     def forward(self, children: Tensor) -> Tensor:
         if self.mixes:
             return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
-        learned = self.transform, self.routing, self.connected()
+        learned = self.transform, self.routing, self.routing_connections()
         logits, direction = route_classes(children, *learned)
         return logits.sigmoid()[..., None] * direction
 
@@ -123,7 +123,7 @@ def route_classes(
     votes_of_one = transform.shape[0] * transform.shape[2]
     shared = (transform,) if connections is None else (transform, connections)
     route = partial(_route, routing)
-    logits, direction = in_chunks(route, (children,), shared, votes_of_one)
+    logits, direction = map_in_chunks(route, (children,), shared, votes_of_one)
     return logits, direction
 
 

@@ -82,7 +82,9 @@ class Windows(NamedTuple):
             fill: value for a cell that is in fewer windows than others.
         """
         entries = values.reshape(len(values), self.cells.numel(), -1)
-        entries = torch.cat([entries, entries.new_full((len(values), 1, entries.shape[2]), fill)], 1)
+        entries = torch.cat(
+            [entries, entries.new_full((len(values), 1, entries.shape[2]), fill)], 1
+        )
         return entries.index_select(1, self.claims.flatten()).unflatten(1, self.claims.shape)
 
     def num_claims(self) -> Tensor:
@@ -296,7 +298,7 @@ class Votes:
         return self.values.mean(2).unflatten(0, self.shape)
 
     @cached_property
-    def centered(self) -> tuple[Tensor, Tensor]:
+    def centered_votes(self) -> tuple[Tensor, Tensor]:
         """The differences of the votes from their center and the squares of these, (G, D, I)."""
         differences = self.values - self.center.flatten(0, 2)[..., None]
         return differences, differences.square()
@@ -323,7 +325,7 @@ class Votes:
         weight = self._weight(responsibility)
         number = weight.sum(2).unflatten(0, self.shape)
         some = torch.where(number > _TINY, number, 1.0)
-        sums = self._gather(weight, *self.centered)
+        sums = self._gather(weight, *self.centered_votes)
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
         has_votes = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
@@ -361,7 +363,7 @@ class Votes:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
         apart = mean - self.center
         mean_term = (precision * apart.square()).sum(3, keepdim=True)
-        return self._score(-2 * precision * apart, precision, *self.centered) + mean_term
+        return self._score(-2 * precision * apart, precision, *self.centered_votes) + mean_term
 
     def _score(
         self, linear: Tensor, square: Tensor | None, values: Tensor, squares: Tensor | None = None

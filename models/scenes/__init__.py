@@ -46,8 +46,8 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.scenes.counts import CountDistribution, log_binomials, upto
-from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarged
-from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures, moved, together
+from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarge_pictures
+from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures, move_pictures, together
 
 _LEAST_FREE = 1e-4  # fraction of the ground that shows through, which keeps logarithms finite
 
@@ -133,8 +133,8 @@ class Scenes(Model):
             if part is not None and (part.supervised or not part.normalized):
                 reason = "explains labels" if part.supervised else "has a density up to a constant"
                 raise ValueError(
-                    f"{name} is a {type(part).__name__}, which {reason}; choose a directed model of "
-                    "images, such as that of the entry vae"
+                    f"{name} is a {type(part).__name__}, which {reason}; choose a directed model "
+                    "of images, such as that of the entry vae"
                 )
         if self.thing.image_shape[0] not in (1, channels + 1):
             raise ValueError(
@@ -164,12 +164,12 @@ class Scenes(Model):
         return next(tensor for tensor in held if tensor.is_floating_point())
 
     @property
-    def tinted(self) -> bool:
+    def is_tinted(self) -> bool:
         """True where objects are masks of one color each."""
         return self.image_shape[0] > 1 and self.thing.image_shape[0] == 1
 
     @property
-    def colored(self) -> bool:
+    def has_colors(self) -> bool:
         """True where objects have colors, so that it matters which one is in front."""
         return self.image_shape[0] > 1 or self.thing.image_shape[0] > 1
 
@@ -196,11 +196,13 @@ class Scenes(Model):
             summed = self.presence == "enumerate"
             all_sites.append(Site("scene_presence", images, 1, discrete=True, enumerated=summed))
         if self.ground_model is not None:
-            all_sites += [replace(site, name=f"ground/{site.name}") for site in self.ground_model.sites]
+            all_sites += [
+                replace(site, name=f"ground/{site.name}") for site in self.ground_model.sites
+            ]
         one = [Site("scene_pose", images, 1)]
-        if self.tinted:
+        if self.is_tinted:
             one.append(Site("scene_color", images, 1))
-        if self.colored:
+        if self.has_colors:
             one.append(Site("scene_depth", images))
         for slot in range(self.slots):
             for site in (*one, *self.thing.sites):
@@ -219,10 +221,10 @@ class Scenes(Model):
             for order in itertools.permutations(slots)
         ]
 
-    def discretized(self) -> "Scenes":
+    def discretize(self) -> "Scenes":
         """Return the scene whose object model and ground model are discretized."""
         parts = {"thing": self.thing, "ground": self.ground_model}
-        new = {n: part.discretized() for n, part in parts.items() if part is not None}
+        new = {n: part.discretize() for n, part in parts.items() if part is not None}
         new = {name: part for name, part in new.items() if part is not parts[name]}
         return self.sharing_parameters(**new) if new else self
 
@@ -237,7 +239,7 @@ class Scenes(Model):
         """Return the model of scenes of exactly so many objects: p(image, objects | number)."""
         return self.with_slots(number).sharing_parameters(presence="all")
 
-    def on_canvas(
+    def with_canvas(
         self, height: int, width: int, slots: int | None = None, rate: float | None = None
     ) -> "Scenes":
         """Return the model with the same parameters for another canvas.
@@ -303,7 +305,7 @@ class Scenes(Model):
         return dist.Normal(like.new_zeros(()), like.new_ones(()))
 
     def usual(self, like: Tensor) -> Tensor:
-        """Return an object's default half-size as a fraction of the half canvas, (2,) for x and y."""
+        """Return an object's default half-size as a fraction of the half canvas, (2,), x and y."""
         _, height, width = self.image_shape
         return like.new_tensor([self.size / width, self.size / height])
 
@@ -323,7 +325,7 @@ class Scenes(Model):
         placed = []
         for slot in range(self.slots):
             with AsObject(f"slot_{slot}"):
-                placed.append(self.placed(self.draw_object(plate)))
+                placed.append(self.place_object(self.draw_object(plate)))
         mean = self.blend(presence[..., None, :], together(placed), ground).squeeze(-4)
         with plate:
             return self.sample_image(self.image_distribution(self.with_inner(mean, 3)), images)
@@ -334,10 +336,14 @@ class Scenes(Model):
         like = self._like
         pose = self.draw("scene_pose", self.pose_distribution(like), plate)
         color = (
-            self.draw("scene_color", self.color_distribution(like), plate) if self.tinted else None
+            self.draw("scene_color", self.color_distribution(like), plate)
+            if self.is_tinted
+            else None
         )
         depth = (
-            self.draw("scene_depth", self.depth_distribution(like), plate) if self.colored else None
+            self.draw("scene_depth", self.depth_distribution(like), plate)
+            if self.has_colors
+            else None
         )
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
 
@@ -348,7 +354,7 @@ class Scenes(Model):
         Call it within `AsObject`.
         """
         if self.ground_model is not None:
-            return enlarged(self.ground_model(batch_size=plate.size), self.image_shape[1:])
+            return enlarge_pictures(self.ground_model(batch_size=plate.size), self.image_shape[1:])
         return self.shared_ground()
 
     @pyro_method
@@ -358,7 +364,7 @@ class Scenes(Model):
             ground = self.ground_logits.sigmoid()
             if ground.dim() == 1:
                 return ground[:, None, None]
-            return enlarged(ground[None], self.image_shape[1:])[0]
+            return enlarge_pictures(ground[None], self.image_shape[1:])[0]
         return self._like.new_zeros(self.image_shape[0], 1, 1)
 
     def plate(self, batch: int) -> pyro.plate:
@@ -402,21 +408,24 @@ class Scenes(Model):
         targets, missing = images[:, None].expand_as(means), images.new_zeros(())
         if self.missing_fill is not None:
             hidden = images[:, None].isnan()
-            targets, missing = torch.where(hidden, means, targets), hidden.flatten(2).sum(-1).to(means)
+            targets, missing = (
+                torch.where(hidden, means, targets),
+                hidden.flatten(2).sum(-1).to(means),
+            )
         error = F.mse_loss(means, targets, reduction="none").flatten(2).sum(-1)  # in one kernel
         log_normalizer = math.log(self.sigma_image * math.sqrt(math.tau))
         constant = images[0].numel() * log_normalizer - missing * log_normalizer
         return -0.5 * error / self.sigma_image**2 - constant
 
-    def placed(self, drawn: Drawn) -> Pictures:
+    def place_object(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""
         batch, size = drawn.pose.shape[:-1], self.image_shape[1:]
         picture = drawn.picture.expand(*batch, *drawn.picture.shape[-3:])
-        if not self.colored or self.tinted:
-            cover, color = moved(picture, drawn.pose, size, self.usual(drawn.pose)), None
+        if not self.has_colors or self.is_tinted:
+            cover, color = move_pictures(picture, drawn.pose, size, self.usual(drawn.pose)), None
         else:
             whole = torch.cat([picture, torch.ones_like(picture[..., :1, :, :])], -3)
-            canvases = moved(whole, drawn.pose, size, self.usual(drawn.pose))
+            canvases = move_pictures(whole, drawn.pose, size, self.usual(drawn.pose))
             color, cover, inside = canvases.split([self.image_shape[0], 1, 1], -3)
             color = color / inside.clamp_min(1e-3)
         if not self.thing.means_in_range:
@@ -432,7 +441,9 @@ class Scenes(Model):
         Args:
             ground: see `draw_ground`.
         """
-        return self.mixed([_summed(presences, layer) for layer in self.layers(pictures)], ground)
+        return self.mix_layers(
+            [_sum_over_slots(presences, layer) for layer in self.layers(pictures)], ground
+        )
 
     def layers(self, pictures: Pictures) -> list[Tensor]:
         """Return what each slot adds to the sums of `mixed`, (*batch, S, 1 or C, H, W)."""
@@ -442,7 +453,7 @@ class Scenes(Model):
         weight = pictures.cover * pictures.depth.exp()[..., None, None, None]
         return [free, weight, weight * pictures.color]
 
-    def mixed(self, sums: list[Tensor], ground: Tensor) -> Tensor:
+    def mix_layers(self, sums: list[Tensor], ground: Tensor) -> Tensor:
         """Compute mean images from `layers` that were summed over the objects that are there."""
         free, ground = sums[0].exp(), ground.unsqueeze(-4)
         if len(sums) == 1:
@@ -451,6 +462,6 @@ class Scenes(Model):
         return torch.addcmul(free * ground, fraction, sums[2])
 
 
-def _summed(presences: Tensor, values: Tensor) -> Tensor:
+def _sum_over_slots(presences: Tensor, values: Tensor) -> Tensor:
     """Compute sum_s z_ms v_s, (*batch, M, C, H, W); values are (*batch, S, C, H, W)."""
     return (presences @ values.flatten(-3)).unflatten(-1, values.shape[-3:])

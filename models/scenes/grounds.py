@@ -43,11 +43,11 @@ class Tones(Model):
         with pyro.plate("images", number, dim=self.plate_dims["images"]):
             logits = pyro.sample("tones", dist.Normal(self.origin, SPREAD).to_event(1))
             colors = logits.sigmoid().unflatten(-1, (-1, self.grid, self.grid))
-            mean = enlarged(colors, self.image_shape[1:])
+            mean = enlarge_pictures(colors, self.image_shape[1:])
             return self.sample_image(dist.Normal(mean, 0.3).to_event(3), images)
 
 
-def enlarged(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+def enlarge_pictures(pictures: Tensor, size: tuple[int, int]) -> Tensor:
     """Return pictures (*batch, C, h, w) at a size, with smooth transitions, (*batch, C, H, W)."""
     if pictures.shape[-2:] == size:
         return pictures

@@ -69,7 +69,7 @@ def together(pictures: Sequence[Pictures]) -> Pictures:
     )
 
 
-def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
+def move_pictures(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
     """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
 
     The whole canvas is painted. To paint boxes alone would save at most 13 % of an update of three

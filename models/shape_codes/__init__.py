@@ -119,8 +119,14 @@ class ShapeCodes(PaintedParts):
     def sites(self) -> tuple[Site, ...]:
         images, both = ("images",), ("images", "parts")
         object_plates = ("images", "slots") if self.slots > 1 else images
-        kind = Site("object_kind", object_plates, discrete=True, enumerated=self.kind == "enumerate")
-        objects = (kind, Site("object_pose", object_plates, 1), Site("object_code", object_plates, 1))
+        kind = Site(
+            "object_kind", object_plates, discrete=True, enumerated=self.kind == "enumerate"
+        )
+        objects = (
+            kind,
+            Site("object_pose", object_plates, 1),
+            Site("object_code", object_plates, 1),
+        )
         parts: tuple[Site, ...] = (
             Site("part_presence", both, discrete=not self.relaxed),
             Site("part_pose", both, event_dim=1),
@@ -170,10 +176,10 @@ class ShapeCodes(PaintedParts):
                 with pyro.plate("parts", self.levels[-1].size, dim=-1):
                     distribution = self.shapes.part_distribution(kind, pose, code)
                     return pyro.sample("part", distribution, obs=observation).unsqueeze(-3)
-            draw = self._marginal if self.selection == "marginal" else self._enumerated
+            draw = self._marginal if self.selection == "marginal" else self._draw_enumerated
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
                 parts = draw("part", self.shapes(kind, pose, code))
-            drawn = Capsules.drawn(self.levels[-1], *parts)
+            drawn = Capsules.from_sites(self.levels[-1], *parts)
             return self.sample_image(self.image_distribution(drawn), images)
 
     def _draw_object(self, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

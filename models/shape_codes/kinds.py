@@ -90,7 +90,7 @@ class ShapeKinds(Relation):
         """
         bent = torch.einsum("...pid,...d->...pi", self.pose_codes[kind], code)
         shift = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
-        return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
+        return compose_votes(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
     def part_distribution(self, kind: Tensor, pose: Tensor, code: Tensor) -> "PartDistribution":
         """Return the distribution of observed parts, with the choice of a parent summed out.
@@ -129,7 +129,7 @@ class ShapeKinds(Relation):
         self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_FRACTION))
 
 
-def placed(pose: Tensor, arrangement: Tensor) -> Tensor:
+def compose_votes(pose: Tensor, arrangement: Tensor) -> Tensor:
     """Compute `poses.compose` of one pose (*batch, 6) with many, (*batch, P, 6), row by row.
 
     It does the same sums in fewer passes over memory.
@@ -200,7 +200,9 @@ class PartDistribution(dist.TorchDistribution):
         logits = self.logits.expand(shape).gather(-1, parent)
         logits = torch.where(clutter, self.dummy_presence.logits, logits)
         vote, scale = (
-            x.expand(*shape, 6).gather(-2, parent[..., None].expand(*component.shape, 6)).squeeze(-2)
+            x.expand(*shape, 6)
+            .gather(-2, parent[..., None].expand(*component.shape, 6))
+            .squeeze(-2)
             for x in (self.vote, self.scale)
         )
         mean = torch.where(clutter, self.dummy_pose.mean, vote)

@@ -45,7 +45,7 @@ class Fields(NamedTuple):
     hidden: Tensor
     switch: Tensor
 
-    def scaled(self, beta: float | Tensor) -> "Fields":
+    def scale_fields(self, beta: float | Tensor) -> "Fields":
         """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
         if isinstance(beta, Tensor):
             beta = beta[:, None]

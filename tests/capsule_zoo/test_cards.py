@@ -96,7 +96,10 @@ def test_a_card_holds_records_of_its_own_weights_alone(name):
     card = read_recipe(name)
     for experiment, card_record in card["records"].items():
         record = read_record(experiment, RESULTS)
-        for made_by in (record, {**record, "command": card_record["command"]}):  # now, and on the card
+        for made_by in (
+            record,
+            {**record, "command": card_record["command"]},
+        ):  # now, and on the card
             assert is_of(made_by, card["training"]["command"], name), experiment
         old = [n for n, m in card_record["metrics"].items() if m != record["metrics"].get(n)]
         assert not old, f"{experiment}: write the record's metrics into the card, such as {old[0]}"
@@ -133,7 +136,10 @@ def test_weights_load_by_name_and_are_finite(name):
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_headline_holds_on_a_few_images(name):
     measurement, stated = measured_again(name, SUBSET)
-    assert SUBSET // 3 <= measurement["n"] <= SUBSET and agrees(measurement, stated), (measurement, stated)
+    assert SUBSET // 3 <= measurement["n"] <= SUBSET and agrees(measurement, stated), (
+        measurement,
+        stated,
+    )
 
 
 @pytest.mark.slow
@@ -148,7 +154,9 @@ def agrees(measurement: Headline, stated: Headline, errors: float = 5.0) -> bool
     if measurement["metric"] != stated["metric"]:
         return False
     error = hypot(measurement["se"], stated["se"])
-    return abs(measurement["value"] - stated["value"]) <= errors * error + 1e-6 * abs(stated["value"])
+    return abs(measurement["value"] - stated["value"]) <= errors * error + 1e-6 * abs(
+        stated["value"]
+    )
 
 
 def toy_split(shape: tuple[int, int, int], number: int = 8) -> Split:

@@ -12,7 +12,7 @@ from terminal import run
 import capsule_zoo
 from capsule_zoo import describe, list_weights, registry
 from capsule_zoo.registry import create, list_models, load, read_recipe, small_settings
-from capsule_zoo.settings import flat, nested
+from capsule_zoo.settings import flat, nest_settings
 
 NAMES = list_models()
 TITLES = ("Guides:", "Latent sites:", "Training:", "- data: `digits`", "Trained weights:",
@@ -26,13 +26,17 @@ def entry(request):
 
 def test_a_description_holds_what_the_entry_consists_of(entry):
     overview, model = describe(entry), entry.model
-    flat_settings = flat(nested(entry.settings, registry.registered(entry.name).arguments, ""))
+    flat_settings = flat(
+        nest_settings(entry.settings, registry.find_registration(entry.name).arguments, "")
+    )
     subset = {name: value for name, value in flat_settings.items() if name in overview.settings}
-    assert subset and all(overview.settings[name].default == value for name, value in subset.items())
+    assert subset and all(
+        overview.settings[name].default == value for name, value in subset.items()
+    )
     assert [guide.name for guide in overview.guides] == list(entry.guides)
     assert [guide.name for guide in overview.guides if guide.default] == [entry.default_guide]
     assert overview.sites == model.sites and set(overview.figures) == set(entry.figures)
-    discrete = [s.name for s in model.discretized().sites if s.discrete]
+    discrete = [s.name for s in model.discretize().sites if s.discrete]
     assert {*overview.relaxed, *(s.name for s in model.sites if s.discrete)} >= set(discrete)
     learned = [sum(p.numel() for p in part.parameters()) for part in (model, entry.guide)]
     assert list(overview.parameters.values()) == learned
@@ -44,7 +48,7 @@ def test_a_description_holds_what_the_entry_consists_of(entry):
 def test_everything_is_told_in_words_of_its_own(entry):
     """Not by a path of a module, not by the class of a guide alone, nor by another docstring."""
     overview = describe(entry)
-    told = [guide.what for guide in overview.guides]
+    told = [guide.description for guide in overview.guides]
     assert len(set(told)) == len(told) and all(told)
     assert "`" not in overview.summary and "see" not in overview.summary.split()
     described = {name: setting.description for name, setting in overview.settings.items()}
@@ -107,7 +111,9 @@ def test_show_prints_the_description_and_json(capsys):
     places = [output.index(f"\n{title}") for title in TITLES]
     assert places == sorted(places) and "Mazzia" in output
     names = output[places[-1] :]
-    assert all(f"{name}={setting.default!r}" in names for name, setting in overview.settings.items())
+    assert all(
+        f"{name}={setting.default!r}" in names for name, setting in overview.settings.items()
+    )
     assert json.loads(last) == overview.as_dict() and overview.data == "digits"
     assert run("show", "cnn", "--settings") == 0
     output = capsys.readouterr().out

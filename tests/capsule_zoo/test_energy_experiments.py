@@ -39,7 +39,7 @@ def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(mini
     monkeypatch.setattr(energy, "probe_scores", noted)
     entry = create("rbm", **{**small_settings("rbm"), "image_shape": miniature.image_shape})
     energy.probe(entry, miniature)
-    for part, split in (("train", miniature.train.binarized()), ("test", miniature.test)):
+    for part, split in (("train", miniature.train.binarize()), ("test", miniature.test)):
         expected = list(energy.spectra(entry, split.images).values())[-1]
         np.testing.assert_array_equal(arguments[part], expected)
     assert torch.equal(arguments["labels"], miniature.train.labels)

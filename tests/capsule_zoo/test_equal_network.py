@@ -123,7 +123,9 @@ def test_the_setting_with_the_lowest_validation_error_is_trained(small_dataset, 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_attack_reaches_the_scores_of_guide_or_model(name, small_dataset):
     torch.manual_seed(0)
-    settings = {k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")}
+    settings = {
+        k: v for k, v in small_settings(name).items() if k not in ("image_shape", "classes")
+    }
     entry = create(name, image_shape=small_dataset.image_shape, **settings)
     moved = fgsm(entry.model, small_dataset.test, 0.02, guide=entry.guide)
     change = (moved.images - small_dataset.test.images).abs()

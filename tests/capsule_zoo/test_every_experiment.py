@@ -23,7 +23,7 @@ from capsule_zoo.data import Dataset, dataset_names, load_dataset
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
 from capsule_zoo.experiments.part_whole.classification import fit_probes
-from capsule_zoo.experiments.training import begun
+from capsule_zoo.experiments.training import create_untrained
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
 from capsule_zoo.records import figures_of, read_record
@@ -230,11 +230,13 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     patches: dict[str, Any] = {
         "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
         "zoo.guide_swaps.list_weights": dict,
-        "zoo.guide_swaps.begun": lambda name, *a: begun(name, *a, **sizes_of(name)),
+        "zoo.guide_swaps.begun": lambda name, *a: create_untrained(name, *a, **sizes_of(name)),
         "shape_codes.from_images.SIZES": SHAPES,
     }
     for place, value in {**patches, **small.patches}.items():
-        value = partial(value, dataset) if place in small.patches and "load_dataset" in place else value
+        value = (
+            partial(value, dataset) if place in small.patches and "load_dataset" in place else value
+        )
         monkeypatch.setattr(f"capsule_zoo.experiments.{place}", value)
     change_defaults(monkeypatch, "recurrent-capsules", **RECURRENT)
     compare_small_machines(monkeypatch)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Experiment, Options, trained
+from capsule_zoo.experiments import Experiment, Options, load_or_train
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
-    by_quantity,
     calibration_error,
+    group_by_quantity,
     mean_and_error,
     median_and_error,
     over_seeds,
@@ -27,14 +27,14 @@ def test_an_experiment_draws_by_its_seed():
 def test_numbers_of_variants_are_turned_over():
     rows = {"a": {"elbo": (1.0, None, 2), "ess": (3.0, None, 2)}, "b": {"elbo": (4.0, 0.5, 2)}}
     expected = {"elbo": {"a": (1.0, None, 2), "b": (4.0, 0.5, 2)}, "ess": {"a": (3.0, None, 2)}}
-    assert by_quantity(rows) == expected
+    assert group_by_quantity(rows) == expected
 
 
 def test_a_run_of_another_entry_is_not_measured(tmp_path):
     save_entry(create("vae", **small_settings("vae")), tmp_path, data="digits")
     data = load_dataset("digits")
     with pytest.raises(ValueError, match=r"run must be of 'part-whole', but .* is of 'vae'"):
-        trained("part-whole", data, Options(run=str(tmp_path), progress=False))
+        load_or_train("part-whole", data, Options(run=str(tmp_path), progress=False))
 
 
 def test_a_mean_has_its_standard_error_unless_it_is_of_one():

@@ -37,25 +37,25 @@ def test_the_picture_is_that_of_the_model_with_the_sites_of_the_state(view):
 
     conditional = poutine.condition(view.model, view.state)
     mean = poutine.trace(conditional).get_trace(batch_size=1).nodes["image"]["fn"].mean
-    assert_close(view.painted(), mean.reshape(1, *view.image_shape))
-    distribution = view.model.image_distribution(view.painted())
+    assert_close(view.mean_image(), mean.reshape(1, *view.image_shape))
+    distribution = view.model.image_distribution(view.mean_image())
     assert view.log_likelihood() == pytest.approx(
         distribution.log_prob(view.image).item(), rel=1e-4
     )
 
 
 def test_an_object_that_is_taken_away_paints_nothing_and_comes_back(view):
-    before = view.painted()
+    before = view.mean_image()
     assert view.act("remove object", 1) == 1
     assert view.handles()[1] == "object 2 (absent)" and view.outline(1) is None
-    assert not torch.equal(view.painted(), before)
-    away = view.painted()
+    assert not torch.equal(view.mean_image(), before)
+    away = view.mean_image()
     view.change(1, "x", 0.9)
-    assert torch.equal(view.painted(), away)
+    assert torch.equal(view.mean_image(), away)
     view.reset()
     for slot in range(3):
         view.change(slot, "presence", 1.0)
-    assert torch.equal(view.painted(), before)
+    assert torch.equal(view.mean_image(), before)
 
 
 def test_one_is_added_from_the_prior_where_a_slot_is_free(view):
@@ -101,7 +101,7 @@ def test_digits_that_were_found_are_grabbed_where_they_are():
     assert len(on) == 2
     left, right = view.grab((-0.52, -0.4), part=True), view.grab((0.48, 0.4), part=True)
     assert {left, right} == set(on) and view.grab((-0.9, 0.9), part=True) is None
-    assert view.colored().shape == (200, 200, 3)
+    assert view.color_parts().shape == (200, 200, 3)
     view.act("remove object", left)
     assert view.grab((-0.52, -0.4), part=True) is None
 
@@ -162,6 +162,8 @@ def test_test_scenes_are_the_same_without_training_scenes():
         load_dataset("tetrominoes:test=5,train=40"),
         load_tests("tetrominoes:test=5,train=40"),
     )
-    assert torch.equal(subset.test.images, whole.test.images) and len(subset.train) < len(whole.train)
+    assert torch.equal(subset.test.images, whole.test.images) and len(subset.train) < len(
+        whole.train
+    )
     assert subset.name == whole.name and subset.test.name == whole.test.name
     assert len(load_tests("digits").train) == len(load_dataset("digits").train)

@@ -28,7 +28,7 @@ def view():
 def test_what_was_inferred_is_painted_as_the_model_renders_it(view):
     drawn = infer(view.guide, view.image)
     read = view.model.render(Capsules(drawn["part_presence"], drawn["part_pose"]))
-    assert_close(view.painted(), read, atol=1e-4, rtol=0)
+    assert_close(view.mean_image(), read, atol=1e-4, rtol=0)
 
 
 def votes(view) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,9 +86,9 @@ def test_at_the_prior_mean_parts_are_where_the_object_votes_whatever_its_code_an
 
 
 def test_in_a_counterfactual_parts_keep_their_noise_while_the_object_changes(view):
-    read, painted = view.state, view.painted()
+    read, mean_image = view.state, view.mean_image()
     view.set_mode("counterfactual")
-    assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
+    assert_close(view.mean_image(), mean_image, atol=1e-5, rtol=0)  # nothing has changed yet
     view.change(OBJECT, "code[0]", 2.5)
     view.change(OBJECT, "kind", 1 - int(read["kind"]))
     view.change(OBJECT, "x", 0.3)
@@ -101,7 +101,7 @@ def test_in_a_counterfactual_parts_keep_their_noise_while_the_object_changes(vie
     assert_close(view.parts().pose, counterfactual["part_pose"][0], atol=1e-5, rtol=1e-5)
     assert state["kind"] != read["kind"] and not torch.equal(state["pose"], read["pose"])
     view.reset()
-    assert torch.equal(view.painted(), painted)
+    assert torch.equal(view.mean_image(), mean_image)
 
 
 def test_a_part_is_grabbed_or_the_object(view):

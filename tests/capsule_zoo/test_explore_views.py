@@ -108,27 +108,27 @@ def test_refining_says_what_it_gained(any_view):
 @pytest.mark.parametrize("make", [lambda: part_whole_view(off=[("part", 0)]), request_view])
 def test_reset_goes_back_to_what_was_inferred_however_often_it_was_refined(make):
     view = make()
-    read, painted = view.state, view.painted()
+    read, mean_image = view.state, view.mean_image()
     view.refine(steps=3)
-    refined = view.painted()
-    assert not torch.equal(refined, painted)
+    refined = view.mean_image()
+    assert not torch.equal(refined, mean_image)
     for mode in reversed(view.modes):  # "posterior" again is what was refined, moved by nobody
         view.set_mode(mode)
-    assert_close(view.painted(), refined)
+    assert_close(view.mean_image(), refined)
     view.refine(steps=3)
     view.reset()
-    assert view.state is read and torch.equal(view.painted(), painted)
+    assert view.state is read and torch.equal(view.mean_image(), mean_image)
 
 
 @pytest.mark.parametrize("make", [part_whole_view, request_view])
 def test_a_second_refinement_goes_on_from_the_first(make):
     view = make()
-    read = view.painted()
+    read = view.mean_image()
     view.refine(steps=2)
-    first = view.painted()
+    first = view.mean_image()
     assert not torch.equal(first, read)
     assert view.refine(steps=0).endswith(" 0.0 nats higher")
-    assert_close(view.painted(), first)
+    assert_close(view.mean_image(), first)
 
 
 def test_views_speak_of_their_own_things():
@@ -143,22 +143,24 @@ def test_views_speak_of_their_own_things():
 
 def test_in_a_counterfactual_capsules_below_keep_their_noise():
     view = part_whole_view((2, 4, 6))
-    model, painted = view.model, view.painted()
+    model, mean_image = view.model, view.mean_image()
     view.set_mode("counterfactual")
-    assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
+    assert_close(view.mean_image(), mean_image, atol=1e-5, rtol=0)  # nothing has changed yet
     handle = view.handles().index(next(name for name in view.handles() if name.startswith("obj")))
     view.drag(handle, (0.0, 0.0), (0.4, -0.2))
-    placed, top = view.placed(), view.levels[0]
+    placed, top = view.place_capsules(), view.levels[0]
     do = {"object_pose": placed.pose[None, top], "object_presence": placed.presence[None, top]}
     drawn = infer(view.guide, view.image)
     counterfactual = intervene(model, KnownLatents(model, drawn), view.image, do).latents
     assert not torch.equal(do["object_pose"], drawn["object_pose"])
     for level, place in zip(model.levels, view.levels, strict=True):
-        assert_close(placed.pose[place], counterfactual[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4)
+        assert_close(
+            placed.pose[place], counterfactual[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4
+        )
     view.change(handle, "presence", 0.2)  # of the discrete model: off
     assert view.controls(handle)["presence"].value == 0.0
     view.reset()
-    assert torch.equal(view.painted(), painted)
+    assert torch.equal(view.mean_image(), mean_image)
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
@@ -166,12 +168,12 @@ def test_what_was_inferred_is_painted_as_the_model_renders_it(layers):
     view = part_whole_view(layers, off=[("part", 0)])
     drawn = infer(view.guide, view.image)
     assert_close(
-        view.painted(),
+        view.mean_image(),
         view.model.render(Capsules(drawn["part_presence"], drawn["part_pose"])),
         atol=1e-4,
         rtol=0,
     )
-    distribution = torch.distributions.Normal(view.painted(), view.model.sigma_image)
+    distribution = torch.distributions.Normal(view.mean_image(), view.model.sigma_image)
     assert view.log_likelihood() == pytest.approx(
         distribution.log_prob(view.image).sum().item(), rel=1e-5
     )
@@ -180,10 +182,10 @@ def test_what_was_inferred_is_painted_as_the_model_renders_it(layers):
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
 def test_whatever_belongs_to_an_object_follows_it_and_nothing_else_moves(layers):
     view = part_whole_view(layers)
-    before = view.placed().pose
+    before = view.place_capsules().pose
     view.change(0, "angle", 30.0)
     view.change(0, "x", 0.25)
-    after = view.placed().pose
+    after = view.place_capsules().pose
     motion = poses.compose(after[0], poses.inverse(before[0]))
     mine = torch.tensor([view.root(i) == 0 for i in range(len(before))])
     assert 1 < mine.sum() < len(mine)
@@ -197,10 +199,10 @@ def test_parts_are_as_much_there_as_their_object():
     mine = view.state["parent"][parts] == 0
     assert 0 < mine.sum() < len(mine)
     view.change(0, "presence", 0.25)
-    assert_close(view.placed().presence[parts], torch.where(mine, 0.25, 1.0))
-    pose = view.placed().pose[None, parts]
+    assert_close(view.place_capsules().presence[parts], torch.where(mine, 0.25, 1.0))
+    pose = view.place_capsules().pose[None, parts]
     expected = view.model.render(Capsules(torch.where(mine, 0.25, 1.0)[None], pose))
-    assert torch.equal(view.painted(), expected)
+    assert torch.equal(view.mean_image(), expected)
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
@@ -212,7 +214,7 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
     for off in (None, 0):
         if off is not None:
             view.change(off, "presence", 0.0)
-        placed = view.placed()
+        placed = view.place_capsules()
         levels = zip(pairwise(view.levels), view.model.selections, strict=True)
         for (above, below), selection in levels:
             weight = placed.presence[above].log() + selection.log_affinity
@@ -226,7 +228,7 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
             assert_close(placed.presence[below], placed.presence[above][best] * probability)
     view.set_mode("posterior")
     view.change(0, "presence", 1.0)
-    assert_close(view.placed().pose, view.read_state["pose"])
+    assert_close(view.place_capsules().pose, view.read_state["pose"])
 
 
 def test_a_capsule_that_is_dragged_takes_its_frame_along():
@@ -259,7 +261,7 @@ def test_a_part_that_is_moved_is_routed_to_its_new_address(address):
     name = next(iter(view.controls(3)))
     view.change(3, name, 0.5)
     expected = leaky_sigmoid(model.canvas(Parts(moved, parts.activation)))
-    assert_close(view.painted(), expected)
+    assert_close(view.mean_image(), expected)
 
 
 @pytest.mark.parametrize("identity", [(1.0, 0.0), (0.0, 0.0)])
@@ -272,7 +274,7 @@ def test_the_model_paints_what_is_requested_and_of_which_kind(identity):
     latents = {**view.read_state, "object_kind": torch.tensor([[0.0, 0.0, 1.0]])}
     del latents[ASKED]
     expected = view.model.mean_image(latents, view.requests.numbers(parameters))
-    assert_close(view.painted(), expected)
+    assert_close(view.mean_image(), expected)
 
 
 def test_a_hand_turns_and_shifts_the_request_as_it_moves():

@@ -191,7 +191,7 @@ def test_labels_say_what_a_person_selects_and_sees(panel):
 def test_the_selected_object_is_outlined_on_the_colored_picture():
     view = part_whole_view()
     panel = explorer.Explorer(view, view.image)
-    plain = pixels(as_png(view.colored()))
+    plain = pixels(as_png(view.color_parts()))
     outlined = pixels(panel.colored.png)
     changed = (plain != outlined).any(-1)
     assert changed.any() and (outlined[changed] == 255).all()

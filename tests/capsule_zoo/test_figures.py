@@ -30,7 +30,7 @@ def model():
     torch.manual_seed(0)
     return PartWholeCapsules(
         (1, 12, 12), objects=3, parts=5, painting=Painting(template_size=5)
-    ).discretized()
+    ).discretize()
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])

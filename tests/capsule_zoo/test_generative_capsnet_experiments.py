@@ -35,7 +35,10 @@ def small(monkeypatch):
 
 
 def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):
-    angles, estimate = torch.tensor([[-179.0], [10.0], [0.0]]), torch.tensor([[178.0], [14.0], [-5.0]])
+    angles, estimate = (
+        torch.tensor([[-179.0], [10.0], [0.0]]),
+        torch.tensor([[178.0], [14.0], [-5.0]]),
+    )
     monkeypatch.setattr(bounds, "turn_and_infer", lambda *arguments: (None, angles, estimate))
     median, _, count = bounds.inferred_angles(None, small, OPTIONS, 3)
     assert (median, count) == (4.0, 3)
@@ -45,9 +48,9 @@ def test_inside_is_what_was_asked_for_in_training():
     for line, points in SHIFTED.lines.items():
         inside = SHIFTED.inside(points)
         expected = [-4, -2, 0, 2, 4]
-        assert [point[0] for point, is_inside in zip(points, inside, strict=True) if is_inside] == expected, (
-            line
-        )
+        assert [
+            point[0] for point, is_inside in zip(points, inside, strict=True) if is_inside
+        ] == expected, line
     beyond = replace(SHIFTED, rare=(-10, 10))  # 10 itself was not asked for
     assert beyond.inside(((10.0, 10.0), (-10.0, -10.0), (8.0, -12.0))).tolist() == [0, 1, 0]
     once = replace(ROTATED, rare=(18, 18))

@@ -142,13 +142,13 @@ def test_gray_images_are_binarized_for_binary_pixels_alone(small):
     for name, binary in (("vae", False), ("capsule-helmholtz", True), ("rbm", True)):
         entry = create(name, **{**small_settings(name), "image_shape": (1, 12, 12)})
         assert measurements.draws_binary_pixels(entry.model) == binary
-        test = measurements.as_scored(entry, small).test
+        test = measurements.scoring_data(entry, small).test
         assert ("binarized(0)" in test.name) == binary
         assert set(test.images.unique().tolist()) == {0.0, 1.0} or not binary
     normal = create("vae", **small_settings("vae"), likelihood="bernoulli")
     assert measurements.draws_binary_pixels(normal.model)
-    binary = small.binarized(3)
-    assert measurements.as_scored(normal, binary) is binary  # it is binary already
+    binary = small.binarize(3)
+    assert measurements.scoring_data(normal, binary) is binary  # it is binary already
 
 
 def test_evaluate_scores_the_binarized_images(small):
@@ -156,7 +156,7 @@ def test_evaluate_scores_the_binarized_images(small):
     entry = create("capsule-helmholtz", **sizes)
     metrics = measurements.evaluate_run(entry, small, images=6, particles=3, seed=0)
     assert "binarized(0)" in metrics["data"]
-    subset = small.binarized().test[:6]
+    subset = small.binarize().test[:6]
     again = summarize(evaluate(entry.model, entry.guide, subset, num_particles=3, draws=0))
     assert metrics["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= metrics.keys()
 

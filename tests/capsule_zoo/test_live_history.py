@@ -47,7 +47,10 @@ def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, 
         run(*TRAIN, "--steps", 5, "--out", tmp_path / "killed")
     look.at = None
     resumed = losses(tmp_path / "killed", 5, "--resume")
-    assert [list(history["step"]) for history in histories[-3:-1]] == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert [list(history["step"]) for history in histories[-3:-1]] == [
+        [1, 2, 3, 4],
+        [1, 2, 3, 4, 5],
+    ]
     pd.testing.assert_frame_equal(resumed.drop(columns="seconds"), whole.drop(columns="seconds"))
 
 

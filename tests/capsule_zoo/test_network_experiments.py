@@ -1,4 +1,4 @@
-"""Distributions of the experiments on networks of capsules: what is compared, tried, matched and drawn."""
+"""Experiments on networks of capsules: what is compared, tried, matched and drawn."""
 
 from itertools import pairwise
 

@@ -92,7 +92,7 @@ def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
     def again(entry):
         return entry.make_guide(entry.default_guide)
 
-    registry_of_vae = registry.registered("vae")
+    registry_of_vae = registry.find_registration("vae")
     register_guide("vae", "again")(again)
     entry = create("vae", **small_settings("vae"))
     save_entry(entry, tmp_path / "own")
@@ -123,7 +123,9 @@ def test_a_cell_of_a_notebook_may_run_again(scratch):
 
     cell()
     last = cell()
-    assert registry.registered("of-a-cell").model is create("vae").guides["of-a-cell"] is last
+    assert (
+        registry.find_registration("of-a-cell").model is create("vae").guides["of-a-cell"] is last
+    )
     assert datasets._READERS["of-a-cell"] is last
     assert experiments._experiments["of-a-cell/first"].function is last
     with pytest.raises(ValueError, match="registered already"):

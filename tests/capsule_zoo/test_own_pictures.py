@@ -14,7 +14,7 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, registered, save_entry, small_settings
-from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resumed
+from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resume_recipe
 from capsule_zoo.runs.recipe import Recipe
 
 
@@ -127,11 +127,11 @@ def test_a_run_goes_on_with_pictures_that_were_moved(pictures, tmp_path):
     entry, config = create("vae", **small_settings("vae")), {"data": f"folder:{tmp_path / 'copy'}"}
     save_entry(entry, tmp_path / "run", data=f"folder:{pictures}")
     with pytest.raises(ValueError, match="leave data="):
-        resumed(tmp_path / "run", "vae", config)
+        resume_recipe(tmp_path / "run", "vae", config)
     shutil.move(pictures, tmp_path / "copy")
-    assert resumed(tmp_path / "run", "vae", config).data == config["data"]
+    assert resume_recipe(tmp_path / "run", "vae", config).data == config["data"]
     with pytest.raises(ValueError, match="leave seed="):
-        resumed(tmp_path / "run", "vae", config | {"seed": 1})
+        resume_recipe(tmp_path / "run", "vae", config | {"seed": 1})
 
 
 def test_a_folder_says_how_many_classes_there_are_from_anywhere(pictures, tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_gray_pictures_are_measured_by_a_model_of_color_and_train_it_further(pic
     assert run("train", "vae", *options, 3, "--resume") == 0
     where = (str(tmp_path / "run"), str(pictures), None, True)
     assert open_pictures(*where, False, tmp_path / "out")[1].images.shape == (12, 3, 8, 8)
-    assert len(gray.train.in_channels(1).images) == len(gray.train.in_channels(3).images) == 9
+    assert len(gray.train.with_channels(1).images) == len(gray.train.with_channels(3).images) == 9
     with pytest.raises(ValueError, match=r"make the images gray by images\.mean\(1"):
         create("vae", image_shape=(1, 8, 8)).model.space.check(images)
 

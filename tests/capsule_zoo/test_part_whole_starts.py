@@ -10,7 +10,7 @@ from torch.distributions import Normal
 from capsule_zoo.data import load_dataset
 from capsule_zoo.guides import EMObjects, PartWholeGuide
 from capsule_zoo.inference import Checks, Pace, fit
-from capsule_zoo.inference.training.settings import paced
+from capsule_zoo.inference.training.settings import pace_arguments
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.specification import spec
@@ -56,5 +56,5 @@ def test_constructors_and_registry_give_one_pair():
     assert spec(model) == spec(again.model)
     assert spec(guide, model=model) == spec(again.guide, model=again.model)
     assert guide.fit_settings == PartWholeGuide(model, above=EMObjects).fit_settings
-    assert entry.training == paced(guide.fit_settings)
+    assert entry.training == pace_arguments(guide.fit_settings)
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()

@@ -18,7 +18,7 @@ from capsule_zoo.pages.published import (
     Goal,
     count,
     goals_of,
-    measured,
+    our_metric,
     read_published,
 )
 from capsule_zoo.records import read_records
@@ -81,7 +81,7 @@ def test_states_but_one_add_up_to_the_rows_that_are_compared_like_for_like():
 @pytest.mark.parametrize(("higher", "worse"), [(True, -5.0), (False, -4.0)])
 def test_the_worse_end_of_a_bracket_counts(higher, worse):
     records = {"a/b": {"metrics": {"m": metric_entry(-4.0), "w": metric_entry(-5.0)}}}
-    assert measured(replace(ROW, worst="w", higher=higher), records)["value"] == worse
+    assert our_metric(replace(ROW, worst="w", higher=higher), records)["value"] == worse
 
 
 def test_the_table_is_sound():

@@ -20,13 +20,13 @@ from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.registry import (
     create,
+    find_registration,
     list_models,
     load,
     pair_of,
     read_recipe,
     rebuild,
     register,
-    registered,
     save,
     save_entry,
     save_weights,
@@ -98,9 +98,12 @@ def test_a_name_is_registered_once(scratch):
 
 def test_an_entry_has_the_arguments_of_its_classes_as_settings(scratch):
     register_toy()
-    settings = registered("of-a-test").arguments
+    settings = find_registration("of-a-test").arguments
     assert list(settings) == ["image_shape", "latent", "guide"]
-    assert settings["latent"].type == "int" and settings["latent"].description == "numbers of the code."
+    assert (
+        settings["latent"].type == "int"
+        and settings["latent"].description == "numbers of the code."
+    )
     assert settings["guide"].inner["hidden"].default == 256
     entry = create("of-a-test", latent=2, guide=dict(hidden=5))
     assert isinstance(entry.model, Toy) and entry.model.latent == 2
@@ -163,7 +166,7 @@ def test_the_default_guide_is_one_of_the_guides(entry):
 )
 def test_an_entry_that_became_a_preset_says_which(name, entry, preset):
     words = f"{name!r} is a preset of {entry} since 0.3.*--set preset={preset}"
-    for look_up in (create, describe, load, registered):
+    for look_up in (create, describe, load, find_registration):
         with pytest.raises(ValueError, match=words):
             look_up(name)
     pair = create(entry, **small_settings(entry))

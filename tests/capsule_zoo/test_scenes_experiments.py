@@ -20,7 +20,7 @@ from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces
 from capsule_zoo.registry import create, load, small_settings
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.objects import segment_run
-from capsule_zoo.zoo.scenes.entry import on_canvas
+from capsule_zoo.zoo.scenes.entry import pair_with_canvas
 
 SIZES = {key: small_settings("scenes")[key] for key in ("window", "thing_settings", "guide")}
 
@@ -38,7 +38,9 @@ def marked(monkeypatch):
 def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch, marked):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.DATA", "multi-mnist:train=40,test=6")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
-    settings = dict(seeds=2, length=0.002, every=2, draws=1, tested=6, bounds=2, more=2, sizes=SIZES)
+    settings = dict(
+        seeds=2, length=0.002, every=2, draws=1, tested=6, bounds=2, more=2, sizes=SIZES
+    )
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
     result = find_experiment("scenes/counts")(options, **settings)
     right = result.metrics["count_accuracy"]
@@ -75,7 +77,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
 def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
     entry = create("scenes", **small_settings("scenes"))
     reader = ways(entry)["drawn_places"]
-    wide = on_canvas(reader, *LARGE)
+    wide = pair_with_canvas(reader, *LARGE)
     assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
     assert wide.guide.temperature == PLACES and wide.guide.model is wide.model
     addresses = [p.data_ptr() for p in entry.guide.parameters()]
@@ -141,7 +143,9 @@ def test_pixels_agree_with_true_masks_of_three_sizes(mnist_root, monkeypatch):
 
 def test_ways_of_reading_by_number():
     true, right = torch.tensor([0.0, 2, 2, 3]), torch.tensor([1.0, 1, 0, 1])
-    fractions = counts.by_number({"peeling": torch.stack([true, torch.ones(4), right])})["peeling"]
+    fractions = counts.accuracy_by_number({"peeling": torch.stack([true, torch.ones(4), right])})[
+        "peeling"
+    ]
     assert {number: (fraction, n) for number, (fraction, _, n) in fractions.items()} == {
         "0": (1, 1), "2": (0.5, 2), "3": (1, 1)
     }  # fmt: skip

@@ -10,15 +10,15 @@ import pytest
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.models import PartWholeCapsules, RecurrentCapsules, Settings
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.registry import create, list_models, registered, small_settings
+from capsule_zoo.registry import create, find_registration, list_models, small_settings
 from capsule_zoo.settings import (
     arguments_of,
     configure,
+    describe_hint,
     fits,
     flat,
     flat_arguments,
-    in_words,
-    nested,
+    nest_settings,
     words_of,
 )
 
@@ -27,7 +27,7 @@ NAMES = list_models()
 
 def arguments(name: str) -> dict[str, Any]:
     """Return the settings of an entry by dotted name."""
-    return flat_arguments(registered(name).arguments)
+    return flat_arguments(find_registration(name).arguments)
 
 
 def small_with(name: str, setting: str, value: object) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def small_with(name: str, setting: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_small_setting_and_default_is_known_and_of_its_type(name):
     parameters = arguments(name)
-    settings = nested(small_settings(name), registered(name).arguments, name)
+    settings = nest_settings(small_settings(name), find_registration(name).arguments, name)
     for setting, value in flat(settings).items():
         if not setting.startswith("thing_settings."):  # of another entry
             assert fits(value, parameters[setting].hint)
@@ -194,7 +194,7 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
     ],
 )
 def test_annotations_are_put_into_words(hint, text):
-    assert in_words(hint) == text
+    assert describe_hint(hint) == text
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 20), (2, 20, 20)])

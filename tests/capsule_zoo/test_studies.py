@@ -19,7 +19,7 @@ from miniature import few_digits
 from capsule_zoo import experiments
 from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
-from capsule_zoo.experiments.study import Job, Study, saved, side_by_side
+from capsule_zoo.experiments.study import Job, Study, save_outcome, side_by_side
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import IncompatibleGuide, Inputs, NonFiniteLoss, Pace
 from capsule_zoo.records import read_record
@@ -250,7 +250,10 @@ def test_time_of_earlier_runs_counts(tmp_path):
         (place / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
     settings = {"images": 3, "share": 0.5, "name": "broken"}
     assert experiments._begin(place, "test/toy", QUIET, settings, "") == 150
-    assert saved(count, Job("b", tmp_path, replace(QUIET, runs=place / "b")))["pair"] == [1, 2]
+    assert save_outcome(count, Job("b", tmp_path, replace(QUIET, runs=place / "b")))["pair"] == [
+        1,
+        2,
+    ]
     ended = read_metrics(place / "b")["seconds"]  # in place of those that it was trained for
     note(place / "b" / "c", "seconds", 100.0)  # a part of the run, which has ended too
     assert experiments._begin(place, "test/toy", QUIET, settings, "") == 50 + ended < 100

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from capsule_zoo.pages.markdown import fill, grids_of, rounded, verdict
+from capsule_zoo.pages.markdown import fill, grids_of, round_metric, verdict
 from capsule_zoo.pages.stories import read_story, remainder
-from capsule_zoo.records import FIELDS, in_words, read_record
+from capsule_zoo.records import FIELDS, metric_title, read_record
 from capsule_zoo.registry import create, list_models, small_settings
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -36,24 +36,24 @@ def number(text: str) -> float:
     ],
 )
 def test_numbers_are_rounded_to_two_digits_of_their_error(value, se, text):
-    assert rounded(value, se) == text
+    assert round_metric(value, se) == text
 
 
 @settings(deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e5))
 def test_rounding_changes_a_number_by_less_than_a_twentieth_of_its_error(value, se):
-    estimate, error = map(number, rounded(value, se))
+    estimate, error = map(number, round_metric(value, se))
     assert abs(estimate - value) <= 0.0501 * se + 1e-9 and abs(error - se) <= 0.0501 * se
 
 
 def test_names_in_words():
-    assert in_words("iwae_100_low_rank") == "IWAE-100 low rank"
-    assert in_words("log_likelihood_raise") == "log likelihood (reverse AIS)"
-    assert in_words("mapped_elbow") == "mapped elbow"
-    assert in_words("error_power_0_25_3") == "error power 0.25 3"
-    assert in_words("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
-    assert in_words("noise_025") == "noise 0.25"
-    assert in_words("fgsm_10_20_error") == "FGSM 10 20 error"
+    assert metric_title("iwae_100_low_rank") == "IWAE-100 low rank"
+    assert metric_title("log_likelihood_raise") == "log likelihood (reverse AIS)"
+    assert metric_title("mapped_elbow") == "mapped elbow"
+    assert metric_title("error_power_0_25_3") == "error power 0.25 3"
+    assert metric_title("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
+    assert metric_title("noise_025") == "noise 0.25"
+    assert metric_title("fgsm_10_20_error") == "FGSM 10 20 error"
 
 
 RECORD = {

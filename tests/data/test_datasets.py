@@ -284,7 +284,7 @@ def test_a_flat_folder_has_no_labels(tmp_path):
     shades = torch.cat([split.images[:, 0, 0, 0] for split in splits]) * 255
     assert sorted(shades.round().tolist()) == [10 * k for k in range(10)]
     assert all(split.labels is None for split in splits)
-    for part in (data.train[:3], data.train.to("cpu"), data.train.binarized(), data.to("cpu").test):
+    for part in (data.train[:3], data.train.to("cpu"), data.train.binarize(), data.to("cpu").test):
         assert part.labels is None and len(part)
     assert torch.equal(data.train[2], data.train.images[2])
     assert next(iter(DataLoader(data.train, 7))).shape == (7, 1, 4, 6)
@@ -305,7 +305,9 @@ def test_a_file_of_numpy_holds_pictures_and_may_hold_their_labels(kind, tmp_path
     assert (len(data.train), len(data.validation), len(data.test)) == (14, 2, 4)
     assert data.class_names == ("0", "1", "2")
     splits = (data.train, data.validation, data.test)
-    pictures, labels = (torch.cat([getattr(s, part) for s in splits]) for part in ("images", "labels"))
+    pictures, labels = (
+        torch.cat([getattr(s, part) for s in splits]) for part in ("images", "labels")
+    )
     distance = (pictures[:, None] - expected[None]).abs().amax((2, 3, 4))
     assert distance.amin(1).max() < 1e-6 and len(distance.argmin(1).unique()) == 20
     assert torch.equal(labels, distance.argmin(1) % 3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule_zoo.data import hide, occluded
+from capsule_zoo.data import half_mask, hide
 
 
 def test_a_half_is_hidden_on_the_side_that_is_named():
@@ -14,8 +14,8 @@ def test_a_half_is_hidden_on_the_side_that_is_named():
         "bottom": [[1] * 4, [0] * 4],
     }
     for side, rows in expected.items():
-        assert torch.equal(occluded((2, 4), side), torch.tensor(rows, dtype=torch.bool)), side
-    assert occluded((3, 3), "top").sum() == 3  # the middle row is hidden too
+        assert torch.equal(half_mask((2, 4), side), torch.tensor(rows, dtype=torch.bool)), side
+    assert half_mask((3, 3), "top").sum() == 3  # the middle row is hidden too
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (3, 4, 6), (2, 1, 4, 6), (2, 3, 4, 6)])

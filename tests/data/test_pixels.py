@@ -46,7 +46,7 @@ def test_standard_scores_and_back():
 def test_a_transformed_data_set_is_so_in_every_split():
     splits = [Split(torch.rand(n, 1, 2, 2), torch.arange(n)) for n in (5, 3, 4)]
     data = Dataset("toy", *splits)
-    changed = data.transformed(Standardize(0.5, 2.0))
+    changed = data.transform_images(Standardize(0.5, 2.0))
     for before, after in zip(
         splits, (changed.train, changed.validation, changed.test), strict=True
     ):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from capsule_zoo.data import progress
-from capsule_zoo.data.progress import Bar, announce, planned, show_progress, track, write_line
+from capsule_zoo.data.progress import Bar, announce, announce_plan, show_progress, track, write_line
 
 
 @pytest.fixture
@@ -101,13 +101,13 @@ def test_a_stream_that_does_not_say_whether_it_is_a_terminal_gets_lines(monkeypa
 
 def test_a_plan_is_printed_before_the_first_line_that_follows_it(seconds, capsys):
     for begin in (lambda: write_line("stage 1"), lambda: Bar("training", "steps", 2, lasting=True)):
-        with planned("training for two steps"):
+        with announce_plan("training for two steps"):
             assert capsys.readouterr().err == ""
             begin()
             begin()
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == "training for two steps" and lines.count(lines[0]) == 1
-    with planned("training for two steps"):
+    with announce_plan("training for two steps"):
         Bar("training", "steps", 2, lasting=True, enabled=False)
     write_line("the end")
     assert capsys.readouterr().err == "the end\n"

@@ -80,7 +80,7 @@ def test_the_data_sets_have_names_and_options():
     assert len(data.train) == len(data.train.objects) == 30 and len(data.validation.objects) == 10
     assert torch.equal(data.train.labels, data.train.objects.counts)
     assert data.test[:3].objects.classes.shape == (3, 3)
-    assert torch.equal(data.binarized().test.objects.classes, data.test.objects.classes)
+    assert torch.equal(data.binarize().test.objects.classes, data.test.objects.classes)
     assert data.to("meta").test.objects.boxes.device.type == "meta"
 
 

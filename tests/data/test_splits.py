@@ -51,14 +51,14 @@ def test_a_split_is_a_torch_dataset(split):
 
 def test_binarized_pixels_are_one_draw_that_the_seed_decides(split):
     gray = split.images.clone()
-    binary = split.binarized(3)
+    binary = split.binarize(3)
     assert torch.equal(binary.images, Binarize()(gray, generator=seeded_generator(3)))
-    assert not torch.equal(binary.images, split.binarized(4).images)
+    assert not torch.equal(binary.images, split.binarize(4).images)
     assert torch.equal(split.images, gray)
 
 
 def test_splits_of_a_data_set_are_binarized_independently(split):
-    data = Dataset("thrice", split, split, split).binarized(1)
+    data = Dataset("thrice", split, split, split).binarize(1)
     assert not torch.equal(data.train.images, data.test.images)
     assert not torch.equal(data.validation.images, data.test.images)
     assert data.train.name == "some/test binarized(1)"
@@ -73,17 +73,17 @@ def test_a_data_set_knows_its_shape_and_classes(split):
 
 def test_labels_number_the_classes_of_a_model_by_name(split):
     data = Dataset("toy", split, split[:0], split[:9], ("b", "c", "d"))
-    dataset = data.in_classes(["a", "d", "c", "b"])
+    dataset = data.match_classes(["a", "d", "c", "b"])
     assert dataset.class_names == ("a", "d", "c", "b")
     assert torch.equal(dataset.test.labels, torch.tensor([3, 2, 1])[data.test.labels])
     for dtype in (torch.int32, torch.uint8):
         splits = (Split(s.images, s.labels.to(dtype)) for s in (split, split[:0], split[:9]))
-        numbered = Dataset("toy", *splits, ("b", "c", "d")).in_classes(["a", "d", "c", "b"])
+        numbered = Dataset("toy", *splits, ("b", "c", "d")).match_classes(["a", "d", "c", "b"])
         assert numbered.test.labels.dtype == torch.int64
         assert torch.equal(numbered.test.labels, dataset.test.labels)
     with pytest.warns(UserWarning, match=r"'toy' and .* by number, .*: b for 0, c for 1, \.\.\.;"):
-        assert data.in_classes(["0", "1"]) is data
+        assert data.match_classes(["0", "1"]) is data
     numbers = Dataset("toy", split, split[:0], split[:9])
-    assert numbers.in_classes(["0", "1"]) is numbers
+    assert numbers.match_classes(["0", "1"]) is numbers
     unlabelled = Dataset("flat", *[Split(split.images)] * 3)
-    assert unlabelled.in_classes(["a", "b"]).test.labels is None
+    assert unlabelled.match_classes(["a", "b"]).test.labels is None

@@ -49,7 +49,7 @@ def test_a_network_that_says_nothing_is_the_prior(discrete):
     for parameter in guide.read.parameters():
         torch.nn.init.zeros_(parameter)
     if discrete:
-        model, guide = model.discretized(), guide.discretized()
+        model, guide = model.discretize(), guide.discretize()
     images = torch.rand(4, *SHAPE).double()
     drawn = poutine.trace(guide).get_trace(images)
     drawn.compute_log_prob()
@@ -68,7 +68,7 @@ def test_expectations_are_the_middle_of_every_distribution():
     for name in ("object_pose", "part_jitter"):
         torch.testing.assert_close(draws[name]["fn"].mean, middle[name])
     torch.testing.assert_close(middle["object_kind"].exp().sum(-1), torch.ones(2).double())
-    discrete = guide.discretized().expectations(images)["object_kind"]
+    discrete = guide.discretize().expectations(images)["object_kind"]
     assert torch.equal(discrete.argmax(-1), middle["object_kind"].argmax(-1))
     assert torch.equal(discrete.sum(-1), torch.ones(2).double())
 
@@ -76,7 +76,7 @@ def test_expectations_are_the_middle_of_every_distribution():
 def test_points_are_the_expectations_and_one_hot_where_kinds_are():
     images = torch.rand(2, *SHAPE).double()
     _, guide = pair(deterministic=True)
-    for one in (guide, guide.discretized()):
+    for one in (guide, guide.discretize()):
         values, expected = one(images), one.expectations(images)
         assert all(torch.equal(values[name], expected[name]) for name in guide.covers)
 

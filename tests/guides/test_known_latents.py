@@ -17,7 +17,7 @@ def draw_latents(name):
     torch.manual_seed(0)
     entry = create(name, **small_settings(name))
     images = torch.rand(IMAGES, *entry.model.image_shape).round()
-    return entry.model.discretized(), images, infer(entry.guide, images)
+    return entry.model.discretize(), images, infer(entry.guide, images)
 
 
 @pytest.mark.parametrize("name", ["part-whole", "shape-codes", "vae", "recurrent-capsules"])

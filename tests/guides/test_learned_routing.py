@@ -84,9 +84,11 @@ def test_the_cost_of_connections_is_the_divergence_from_their_prior():
     mean, log_scale = connections = rand(2, J, I)
     expected = kl_divergence(Normal(mean, log_scale.exp()), Normal(0.0, 1.0)).sum()
     torch.testing.assert_close(UncertainRouting(images=7).cost(connections), expected / 7)
-    drawn = torch.stack([UncertainRouting().drawn(connections)[0] for _ in range(4000)])
-    torch.testing.assert_close(drawn.mean(0), mean, rtol=0, atol=0.3)
-    torch.testing.assert_close(drawn.std(0), log_scale.exp(), rtol=0.1, atol=0)
+    draw_connections = torch.stack(
+        [UncertainRouting().draw_connections(connections)[0] for _ in range(4000)]
+    )
+    torch.testing.assert_close(draw_connections.mean(0), mean, rtol=0, atol=0.3)
+    torch.testing.assert_close(draw_connections.std(0), log_scale.exp(), rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -121,7 +123,9 @@ def test_connections_get_the_same_gradients_when_votes_are_computed_again(kind):
         return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
     gradients, again = slopes(False), slopes(True)
-    assert {f"{layer}.connections" for layer in ("layers.0", "layers.1", "classes")} <= gradients.keys()
+    assert {
+        f"{layer}.connections" for layer in ("layers.0", "layers.1", "classes")
+    } <= gradients.keys()
     for name, slope in gradients.items():
         assert slope.norm() > 0
         torch.testing.assert_close(slope, again[name])

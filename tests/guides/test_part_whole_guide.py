@@ -82,7 +82,7 @@ def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
 
 def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
     guide = configure(PartWholeGuide, model, "delta", **SMALL).double()
-    discrete = guide.discretized()
+    discrete = guide.discretize()
     relaxed_node, node = (traced(g, images).nodes["part_presence"] for g in (guide, discrete))
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)

@@ -90,7 +90,9 @@ def log_mixture(model, images):
     for states in torch.cartesian_prod(*[torch.tensor([0.0, 1.0]).double()] * 2):
         weight = model.weight[..., 0] * states
         painted = model.visible.bias.flatten() + weight @ mean + model.switch_weight @ states
-        spread = variance[:, None] * (weight / hidden_precision) @ weight.T * variance + variance.diag()
+        spread = (
+            variance[:, None] * (weight / hidden_precision) @ weight.T * variance + variance.diag()
+        )
         prior = torch.distributions.Bernoulli(logits=top.switch_bias).log_prob(states).sum()
         distribution = MultivariateNormal(painted * variance, spread)
         masses.append(prior + distribution.log_prob(images.flatten(1)))

@@ -12,7 +12,7 @@ from machines import values_of
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
-from capsule_zoo.guides.parts.rotations import best_rotation, centered, rotate_images
+from capsule_zoo.guides.parts.rotations import best_rotation, center_images, rotate_images
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules
@@ -129,7 +129,7 @@ def test_a_centered_guide_is_equivariant_under_shifts(pose, rotations):
 def test_ink_in_the_middle_stays_and_an_empty_image_too(images):
     blank = torch.zeros_like(images[:1])
     for still in (images + images.flip(2, 3), blank):
-        moved, back = centered(still / 2)
+        moved, back = center_images(still / 2)
         torch.testing.assert_close(moved, still / 2, rtol=0, atol=1e-12)
         torch.testing.assert_close(back, poses.identity_like(back).expand(len(back), 6))
 
@@ -155,7 +155,7 @@ def test_guides_that_turn_fit_and_train(model, images, above, pose):
     reader = partial(PartReader, channels=8, rotations=3)
     guide = PartWholeGuide(model, pose, reader=reader, above=above).double()
     check_pair(model, guide, images)
-    check_pair(model.discretized(), guide.discretized(), images)
+    check_pair(model.discretize(), guide.discretize(), images)
     before = {name: p.detach().clone() for name, p in guide.named_parameters()}
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     svi.step(images)

@@ -209,7 +209,7 @@ def test_temperatures_are_those_of_the_released_code(votes):
     (first,) = EMRouting(1).beliefs(votes, rule)
     plain = best_belief(votes, votes.uniform(), rule._replace(inverse_temperature=1.0))
     torch.testing.assert_close(first.logits, 0.01 * (1 - 0.95) * plain.logits)
-    cooled = EMRouting(3)._cooled(rule, 2)
+    cooled = EMRouting(3)._cool(rule, 2)
     assert cooled.inverse_temperature == pytest.approx(0.01 * (1 - 0.95**3))
 
 
@@ -258,7 +258,9 @@ def test_standardized_costs_compare_the_parents_of_a_position(votes):
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_linear_temperature_starts_at_the_distributions_and_rises_by_it(kind, votes):
-    once, still = (kind(1, anneal=schedule)(votes, distribution()).logits for schedule in ("linear", 0))
+    once, still = (
+        kind(1, anneal=schedule)(votes, distribution()).logits for schedule in ("linear", 0)
+    )
     torch.testing.assert_close(once, still)
     assert [kind(anneal="linear").factor(iteration) for iteration in range(3)] == [1, 2, 3]
 

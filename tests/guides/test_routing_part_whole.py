@@ -26,7 +26,7 @@ def model():
         painting=Painting(template_size=5),
         pose=ObjectPose(sigma_top=0.5),
     )
-    return shifted(model.double()).discretized()
+    return shifted(model.double()).discretize()
 
 
 def draw(model, batch=4):
@@ -86,7 +86,11 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
     parts = Capsules(torch.ones(1, 5).double(), placed[None])
     proposal = EMObjects(model, iterations=20)(model, 0, parts)
     assert proposal.logits.argmax(-1).item() == 1 and proposal.logits[0, 1] > 3
-    assert (proposal.pose[0, 1] - object_pose).abs().max() < 0.01 < (object_pose - identity).abs().max()
+    assert (
+        (proposal.pose[0, 1] - object_pose).abs().max()
+        < 0.01
+        < (object_pose - identity).abs().max()
+    )
 
 
 def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
@@ -94,7 +98,7 @@ def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
         (1, 12, 12), objects=1, parts=5, painting=Painting(template_size=5)
     ).double()
     torch.nn.init.constant_(model.presence_logits, -2.0)
-    model = model.discretized()
+    model = model.discretize()
     _, parts = draw(model)
     proposal = EMObjects(model)(model, 0, parts)
     log_present, gone = (

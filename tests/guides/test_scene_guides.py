@@ -11,7 +11,7 @@ from capsule_zoo.guides.scenes.proposals import SubsetDistribution
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.guides.scenes.windows import medians
 from capsule_zoo.inference import fit_guide
-from capsule_zoo.inference.annealing.path import Given
+from capsule_zoo.inference.annealing.path import ValueMessenger
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.objectives import summed_presences
@@ -89,8 +89,8 @@ def test_the_weight_of_a_draw_is_that_of_its_presences(name):
         torch.manual_seed(1)
         traced = log_weights(entry.model, entry.guide, images)[0]
         torch.manual_seed(1)
-        distribution = entry.guide.presence_distribution(images, entry.guide.found(images))
-        row = distribution.drawn()
+        distribution = entry.guide.presence_distribution(images, entry.guide.draw_proposals(images))
+        row = distribution.draw_rows()
     drawn = distribution.log_weight.gather(1, row) - distribution.log_q.gather(1, row)
     torch.testing.assert_close(traced, drawn[:, 0])
 
@@ -99,8 +99,8 @@ def test_permuting_the_first_noise_permutes_the_slots():
     entry, images = small("slot-attention", slots=3)
     noise = torch.randn(4, 3, entry.guide.width, dtype=torch.double)
     order = torch.tensor([2, 0, 1])
-    slots, middles = entry.guide.attended(images, images, noise)
-    again, moved = entry.guide.attended(images, images, noise[:, order])
+    slots, middles = entry.guide.attend(images, images, noise)
+    again, moved = entry.guide.attend(images, images, noise[:, order])
     torch.testing.assert_close(again, slots[:, order])
     torch.testing.assert_close(moved, middles[:, order])
     assert (slots[:, 0] - slots[:, 1]).abs().max() > 1e-3
@@ -110,7 +110,7 @@ def test_a_slot_stands_at_the_ink_that_it_attends_to():
     entry, images = small("slot-attention", slots=1)
     dot = torch.zeros_like(images)
     dot[:, :, 1, 8] = 1
-    _, middle = entry.guide.attended(dot, dot, torch.randn(4, 1, entry.guide.width).double())
+    _, middle = entry.guide.attend(dot, dot, torch.randn(4, 1, entry.guide.width).double())
     assert (middle[:, 0, 0] > 0.5).all() and (middle[:, 0, 1] < -0.5).all()
 
 
@@ -120,7 +120,9 @@ def test_objects_are_found_at_places_that_are_drawn():
     drawn = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.5)
     same = find_objects(entry.model, entry.guide, images, draws=3, temperature=0.0)
     assert torch.equal(objects.log_evidence, same.log_evidence)
-    assert not torch.equal(objects.log_evidence, drawn.log_evidence) and entry.guide.temperature == 0
+    assert (
+        not torch.equal(objects.log_evidence, drawn.log_evidence) and entry.guide.temperature == 0
+    )
 
 
 @pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture")])
@@ -145,7 +147,7 @@ def test_missing_pixels_are_left_out(name, sizes):
         values.append([loss.detach(), result.log_evidence, *slopes])
     for plain, switched in zip(values[0], values[1], strict=True):
         assert torch.equal(plain, switched)
-    result, rows = guide.found(half), subsets_of(entry.model.slots, images)
+    result, rows = guide.draw_proposals(half), subsets_of(entry.model.slots, images)
     means = model.blend(rows, result.pictures, result.ground.drawn)
     density = torch.distributions.Normal(means, model.sigma_image).log_prob(images[:, None])
     of_each = (density * observed[:, None]).flatten(2).sum(-1) + result.log_ratio @ rows.T
@@ -165,7 +167,7 @@ def test_no_slot_looks_at_missing_pixels_and_grounds_are_medians_of_the_others()
     images[:, :, 1:4, 1:4] = torch.tensor([0.0, 1.0]).double()[:, None, None, None]
     images[:, :, 5:] = torch.nan
     guide = entry.guide.with_missing_pixels()
-    left = guide.unexplained(images, torch.full_like(images, 0.7))
+    left = guide.measure_residual(images, torch.full_like(images, 0.7))
     assert left[:, :, 5:].max() == 0 and left[:, :, 1:4, 1:4].min() > 0.2
     torch.testing.assert_close(medians(images, 1), torch.full((2, 3), 0.7).double())
 
@@ -178,20 +180,20 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
     """Their density is the one at given latents, and the weight that of all subsets by hand."""
     monkeypatch.setattr(chunks, "AT_ONCE", 1)  # the guide paints one image at a time
     entry, images = small(name, **sizes)
-    model, guide = entry.summed.model, entry.summed.guide
+    model, guide = entry.with_enumerated_presences.model, entry.with_enumerated_presences.guide
     with torch.no_grad():
         torch.manual_seed(1)
         weight, _, drawn = log_weights(model, guide, images)
         torch.manual_seed(1)
-        result = guide.found(images)
+        result = guide.draw_proposals(images)
         rows = subsets_of(model.slots, images)
         means = model.blend(rows, result.pictures, result.ground.drawn)
-        log_joint = model.log_likelihood(images, means) + model.presence_distribution(images).log_prob(
-            rows
-        )
+        log_joint = model.log_likelihood(images, means) + model.presence_distribution(
+            images
+        ).log_prob(rows)
         values = {n: site["value"] for n, site in latent_sites(drawn).items()}
         torch.manual_seed(1)  # of the first noise of slots
-        with Given({n: value.clone() for n, value in values.items()}):
+        with ValueMessenger({n: value.clone() for n, value in values.items()}):
             again = poutine.trace(guide).get_trace(images)
     by_hand = log_joint.logsumexp(-1) + result.log_ratio.sum(-1) + result.ground.log_ratio
     of_each = log_joint + result.log_ratio @ rows.T + result.ground.log_ratio[:, None]
@@ -201,7 +203,9 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeyp
     assert {f"slot_{slot}/scene_pose" for slot in range(model.slots)} < values.keys()
 
 
-_FITTED = [("peeling", method) for method in ("free_form", "semi_amortized", "corrected", "low_rank")]
+_FITTED = [
+    ("peeling", method) for method in ("free_form", "semi_amortized", "corrected", "low_rank")
+]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,10 @@ def test_general_guides_serve_the_model_that_sums_presences_out(name, fitter):
         guide = fit_guide(fitter, pair.model, pair.guide, images, steps=steps)
         with pyro.validation_enabled(False), torch.no_grad():
             torch.manual_seed(0)
-            estimates = [log_weights(entry.summed.model, guide, images)[0] for _ in range(8)]
+            estimates = [
+                log_weights(entry.with_enumerated_presences.model, guide, images)[0]
+                for _ in range(8)
+            ]
         weights.append(torch.stack(estimates).mean())
     assert weights[1] > weights[0]
 
@@ -269,11 +276,11 @@ def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
 
 def test_the_density_of_proposals_that_are_sites_is_that_of_one_place():
     entry, images = small("peeling", **{"guide.temperature": 2.0})
-    guide = entry.summed.guide
+    guide = entry.with_enumerated_presences.guide
     with torch.no_grad():
         drawn = poutine.trace(guide).get_trace(images)
         values = {n: site["value"] for n, site in latent_sites(drawn).items()}
-        with Given({n: value.clone() for n, value in values.items()}):
+        with ValueMessenger({n: value.clone() for n, value in values.items()}):
             again = poutine.trace(guide).get_trace(images)
     torch.testing.assert_close(log_density(again, images), log_density(drawn, images))
 

@@ -84,7 +84,9 @@ def test_routing_finds_the_object_that_drew_the_parts():
     ]
     rows = torch.arange(4)
     truth, estimate = (joint[rows, best[:, 0]] for joint in drawn)
-    assert (estimate > truth).all()  # the fitted object explains the parts better than the drawn one
+    assert (
+        estimate > truth
+    ).all()  # the fitted object explains the parts better than the drawn one
 
 
 def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
@@ -108,8 +110,8 @@ def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
 
 
 def test_a_part_that_is_off_is_as_wide_as_in_the_model():
-    model = made(sigma_off=0.7).discretized()
-    guide = configure(ShapeCodesGuide, model, "normal", channels=2, width=8).double().discretized()
+    model = made(sigma_off=0.7).discretize()
+    guide = configure(ShapeCodesGuide, model, "normal", channels=2, width=8).double().discretize()
     nodes = poutine.trace(guide).get_trace(some_images(20)).nodes
     scale = nodes["part_pose"]["fn"].base_dist.scale
     off = nodes["part_presence"]["value"] == 0
@@ -121,11 +123,11 @@ def test_a_part_that_is_off_is_as_wide_as_in_the_model():
 @pytest.mark.parametrize("above", [KindNetwork, RidgeKinds])
 def test_a_turned_view_turns_the_object_with_its_parts(above):
     """The same answer in the frame of the view, at whichever angle the image is looked at."""
-    model = made(rotations=4).discretized()
+    model = made(rotations=4).discretize()
     guide = (
         configure(ShapeCodesGuide, model, objects="delta", above=above, channels=2)
         .double()
-        .discretized()
+        .discretize()
     )
     images = some_images()
     quarter = torch.full((4,), torch.pi / 2).double()

@@ -74,7 +74,7 @@ def constellation(model, pose):
 
 
 def test_em_finds_the_object_whose_constellation_the_parts_form(model):
-    model = model.double().discretized()
+    model = model.double().discretize()
     identity = torch.tensor(poses.IDENTITY, dtype=torch.float64)
     pose = identity + 0.1 * torch.tensor([1.0, -1, 2, 1, 0.5, -1], dtype=torch.float64)
     parts = constellation(model, pose)
@@ -95,10 +95,12 @@ def test_probes_read_probabilities_whatever_the_noise(model, images):
     guide = StackedCapsuleGuide(model, reader=READER)
     probabilities = [
         latents(g, images, ["part_presence"])
-        for g in (guide, guide.with_switches(noise="none"), guide.discretized())
+        for g in (guide, guide.with_switches(noise="none"), guide.discretize())
     ]
     assert ((probabilities[0] > 0) & (probabilities[0] < 1)).all()
-    assert (probabilities[0] == probabilities[1]).all() and (probabilities[0] == probabilities[2]).all()
+    assert (probabilities[0] == probabilities[1]).all() and (
+        probabilities[0] == probabilities[2]
+    ).all()
 
 
 def test_distributions_of_logits_expand_and_integrate_to_one():

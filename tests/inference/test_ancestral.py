@@ -29,7 +29,7 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
     parsed = infer(guide, images, batch_size=3)
     assert set(parsed) == set(guide.covers)
     parts = Capsules(parsed["part_presence"], parsed["part_pose"])
-    rendered = model.discretized().render(parts)
+    rendered = model.discretize().render(parts)
     torch.testing.assert_close(mean_images(model, 7, parsed, batch_size=2), rendered)
     expected = dist.Normal(rendered, model.sigma_image).log_prob(images).sum((1, 2, 3))
     log_likelihood = image_log_likelihood(model, images, parsed, batch_size=2)
@@ -45,8 +45,10 @@ def test_parts_that_are_not_given_are_drawn_from_their_objects():
     transform = poses.identity_like(pose) + model.selections[0].transform[:, 0]
     votes = poses.compose(pose[:, :1], transform)
     part_values = {"part_presence": torch.ones(7, 3)}
-    rendered = model.discretized().render(Capsules(part_values["part_presence"], votes))
-    torch.testing.assert_close(mean_images(model, 7, objects | part_values), rendered, atol=1e-4, rtol=0)
+    rendered = model.discretize().render(Capsules(part_values["part_presence"], votes))
+    torch.testing.assert_close(
+        mean_images(model, 7, objects | part_values), rendered, atol=1e-4, rtol=0
+    )
     first, again, other = (mean_images(model, 7, objects, seed=s) for s in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 

@@ -28,8 +28,13 @@ from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.inference import SemiAmortized, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
-from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, scored
-from capsule_zoo.inference.annealing.transitions import Moves, changed, rotation, transition
+from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, score_latents
+from capsule_zoo.inference.annealing.transitions import (
+    Moves,
+    change_coordinate,
+    rotation,
+    transition,
+)
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models import CapsuleHelmholtzMachine
@@ -163,7 +168,9 @@ class Units(CapsuleHelmholtzMachine):
         evidence, (binary, rows) = [], images.unique(dim=0, return_inverse=True)
         for image in binary:
             repeated = image.expand(len(states), -1, -1, -1)
-            evidence.append(log_density(scored(self, values, repeated), repeated).logsumexp(0))
+            evidence.append(
+                log_density(score_latents(self, values, repeated), repeated).logsumexp(0)
+            )
         return torch.stack(evidence)[rows]
 
 
@@ -302,7 +309,9 @@ def test_a_start_at_slots_is_the_mean_over_their_orders():
         dist.Normal(places.new_tensor(at), places.new_tensor(0.7)) for at in (-0.6, 0.9)
     ]
     orders = [places, places.flip(1)]
-    log_probs = [distributions[0].log_prob(z[:, 0]) + distributions[1].log_prob(z[:, 1]) for z in orders]
+    log_probs = [
+        distributions[0].log_prob(z[:, 0]) + distributions[1].log_prob(z[:, 1]) for z in orders
+    ]
     mean = torch.stack(log_probs).logsumexp(0) - math.log(2)
     prior = dist.Normal(model.mean / 2, math.sqrt(0.5)).log_prob(places).sum(1)
     for fraction, expected in ((0.0, mean), (0.3, ((0.7 * mean.exp() + 0.3 * prior.exp()).log()))):
@@ -367,8 +376,10 @@ def test_transitions_keep_the_distribution_of_the_path_in_either_order(kind, ste
         for _ in range(3):
             epsilon = torch.full((number,), 0.7).double()
             state, terms, rate = transition(path, state, terms, 1.0, epsilon, moves, reverse)
-        moved = (path.moved(state) != path.moved(exact)).any(1).double().mean()
-        assert moved > 0.5 and 0.3 < rate.mean() < 1
+        moving_values = (
+            (path.moving_values(state) != path.moving_values(exact)).any(1).double().mean()
+        )
+        assert moving_values > 0.5 and 0.3 < rate.mean() < 1
         change = terms.at(1.0) - path.terms(exact).at(1.0)
         assert z_score(change.numpy(force=True)) < Z, reverse
         for name, value in path.values(state).items():
@@ -386,7 +397,7 @@ def test_a_flip_changes_one_coordinate_to_every_other_value():
     state = path.draw()
     for name, choice in path.choices.items():
         value = state.choices[name]
-        other, at = changed(value, choice)
+        other, at = change_coordinate(value, choice)
         differ = (other != value).reshape(len(value), -1).sum(1)
         assert (differ == (2 if choice.one_hot else 1)).all()
         values = choice.values if choice.one_hot else 1
@@ -405,8 +416,10 @@ def test_a_pose_is_drawn_again_from_its_prior_at_the_new_presence():
     path = AnnealedPath(model, PartsGuide(model), draws(model, 400))
     assert path.beside == {"part_presence": ["part_pose"]}
     old, rows = path.draw(), torch.arange(400)
-    presence, at = changed(old.choices["part_presence"], path.choices["part_presence"])
-    new, ratio = path.redrawn(old, State(old.position, {"part_presence": presence}), "part_pose", at)
+    presence, at = change_coordinate(old.choices["part_presence"], path.choices["part_presence"])
+    new, ratio = path.redraw_element(
+        old, State(old.position, {"part_presence": presence}), "part_pose", at
+    )
     moved = new.position != old.position
     assert moved[rows, at].all() and moved.sum() == 400
     distributions = [
@@ -432,15 +445,17 @@ def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
     old = path.draw()
     moves, epsilon = Moves(1, 0, old.position), torch.full((400,), 0.9).double()
     new, terms, _ = rotation(path, old, path.terms(old), 1.0, epsilon, moves)
-    assert ((path.moved(new) != path.moved(old)).sum(1) > 1).any()
+    assert ((path.moving_values(new) != path.moving_values(old)).sum(1) > 1).any()
     torch.testing.assert_close(terms.at(1.0), path.terms(new).at(1.0))
-    switch, at = changed(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
+    switch, at = change_coordinate(old.choices["capsule1_switch"], path.choices["capsule1_switch"])
     held = State(old.position, {**old.choices, "capsule1_switch": switch})
-    drawn, ratio = path.redrawn(old, held, "capsule1_hidden", at)
+    drawn, ratio = path.redraw_element(old, held, "capsule1_hidden", at)
     rows = torch.arange(400)
 
     def of_units(state: State) -> Tensor:
-        distribution = scored(model, path.values(state), path.images).nodes["capsule1_hidden"]["fn"]
+        distribution = score_latents(model, path.values(state), path.images).nodes[
+            "capsule1_hidden"
+        ]["fn"]
         return distribution.log_prob(state.choices["capsule1_hidden"])[rows, at]
 
     torch.testing.assert_close(ratio, (of_units(old) - of_units(drawn)).detach())
@@ -564,7 +579,7 @@ def test_every_directed_entry_is_served(name):
     if name == "scenes":
         with pytest.raises(ValueError, match="site 'scene_presence'"):
             annealed_log_likelihood(entry.model, None, images, chains=2, temperatures=2)
-        entry = entry.summed
+        entry = entry.with_enumerated_presences
     idata = annealed_log_likelihood(
         entry.model, None, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
     )
@@ -579,7 +594,7 @@ _RANDOM = torch.float32, torch.Generator().manual_seed(0)
 @pytest.mark.parametrize("name", ["vae", "recurrent-capsules", "capsule-helmholtz", "scenes"])
 def test_entries_start_at_their_guides(name):
     torch.manual_seed(0)
-    entry = create(name, **small_settings(name)).summed
+    entry = create(name, **small_settings(name)).with_enumerated_presences
     images = entry.model.space.example(2, *_RANDOM)
     idata = annealed_log_likelihood(
         entry.model, entry.guide, images, chains=2, simulated=2, temperatures=2, leapfrogs=1

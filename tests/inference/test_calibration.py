@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from means import same_means, compare_mean
+from means import compare_mean, same_means
 from scipy.stats import kstest
 
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
@@ -53,7 +53,10 @@ def test_ties_are_broken_by_lot():
 def test_means_that_are_equal_are_rarely_called_different():
     """p is at most the true level for three columns (Bonferroni), and uniform for one."""
     p = [
-        (same_means(torch.randn(80, 1), 2 * torch.randn(60, 1)).p, compare_mean(rows, rows[0] * 0).p)
+        (
+            same_means(torch.randn(80, 1), 2 * torch.randn(60, 1)).p,
+            compare_mean(rows, rows[0] * 0).p,
+        )
         for rows in torch.randn(300, 50, 1).double()
     ]
     for column in zip(*p, strict=True):

@@ -49,4 +49,6 @@ def test_clusters_are_those_of_training_images_alone():
     far = np.tile([100.0, 100.0], (300, 1))
     accuracy = cluster_accuracy(train, labels, far, torch.zeros(300, dtype=torch.long)).value
     both = np.concatenate([test, far]), torch.cat([answers, torch.zeros(300, dtype=torch.long)])
-    assert cluster_accuracy(train, labels, *both).value == pytest.approx((30 + 300 * accuracy) / 330)
+    assert cluster_accuracy(train, labels, *both).value == pytest.approx(
+        (30 + 300 * accuracy) / 330
+    )

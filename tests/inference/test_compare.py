@@ -69,7 +69,7 @@ def test_relaxed_rows_are_discrete_unless_they_say_so():
     entry = create("part-whole", **small_settings("part-whole")).use_guide("normal")
     pair = entry.model, entry.guide
     images = torch.rand(2, *pair[0].image_shape)
-    pairs = {"soft": pair, "hard": tuple(program.discretized() for program in pair)}
+    pairs = {"soft": pair, "hard": tuple(program.discretize() for program in pair)}
     both = compare(pairs, images, num_particles=2)  # as they are by default: the same model
     assert both.attrs["presence"] == "discrete" and both["elbo_difference"].tolist() == [0, 0]
     alone = compare({"soft": pair}, images, num_particles=2, discrete=False)

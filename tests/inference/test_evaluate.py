@@ -201,7 +201,7 @@ def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
 class Switched(Conjugate):
     """A model that becomes another model when its presences are discrete."""
 
-    def discretized(self):
+    def discretize(self):
         return self.sharing_parameters(noise=1.0)
 
 
@@ -209,7 +209,7 @@ class Switched(Conjugate):
 def test_headline_numbers_are_those_of_the_discrete_model(discrete):
     model = Switched().double()
     images = conjugate_images(5)
-    used = model.discretized() if discrete else model
+    used = model.discretize() if discrete else model
     idata = evaluate(model, ExactGuide(used), images, num_particles=3, discrete=discrete)
     torch.testing.assert_close(weights(idata)[0, 0], used.log_evidence(images).detach())
 

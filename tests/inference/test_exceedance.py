@@ -13,7 +13,11 @@ from toys import Conjugate, ExactGuide, conjugate_images, pair
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import SemiAmortized, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_gaps, annealed_log_likelihood
-from capsule_zoo.inference.annealing.exceedance import bound_of_guide, exceedances, in_words
+from capsule_zoo.inference.annealing.exceedance import (
+    bound_of_guide,
+    describe_exceedances,
+    exceedances,
+)
 from capsule_zoo.inference.evaluation.summary import log_mean, log_mean_error
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.models.base import Model, Site
@@ -130,7 +134,7 @@ def test_a_small_difference_on_every_image_exceeds_on_average_alone():
     (exceedance,) = exceedances(bounds_of(chains), {"guide": bounds_of(guide)})
     assert exceedance.difference == pytest.approx(0.53, abs=0.1) and len(exceedance.images) < 40
     assert exceedances(bounds_of(chains + 0.5), {"guide": bounds_of(guide)}) == []
-    assert in_words([]) == ""
+    assert describe_exceedances([]) == ""
 
 
 def test_one_lucky_draw_decides_nothing():

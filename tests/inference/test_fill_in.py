@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from toys import BernoulliMixture, NoGuide
 
-from capsule_zoo.data import hide, occluded
+from capsule_zoo.data import half_mask, hide
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import evaluate, fill_in, reconstruct
 from capsule_zoo.models import Model, Site
@@ -173,7 +173,9 @@ def test_hidden_pixels_are_predicted_by_their_conditional(problem, which):
         expected = everything - model.log_marginal(image, mask)
         assert prediction.log_hidden[i].item() == pytest.approx(expected.item(), abs=0.1)
         mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
-        torch.testing.assert_close(prediction.images[i][~mask], mean[~mask].detach(), atol=0.05, rtol=0)
+        torch.testing.assert_close(
+            prediction.images[i][~mask], mean[~mask].detach(), atol=0.05, rtol=0
+        )
         assert torch.equal(prediction.images[i][mask], image[mask])
         assert torch.equal(prediction.drawn[i][mask], image[mask])
     if which is Exact:
@@ -217,7 +219,9 @@ def test_test_time_inference_finds_the_posterior_mean(problem):
     prediction = fill_in(model, Wide(model), images, observed, **sizes)
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
-        torch.testing.assert_close(prediction.images[i][~mask], mean[~mask].detach(), atol=0.25, rtol=0)
+        torch.testing.assert_close(
+            prediction.images[i][~mask], mean[~mask].detach(), atol=0.25, rtol=0
+        )
 
 
 def test_images_keep_their_places_in_batches(problem):
@@ -238,7 +242,7 @@ def test_test_time_inference_runs_for_every_kind_of_model(name):
     pyro.set_rng_seed(0)
     entry = create(name, **small_settings(name))
     images = torch.rand(4, *entry.model.image_shape)
-    observed = occluded(entry.model.image_shape[1:], "left")
+    observed = half_mask(entry.model.image_shape[1:], "left")
     prediction = fill_in(entry.model, entry.guide, images, observed, num_particles=3, steps=4)
     assert prediction.images.shape == images.shape and torch.isfinite(prediction.log_hidden).all()
     mask = observed.expand(images.shape)

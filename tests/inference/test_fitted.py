@@ -39,7 +39,9 @@ def test_a_guide_is_fitted_where_gradients_are_off(name):
     for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
         with mode:
             guide = fit_guide(name, model, start, images, steps=2)
-        weights.append(evaluate(model, guide, images, num_particles=2).sample_stats.log_weight.values)
+        weights.append(
+            evaluate(model, guide, images, num_particles=2).sample_stats.log_weight.values
+        )
     assert (weights[0] == weights[1]).all() and (weights[0] == weights[2]).all()
 
 

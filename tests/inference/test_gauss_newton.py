@@ -13,11 +13,15 @@ from capsule_zoo.guides.per_image.site_distributions import UnservedSite
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, summarize
 from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
-from capsule_zoo.inference.annealing.transitions import Moves, spaced
+from capsule_zoo.inference.annealing.transitions import Moves, space_temperatures
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior import fitted
-from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, measured, precision
+from capsule_zoo.inference.posterior.gauss_newton import (
+    gauss_newton,
+    measure_information,
+    precision,
+)
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -97,10 +101,10 @@ def test_a_missing_pixel_tells_nothing(analyzers):
 def test_the_density_of_given_latents_is_that_of_the_whole_distribution(name):
     """Site by site, over plates and modes, the densities add up to those of a mixture."""
     entry = create(name, **small_settings(name))
-    model = entry.model.double().discretized()
+    model = entry.model.double().discretize()
     entry.guide.double()
     images = model(batch_size=2).detach().clamp(0, 1)
-    guide = gauss_newton(entry.model, entry.guide, images, steps=1, climb=0, modes=3).discretized()
+    guide = gauss_newton(entry.model, entry.guide, images, steps=1, climb=0, modes=3).discretize()
     trace = poutine.trace(guide).get_trace(images)
     values = {name: trace.nodes[name]["value"] for name in guide.covers}
     state = AnnealedPath(model, None, images).state(values)
@@ -141,7 +145,7 @@ def test_forward_derivatives_and_differences_agree_and_forward_mode_is_tried_onc
 @pytest.mark.parametrize("name", FUZZED)
 def test_it_is_positive_definite_wherever_it_is(name):
     entry = create(name, **small_settings(name))
-    model = entry.model.eval().discretized()
+    model = entry.model.eval().discretize()
     with torch.no_grad():
         images = model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
         path = AnnealedPath(model, None, images)
@@ -237,8 +241,8 @@ def test_the_information_of_a_distribution_is_the_mean_of_its_squared_score(name
     weight = make(t).log_prob(values).softmax(0)
     expected = (weight * score.square()).sum()
     information = 0
-    for n, (_, root) in enumerate(measured(make(t), values[0])):
-        place = lambda t, n=n: measured(make(t), values[0])[n][0]  # noqa: E731
+    for n, (_, root) in enumerate(measure_information(make(t), values[0])):
+        place = lambda t, n=n: measure_information(make(t), values[0])[n][0]  # noqa: E731
         information += (root * torch.autograd.functional.jacobian(place, t)).square().sum()
     torch.testing.assert_close(information, expected)
 
@@ -307,7 +311,7 @@ def test_temperatures_lie_where_log_weights_change():
     spread = torch.zeros(11, 2)
     spread[9:, 0], spread[:, 1] = 1.0, 3.0
     lengths = torch.linspace(1, 2, 11)[:, None].repeat(1, 2)
-    temperatures, along = spaced(betas, lengths, spread, 20)
+    temperatures, along = space_temperatures(betas, lengths, spread, 20)
     assert temperatures.shape == along.shape == (21, 2)
     assert temperatures[0].tolist() == [0, 0] and temperatures[-1].tolist() == [1, 1]
     assert (temperatures.diff(dim=0) > 0).all()
@@ -320,7 +324,7 @@ def test_a_factor_moves_as_the_mass_matrix_it_stands_for():
     """Steps with factor S along u are steps of length one along the coordinates S^-1 u."""
     factor = torch.tensor([[2.0, 0.0], [0.7, 0.5]]).double().expand(3, 2, 2)
     moves, rows = Moves(1, 0, factor), torch.randn(6, 2).double()
-    assert torch.allclose(moves.scaled(rows), rows @ factor[0].mT)
-    assert torch.allclose(moves.scaled(rows, back=True), rows @ factor[0])
+    assert torch.allclose(moves.scale_vectors(rows), rows @ factor[0].mT)
+    assert torch.allclose(moves.scale_vectors(rows, back=True), rows @ factor[0])
     diagonal = Moves(1, 0, torch.rand(6, 2).double())
-    assert torch.equal(diagonal.scaled(rows), diagonal.scaled(rows, back=True))
+    assert torch.equal(diagonal.scale_vectors(rows), diagonal.scale_vectors(rows, back=True))

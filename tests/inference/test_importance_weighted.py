@@ -26,7 +26,7 @@ from toys import (
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import ImportanceWeightedELBO, is_bound, log_weights, loss_per_image
-from capsule_zoo.inference.objectives.base import repeated
+from capsule_zoo.inference.objectives.base import repeat_batch
 
 
 class KindGuide(Guide):
@@ -133,7 +133,7 @@ def test_the_order_leads_from_the_importance_weighted_bound_to_the_elbo_and_belo
         return -loss_per_image(objective, model, guide, images).item()
 
     pyro.set_rng_seed(3)
-    weight = log_weights(model, guide, *repeated(images, None, 6))[0].view(6, 5).detach()
+    weight = log_weights(model, guide, *repeat_batch(images, None, 6))[0].view(6, 5).detach()
     assert bound(0) == pytest.approx(weight.exp().mean(0).log().mean().item())
     assert bound(1) == pytest.approx(weight.mean().item())
     assert bound(1e-6) == pytest.approx(bound(0), abs=1e-4)
@@ -175,7 +175,7 @@ def test_it_is_the_log_of_the_mean_weight_of_each_image(vectorized):
     loss = loss_per_image(objective, model, guide, images)
     pyro.set_rng_seed(3)
     if vectorized:
-        weight = log_weights(model, guide, *repeated(images, None, 7))[0].view(7, 5)
+        weight = log_weights(model, guide, *repeat_batch(images, None, 7))[0].view(7, 5)
     else:
         weight = torch.stack([log_weights(model, guide, images)[0] for _ in range(7)])
     torch.testing.assert_close(-loss, weight.exp().mean(0).log().mean())

@@ -155,7 +155,7 @@ def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
     )
     assert "log_likelihood" not in evaluate(entry.model, entry.guide, images, num_particles=3)
     assert idata.log_likelihood.pixels.dims == ("chain", "draw", "image")
-    model = entry.model.discretized()
+    model = entry.model.discretize()
     for draw in range(3):
         latents = {
             site: torch.from_numpy(values.values[0, draw])

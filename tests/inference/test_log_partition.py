@@ -9,8 +9,8 @@ from small_rbms import PAIRS, log_masses, randomized, small
 from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.energy import enumeration
 from capsule_zoo.inference.energy.enumeration import (
-    _of_capsules,
-    _of_images,
+    _log_mass_of_capsules,
+    _log_mass_of_images,
     exact_log_partition,
     is_countable,
 )
@@ -38,8 +38,8 @@ def test_summing_over_images_or_over_capsules_is_the_same(kind):
     options = dict(hidden=6) if kind is RBM else dict(capsules=3, units=2)
     model = randomized(kind(9, **options))
     states = (2**2 + 1) ** 3 if kind is CapsuleRBM else 2**6
-    by_images = _of_images(model, torch.arange(2**9)).logsumexp(0)
-    by_capsules = _of_capsules(model, torch.arange(states)).logsumexp(0)
+    by_images = _log_mass_of_images(model, torch.arange(2**9)).logsumexp(0)
+    by_capsules = _log_mass_of_capsules(model, torch.arange(states)).logsumexp(0)
     torch.testing.assert_close(by_images, by_capsules, rtol=0, atol=1e-10)
     torch.testing.assert_close(exact_log_partition(model), by_images, rtol=0, atol=1e-10)
 

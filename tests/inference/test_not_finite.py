@@ -20,7 +20,7 @@ from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.common.spaces import ImageSpace
 
 
@@ -175,6 +175,6 @@ def test_a_guide_that_is_not_finite_for_simulated_images_says_so(dark):
     match = r"Bright, to simulated images, is not finite at site 'code' for image \d of 5"
     with pytest.raises(NonFiniteGuide, match=match) as caught:
         annealed_log_likelihood(model, start, images[[0, 1, 2, 4]], simulated=5, **settings)
-    with seeded(chain_seed(0, 3)):
+    with use_seed(chain_seed(0, 3)):
         drawn, _ = simulate(model, 5)
     assert caught.value.images == [(drawn.mean((1, 2, 3)) < 0).tolist().index(True)]

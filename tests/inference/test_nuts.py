@@ -10,7 +10,7 @@ from torch import Tensor
 from toys import Conjugate, conjugate_images, pair
 
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.settings import configure
 
 FIXED: dict = dict(step_size=0.1, adapt_step_size=False)
@@ -18,7 +18,7 @@ FIXED: dict = dict(step_size=0.1, adapt_step_size=False)
 
 def draws(model, images: Tensor, number: int, warmup: int, **options) -> dict[str, Tensor]:
     """Return draws (number, ...) of every continuous site, by name."""
-    with seeded(0):
+    with use_seed(0):
         kernel = NUTS(model, **{"max_tree_depth": 3, **options})
         sampler = MCMC(kernel, number, warmup_steps=warmup, disable_progbar=True)
         sampler.run(images)
@@ -90,4 +90,6 @@ def test_presences_are_given_and_parents_are_summed_out():
         poutine.condition(model, presences), image, 4, 0, step_size=1e-3, adapt_step_size=False
     )
     assert samples.keys() == {"object_pose", "part_pose"}
-    assert all(value.isfinite().all() and len(value.unique(dim=0)) > 1 for value in samples.values())
+    assert all(
+        value.isfinite().all() and len(value.unique(dim=0)) > 1 for value in samples.values()
+    )

@@ -10,9 +10,15 @@ from small_scenes import FORMS, pair
 
 from capsule_zoo.data.scenes import Objects, boxes_of
 from capsule_zoo.guides.scenes.proposals import SubsetDistribution
-from capsule_zoo.inference.objects import box_overlaps, find_objects, foreground_ari, segment, shown
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.inference.objects import (
+    box_overlaps,
+    find_objects,
+    foreground_ari,
+    render_objects,
+    segment,
+)
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.scenes.pictures import Pictures
 
 
@@ -43,10 +49,12 @@ def test_a_pixel_belongs_to_the_likeliest_component_of_a_mixture(form):
     images = images * (images > 0.5)
     images[0, :, 2, 3] = math.nan
     with torch.no_grad():
-        proposals = guide.found(images.nan_to_num(0.5))
+        proposals = guide.draw_proposals(images.nan_to_num(0.5))
     on, ground = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]]).double(), proposals.ground.drawn
     cover, color, depth = proposals.pictures
-    mean, numbers, owners, covered, left = shown(model, images, on, proposals.pictures, ground)
+    mean, numbers, owners, covered, left = render_objects(
+        model, images, on, proposals.pictures, ground
+    )
     torch.testing.assert_close(left, (images - mean).square().flatten(1).nanmean(1))
     bright = torch.ones(3)
     if color is None:  # objects make the ground brighter
@@ -80,7 +88,9 @@ def test_a_dim_object_shows_where_it_is_half_as_bright_as_at_its_brightest(brigh
     cover = torch.zeros(1, 3, 1, 10, 12, dtype=torch.float64)
     cover[0, 1, 0, 4, 3:8] = brightness * torch.tensor([0.2, 0.45, 1.0, 0.55, 0.1])
     image, on = cover[:, 1], torch.tensor([[0.0, 1, 0]]).double()
-    drawn, numbers, owners, *_ = shown(model, image, on, Pictures(cover, None, None), image[0] * 0)
+    drawn, numbers, owners, *_ = render_objects(
+        model, image, on, Pictures(cover, None, None), image[0] * 0
+    )
     torch.testing.assert_close(drawn, image, atol=1e-3, rtol=0)
     assert numbers.nonzero()[:, 1:].tolist() == [[4, 5], [4, 6]] and numbers.max() == 2
     assert owners.nonzero()[:, 1:].tolist() == [[4, x] for x in range(3, 8)]
@@ -130,9 +140,9 @@ def test_the_evidence_is_the_log_of_the_mean_weight_of_the_draws():
     """It is not their sum, so that it does not rise with the number of draws."""
     model, guide, images = pair()
     objects = find_objects(model, guide, images, draws=4)
-    with torch.no_grad(), seeded(0):
-        copies = tiled(images, 4)
-        total = guide.presence_distribution(copies, guide.found(copies)).log_total.unflatten(
-            0, (4, 3)
-        )
+    with torch.no_grad(), use_seed(0):
+        copies = tile_batch(images, 4)
+        total = guide.presence_distribution(
+            copies, guide.draw_proposals(copies)
+        ).log_total.unflatten(0, (4, 3))
     torch.testing.assert_close(objects.log_evidence, total.exp().mean(0).log())

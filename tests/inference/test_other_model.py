@@ -30,7 +30,7 @@ from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.other_model import foreign_parameters
 from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 
 PAIRS = [
     (name, guide) for name in list_models() for guide in create(name, **small_settings(name)).guides
@@ -58,7 +58,7 @@ def warnings_of(call) -> list[str]:
 def draws(guide, images: torch.Tensor) -> torch.Tensor:
     """Return what the guide draws under one seed, log densities and logits, as one vector."""
     torch.manual_seed(3)
-    with torch.no_grad(), in_eval_mode(guide, guide.model):
+    with torch.no_grad(), eval_mode(guide, guide.model):
         trace = poutine.trace(guide).get_trace(images)
     trace.compute_log_prob()
     sites = latent_sites(trace).values()

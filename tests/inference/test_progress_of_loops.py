@@ -51,7 +51,9 @@ LOOPS = {
     ),
     "summing over states": lambda: log_partition(small_rbms.small(), "exact"),
     "annealing back": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **SETTINGS),
-    "finding step lengths": lambda: annealed_log_likelihood(*pair(), conjugate_images(1), **SETTINGS),
+    "finding step lengths": lambda: annealed_log_likelihood(
+        *pair(), conjugate_images(1), **SETTINGS
+    ),
     "refining: 1 of 2 steps": lambda: refine(*pair(), conjugate_images(2), steps=2),
     "climbing": lambda: gauss_newton(*pair(), conjugate_images(2), steps=2, climb=2),
     "training: 2 of 2 steps": lambda: auto_normal(*pair(), conjugate_images(2), steps=2, seed=0),

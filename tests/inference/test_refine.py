@@ -115,8 +115,8 @@ def test_scenes_are_refined_in_their_summed_form():
     pictures = torch.rand(2, 1, 12, 10)
     with pytest.raises(ValueError, match=r"of scenes, model and guide of `entry.summed`"):
         refine(entry.model, entry.guide, pictures)
-    summed = entry.summed
-    refined = refine(summed.model, summed.guide, pictures, steps=1)
+    pair = entry.with_enumerated_presences
+    refined = refine(pair.model, pair.guide, pictures, steps=1)
     assert len(refined.refinement.end) == 2
 
 
@@ -130,23 +130,23 @@ def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images)
     order = torch.tensor([4, 0, 0, 2, 1, 3, 4])
     nodes = poutine.trace(semi).get_trace(images[order]).nodes
     torch.testing.assert_close(nodes["part_pose"]["value"], refined.locs["part_pose"][order])
-    discrete = poutine.trace(semi.discretized()).get_trace(images).nodes
+    discrete = poutine.trace(semi.discretize()).get_trace(images).nodes
     assert set(discrete["part_presence"]["value"].unique().tolist()) <= {0.0, 1.0}
 
 
 def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     model, guide = pair
     semi = SemiAmortized(guide, steps=2)
-    first = semi._refined(images)
-    assert semi.discretized()._refined(images.clone()) is first
-    assert semi._refined(images[:2]) is not first
-    second = semi._refined(images)
+    first = semi._refine(images)
+    assert semi.discretize()._refine(images.clone()) is first
+    assert semi._refine(images[:2]) is not first
+    second = semi._refine(images)
     with torch.no_grad():
         model.template_logits.add_(1)
-    assert semi._refined(images) is not second
-    third, read = semi._refined(buffer := images.clone()), semi._refined(buffer)
+    assert semi._refine(images) is not second
+    third, read = semi._refine(buffer := images.clone()), semi._refine(buffer)
     buffer.copy_(1 - images)
-    assert read is third and semi._refined(buffer) is not third
+    assert read is third and semi._refine(buffer) is not third
 
 
 def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):

@@ -51,7 +51,7 @@ def test_no_image_ends_below_its_start(name, distribution):
         found = guide.refinement
         assert (found.end >= found.start).all() and found.end.isfinite().all()
         check_pair(entry.model, guide, images)
-    check_pair(entry.model.discretized(), guide.discretized(), images)
+    check_pair(entry.model.discretize(), guide.discretize(), images)
     idata = evaluate(entry.model, guide, images, num_particles=2)
     assert all_finite(idata)
     assert idata.attrs["is_bound"] == (distribution == "normal")
@@ -186,6 +186,6 @@ def test_refinement_finds_the_posterior_odds_of_switches():
 def test_a_discrete_guide_draws_what_the_discrete_model_draws():
     entry, images = make("generative-capsnet")
     free = FreeForm(entry.model, images, entry.guide)
-    kind = poutine.trace(free.discretized()).get_trace(images).nodes["object_kind"]
+    kind = poutine.trace(free.discretize()).get_trace(images).nodes["object_kind"]
     assert set(kind["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(kind["fn"].logits, free.logits["object_kind"].log_softmax(-1))

@@ -7,7 +7,7 @@ import torch
 
 from capsule_zoo.inference.segmentation import (
     adjusted_rand_index,
-    relabeled,
+    relabel,
     segmentation_accuracy,
     variation_of_information,
 )
@@ -34,8 +34,8 @@ def test_an_object_that_is_called_clutter_is_wrong_and_so_is_clutter_that_is_not
 
 def test_relabeling_exchanges_objects_of_one_kind_only():
     swapped = torch.tensor([[2, 2, 1, 1, 0, 0, -1]])
-    assert torch.equal(relabeled(swapped, TRUE, [0, 1, 0]), TRUE)
-    assert torch.equal(relabeled(swapped, TRUE, [0, 1, 2]), swapped)
+    assert torch.equal(relabel(swapped, TRUE, [0, 1, 0]), TRUE)
+    assert torch.equal(relabel(swapped, TRUE, [0, 1, 2]), swapped)
 
 
 def test_one_wrong_point_costs_its_share_of_the_points_present():

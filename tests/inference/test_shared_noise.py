@@ -8,8 +8,8 @@ from torch import tensor
 
 from capsule_zoo.guides.per_image.site_distributions import base_distribution
 from capsule_zoo.inference.posterior.shared_noise import (
-    carried,
     carry,
+    carry_value,
     same_distribution,
     same_gumbels,
 )
@@ -123,7 +123,7 @@ def test_under_the_same_distribution_a_value_stays(name):
     assert carry(value, distribution, distribution) is value
     base = base_distribution(distribution.expand((50, *distribution.batch_shape)))
     torch.testing.assert_close(
-        carried(base, base, value).to(value.dtype), value, equal_nan=True, rtol=1e-4, atol=1e-6
+        carry_value(base, base, value).to(value.dtype), value, equal_nan=True, rtol=1e-4, atol=1e-6
     )
     assert same_distribution(distribution, DISTRIBUTIONS[name][0]) and not same_distribution(
         distribution, other
@@ -149,7 +149,9 @@ def test_gumbels_given_the_largest_agree_with_rejection():
     for index in range(3):
         wanted = torch.bincount(second[first == index], minlength=3) / (first == index).sum()
         categories = torch.full((200_000,), index)
-        frequencies = torch.bincount(same_gumbels(categories, before, after), minlength=3) / len(categories)
+        frequencies = torch.bincount(same_gumbels(categories, before, after), minlength=3) / len(
+            categories
+        )
         torch.testing.assert_close(frequencies, wanted, atol=0.006, rtol=0)
     assert not ((first == 2) & (second != 2)).any()  # a category that gains is never left
 
@@ -167,7 +169,7 @@ def test_a_pose_keeps_its_residual_from_its_parent():
     before = poses([0.0, 0.0], [0.0, 100.0], [1.0, 1.0])
     after = poses([0.0, 0.0], [7.0, -50.0], [2.0, 1.0])
     value = tensor([[0.5, -0.2], [101.0, 99.0]])
-    moved = carried(after.expand((2,)), before.expand((2,)), value)
+    moved = carry_value(after.expand((2,)), before.expand((2,)), value)
     torch.testing.assert_close(
         moved, tensor([[7 + 2 * 0.5, 7.3 + 2 * (-0.2 - 0.3)], [-49.0, -51.0]])
     )

@@ -109,7 +109,9 @@ def test_scenes_that_the_model_does_not_take_are_left_out():
     triangle = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [0.0, 1.0]])
     model = Constellations([triangle], sigma=0.2, sigma_floor=0.15, clutter=1).double()
     calibration = check_calibration(model, ExactMatching(model), number=500, draws=15)
-    assert 200 < len(calibration.ranks) < 300  # half of the scenes have no object, and one point at most
+    assert (
+        200 < len(calibration.ranks) < 300
+    )  # half of the scenes have no object, and one point at most
     assert calibration.p > 1e-3
 
 

@@ -211,7 +211,7 @@ def test_noise_is_uniform_of_its_width_and_can_be_switched_off(pair, images):
 
 
 def test_discrete_presences_have_no_noise_but_bernoulli_distributions(pair, images):
-    discrete = [program.discretized() for program in pair]
+    discrete = [program.discretize() for program in pair]
     losses = StackedCapsuleObjective().terms(*discrete, images)
     assert all(term.isfinite() for term in losses.values())
 

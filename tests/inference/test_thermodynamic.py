@@ -50,7 +50,9 @@ def test_gradient_is_a_covariance():
     torch.manual_seed(0)
     log_p, log_q = (torch.randn(4, 1).double().requires_grad_() for _ in range(2))
     begin = 0.3
-    gradient = torch.autograd.grad(thermodynamic_sum(log_p, log_q, [begin, 1.0]).sum(), (log_p, log_q))
+    gradient = torch.autograd.grad(
+        thermodynamic_sum(log_p, log_q, [begin, 1.0]).sum(), (log_p, log_q)
+    )
     weight = (begin * (log_p - log_q)).detach().softmax(0)
     value = (log_p - log_q).detach()
     away = weight * (value - (weight * value).sum())

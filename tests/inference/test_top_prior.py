@@ -45,7 +45,10 @@ def test_binary_states_sum_to_the_distribution_of_the_poses():
         flat.mean(0), torch.cov(flat.T, correction=0) + 1e-4 * torch.diag(flat.var(0))
     )
     torch.testing.assert_close(
-        torch.stack(log_densities).logsumexp(0), gaussian.log_prob(pose.flatten(1)), rtol=1e-6, atol=1e-6
+        torch.stack(log_densities).logsumexp(0),
+        gaussian.log_prob(pose.flatten(1)),
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 

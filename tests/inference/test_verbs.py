@@ -136,7 +136,7 @@ def test_one_draw_encodes_what_the_probe_reads():
     sites = ["part_presence", "part_pose"]
     codes = encode(entry.model, entry.guide, images)
     rows = torch.cat([codes[site].flatten(1) for site in sites], dim=1).numpy()
-    discrete = entry.guide.discretized()
+    discrete = entry.guide.discretize()
     np.testing.assert_array_equal(rows, latents(discrete, images, sites))
     assert codes["part_presence"].min() > 0 and codes["part_presence"].max() < 1
 
@@ -216,7 +216,7 @@ def test_whole_numbers_are_encoded_in_the_precision_of_the_pair():
 
 def test_a_batch_of_one_image_keeps_its_dim_where_sites_are_summed_out():
     """Pyro's `infer_discrete` drops the dims of size 1 of what it draws."""
-    entry = small_entry("scenes").summed
+    entry = small_entry("scenes").with_enumerated_presences
     images = images_for(entry)[:3]
     assert reconstruct(entry.model, entry.guide, images, batch_size=2).shape == images.shape
     drawn = posterior_predictive(entry.model, entry.guide, images[:1], 2)

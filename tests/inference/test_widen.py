@@ -127,7 +127,7 @@ class SwitchingPoint(PointGuide):
 
     factor = 1.0
 
-    def discretized(self):
+    def discretize(self):
         return self.sharing_parameters(factor=2.0)
 
     def forward(self, images, labels=None):
@@ -139,7 +139,7 @@ def test_discrete_presences_reach_the_inner_guide_and_keep_the_scales():
     guide = SwitchingPoint(model).double()
     images = conjugate_images(4)
     widened = Widened(model, guide, images, scale=1e-6)
-    discrete = widened.discretized()
+    discrete = widened.discretize()
     means = [
         pyro.poutine.trace(g).get_trace(images).nodes["code"]["value"] for g in (widened, discrete)
     ]
@@ -147,7 +147,7 @@ def test_discrete_presences_reach_the_inner_guide_and_keep_the_scales():
     assert discrete.code_log_scale is widened.code_log_scale
     inner, _ = points()
     same = Widened(inner, PointGuide(inner).double(), images)
-    assert same.discretized() is same
+    assert same.discretize() is same
 
 
 def test_its_state_holds_the_scales_and_the_inner_guide():
@@ -171,8 +171,8 @@ def test_points_of_kinds_are_widened_as_kinds_and_discrete_ones_are_certain():
     kind = pyro.poutine.trace(widened).get_trace(images).nodes["object_kind"]
     assert isinstance(kind["fn"], LogRelaxedOneHot)
     torch.testing.assert_close(kind["fn"].logits, guide.expectations(images)["object_kind"])
-    discrete = widened.discretized()
-    check_pair(model.discretized(), discrete, images)
+    discrete = widened.discretize()
+    check_pair(model.discretize(), discrete, images)
     kind = pyro.poutine.trace(discrete).get_trace(images).nodes["object_kind"]
     assert torch.equal(kind["fn"].log_prob(kind["value"]), torch.zeros(3))
     assert summarize(evaluate(model, widened, images, num_particles=2))["is_bound"]
@@ -189,7 +189,10 @@ def test_a_function_is_widened_as_a_module():
         with pyro.plate("images", len(images), dim=-1):
             pyro.sample("code", dist.Delta(slope * images.sum((1, 2, 3))))
 
-    widened = [widen(model, candidate, images, steps=9) for candidate in (guide, as_module(function, images))]
+    widened = [
+        widen(model, candidate, images, steps=9)
+        for candidate in (guide, as_module(function, images))
+    ]
     torch.testing.assert_close(*(candidate.scale("code") for candidate in widened))
 
 

@@ -298,7 +298,9 @@ class Parts(Model):
         with pyro.plate("images", batch_size if images is None else len(images), dim=-2):
             with pyro.plate("parts", 2, dim=-1):
                 part_presence = pyro.sample("part_presence", dist.Bernoulli(self.presence))
-                scale = part_presence[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
+                scale = (
+                    part_presence[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
+                )
                 pose = pyro.sample("part_pose", dist.Normal(self.mean, scale).to_event(1))
             mean = ((part_presence * pose[..., 0]) @ self.bumps)[:, None]
             distribution = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)

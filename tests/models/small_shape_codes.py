@@ -43,7 +43,9 @@ def log_joint(model: ShapeCodes, values: dict) -> Tensor:
     return sum(n["log_prob"].reshape(BATCH, -1).sum(1) for n in nodes if n["name"] != "image")
 
 
-def sum_parents(model: ShapeCodes, kind: Tensor, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
+def sum_parents(
+    model: ShapeCodes, kind: Tensor, parts: Capsules, pose: Tensor, code: Tensor
+) -> Tensor:
     """Compute the log joint of parts and objects, (B, objects, ...), all parents listed, (B,)."""
     model, terms = model.with_selection("enumerate"), []
     for choice in itertools.product(range(1 + kind.shape[1]), repeat=parts.presence.shape[1]):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.models.common import chunks
-from capsule_zoo.models.common.chunks import in_chunks
+from capsule_zoo.models.common.chunks import map_in_chunks
 
 
 def function(x, y, w):
@@ -19,7 +19,7 @@ def test_chunks_have_the_values_and_the_gradient_of_the_whole(size, recompute, m
     inputs = [x.requires_grad_() for x in inputs]
 
     def chunked(*t):
-        return in_chunks(function, t[:2], t[2:], 2, recompute)
+        return map_in_chunks(function, t[:2], t[2:], 2, recompute)
 
     torch.testing.assert_close(chunked(*inputs), function(*inputs))
     assert torch.autograd.gradcheck(chunked, inputs)
@@ -34,7 +34,7 @@ def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recomp
     rows = torch.randn(5, 3).bfloat16().requires_grad_()
     expected = rows.float() @ shared
     with torch.autocast("cpu", torch.bfloat16):
-        (output,) = in_chunks(product, (rows,), (shared,), 5, recompute)
+        (output,) = map_in_chunks(product, (rows,), (shared,), 5, recompute)
     assert torch.equal(output, expected)
     slopes = [torch.autograd.grad(y.sum(), rows)[0] for y in (output, expected)]
     assert slopes[0].dtype == torch.bfloat16

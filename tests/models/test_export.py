@@ -81,7 +81,7 @@ def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
 def test_the_encoder_of_part_whole_capsules_is_exported():
     entry = create("part-whole", **small_settings("part-whole"))
     images = torch.rand(4, *entry.model.image_shape)
-    encoder = Encoder(entry.guide.discretized())
+    encoder = Encoder(entry.guide.discretize())
     program = exported(encoder, images)
     outputs = []
     for network in (program, encoder):

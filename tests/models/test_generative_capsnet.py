@@ -95,7 +95,10 @@ def test_part_capsules_are_votes_weighed_by_kind():
     for b, c in itertools.product(range(4), range(5)):
         p = torch.cat([pose[b], request[b]])
         u = sum(kind[b, k].exp() * (weight[k, c] @ p + bias[k, c]) for k in range(3))
-        for name, value in (("address", part_capsules.address), ("activation", part_capsules.activation)):
+        for name, value in (
+            ("address", part_capsules.address),
+            ("activation", part_capsules.activation),
+        ):
             network = getattr(model, name)
             hidden = (u @ network.weight_in[c] + network.bias_in[c, 0]).relu()
             expected = hidden @ network.weight_out[c] + network.bias_out[c, 0]
@@ -161,10 +164,10 @@ def test_a_sure_kind_is_the_same_relaxed_and_discrete():
     pose = torch.randn(3, 2).double()
     images = [
         m.mean_image({"object_kind": kind, "object_pose": pose})
-        for m, kind in ((model, sure.log()), (model.discretized(), sure))
+        for m, kind in ((model, sure.log()), (model.discretize(), sure))
     ]
     torch.testing.assert_close(*images)
-    assert isinstance(model.discretized().prior()["object_kind"], dist.OneHotCategorical)
+    assert isinstance(model.discretize().prior()["object_kind"], dist.OneHotCategorical)
 
 
 def test_relaxed_kinds_do_not_underflow():

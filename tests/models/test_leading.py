@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_zoo.models.networks.leading import joined, over_leading
+from capsule_zoo.models.networks.leading import join_broadcast, over_leading
 
 
 @pytest.mark.parametrize("batch", [(5,), (3, 5), (2, 1, 5)])
@@ -22,7 +22,9 @@ def test_a_network_gives_each_row_what_it_gives_it_alone(batch):
 def test_tensors_that_lack_a_plate_are_joined_as_if_they_had_it(dim):
     shared, batch = torch.randn(5, 2, 3, 4), torch.randn(6, 5, 2, 3, 4)
     expected = torch.cat([shared.expand(6, -1, -1, -1, -1), batch], dim)
-    assert torch.equal(joined([shared, batch], dim), expected)
-    assert torch.equal(joined([batch, batch], dim), torch.cat([batch, batch], dim))
+    assert torch.equal(join_broadcast([shared, batch], dim), expected)
+    assert torch.equal(join_broadcast([batch, batch], dim), torch.cat([batch, batch], dim))
     flat = shared[:1]  # one for all images
-    assert torch.equal(joined([flat, batch], dim), torch.cat([flat.expand_as(batch), batch], dim))
+    assert torch.equal(
+        join_broadcast([flat, batch], dim), torch.cat([flat.expand_as(batch), batch], dim)
+    )

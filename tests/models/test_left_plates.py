@@ -157,7 +157,7 @@ def test_codes_that_were_changed_after_the_guide_are_drawn_again(name, change):
 
 def test_kinds_summed_out_are_the_sum_over_kinds():
     entry = make("generative-capsnet", {}, "variational")
-    model, guide = entry.model.discretized(), entry.guide.discretized()
+    model, guide = entry.model.discretize(), entry.guide.discretize()
     (images,) = arguments_for(entry, False)
     poses = particle(poutine.trace(guide).get_trace(images), slice(None))
     kind, model = poses.pop("object_kind"), on_request(model)

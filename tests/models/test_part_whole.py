@@ -250,7 +250,8 @@ def test_rotations_are_summed_out_of_the_objects_poses(rotations):
     scale = torch.tensor([0.2, 0.2, 0.7, 0.2, 0.2, 0.7], dtype=torch.float64)
     log_probs = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
     torch.testing.assert_close(
-        model.pose.distribution(model.presence_logits).log_prob(pose), log_probs.exp().mean(-1).log()
+        model.pose.distribution(model.presence_logits).log_prob(pose),
+        log_probs.exp().mean(-1).log(),
     )
 
 

@@ -70,7 +70,9 @@ def test_arviz_keeps_the_log_likelihood_of_a_chain():
         trace = poutine.trace(poutine.condition(model, values)).get_trace(IMAGES)
         trace.compute_log_prob()
         expected = trace.nodes["image"]["log_prob"].detach()
-        torch.testing.assert_close(torch.as_tensor(log_probs[0, k]), expected, rtol=1e-10, atol=1e-8)
+        torch.testing.assert_close(
+            torch.as_tensor(log_probs[0, k]), expected, rtol=1e-10, atol=1e-8
+        )
 
 
 def make_bayesian(model: PartWholeCapsules, **names: int) -> None:

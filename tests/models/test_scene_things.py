@@ -52,7 +52,7 @@ def test_a_users_own_model_is_an_object_though_its_means_are_not_bounded():
         thing.paint.weight.mul_(4)
     model = Scenes((1, 12, 12), thing, size=6.0)
     guide = Peeling(model, BlotGuide(thing), glimpse=4, hidden=6)
-    result = guide.found(images)
+    result = guide.draw_proposals(images)
     pictures = torch.cat([proposal.drawn.picture for proposal in result.proposals])
     assert pictures.max() > 1 and pictures.min() < 0
     assert result.pictures.cover.max() <= 1 and result.pictures.cover.min() >= 0
@@ -83,7 +83,7 @@ def test_any_image_model_is_an_object(thing):
     loss = entry.objective.differentiable_loss(entry.model, entry.guide, images)
     loss.backward()
     assert loss.isfinite()
-    weight, _, _ = log_weights(entry.model.discretized(), entry.guide.discretized(), images)
+    weight, _, _ = log_weights(entry.model.discretize(), entry.guide.discretize(), images)
     assert weight.isfinite().all()
     assert count(entry.model, entry.guide, images).shape == (3,)
 
@@ -147,7 +147,7 @@ def test_a_picture_that_all_scenes_share_is_learned():
     fit(entry.model, entry.guide, images, **settings)
     ground_image = entry.model.ground_logits.sigmoid()
     assert (ground_image - picture).abs().mean() < 0.05
-    larger = entry.model.on_canvas(20, 24)
+    larger = entry.model.with_canvas(20, 24)
     values = {"scene_presence": torch.zeros(1, 2)}
     image = poutine.trace(poutine.condition(larger, values)).get_trace(batch_size=1).nodes["image"]
     small = torch.nn.functional.avg_pool2d(image["fn"].mean, 2)[0]

@@ -12,13 +12,13 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from small_scenes import FORMS, LIKE, pair
 
 from capsule_zoo.guides.scenes import proposals
-from capsule_zoo.guides.scenes.peeling import blurred, focus
+from capsule_zoo.guides.scenes.peeling import blur_maps, focus
 from capsule_zoo.inference import SummedPresences, fit, log_weights
-from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes.counts import CountDistribution, prefixes_of, subsets_of
-from capsule_zoo.models.scenes.pictures import Pictures, crop, moved
+from capsule_zoo.models.scenes.pictures import Pictures, crop, move_pictures
 
 
 def test_counts_have_the_distribution_that_they_are_given():
@@ -70,10 +70,12 @@ def test_a_picture_is_moved_to_a_window_and_read_there_again():
     usual = torch.tensor([0.4, 0.4])
     for pose in ([0.1, 0.2, -0.1], [0.1, 0.2, -0.1, 0.8]):
         at = torch.tensor([pose])
-        again = crop(moved(picture, at, (60, 60), usual), at, (25, 25), usual)
+        again = crop(move_pictures(picture, at, (60, 60), usual), at, (25, 25), usual)
         assert (again - picture)[..., 1:-1, 1:-1].abs().max() < 0.05
-    placed = moved(torch.ones(1, 1, 25, 25), torch.tensor([[0.0, 0.5, -0.5]]), (60, 60), usual)
-    x, y = focus(blurred(placed, 6.0))[0].tolist()
+    placed = move_pictures(
+        torch.ones(1, 1, 25, 25), torch.tensor([[0.0, 0.5, -0.5]]), (60, 60), usual
+    )
+    x, y = focus(blur_maps(placed, 6.0))[0].tolist()
     assert (x, y) == pytest.approx((0.5, -0.5), abs=0.05)  # x to the right, y downwards
 
 
@@ -87,7 +89,7 @@ def test_the_weight_of_a_draw_is_the_sum_over_all_presences_whatever_is_drawn(fo
         torch.manual_seed(3)
         weight, _, _ = log_weights(model, guide, images)
         torch.manual_seed(3)
-        distribution = guide.presence_distribution(images, guide.found(images))
+        distribution = guide.presence_distribution(images, guide.draw_proposals(images))
         torch.testing.assert_close(weight, distribution.log_total, rtol=1e-10, atol=1e-10)
 
 
@@ -97,7 +99,7 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
     parameters = [*model.parameters(), *guide.parameters()]
 
     def draws_all(images):
-        result, plate = guide.found(images), model.plate(len(images))
+        result, plate = guide.draw_proposals(images), model.plate(len(images))
         always = torch.ones(len(images), dtype=torch.bool)
         for slot, proposal in enumerate(result.proposals):
             guide._draw(f"slot_{slot}", proposal, proposal.sites, always, torch.Size(), plate)
@@ -106,7 +108,7 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
     objective = TraceEnum_ELBO(max_plate_nesting=1)
     summed = objective.differentiable_loss(model.with_enumerated_presences(), draws_all, images)
     torch.manual_seed(4)
-    result = guide.found(images)
+    result = guide.draw_proposals(images)
     distribution = guide.presence_distribution(images, result)
     unused = ((1 - distribution.rows) * result.log_ratio[:, None]).sum(-1)
     loss = -(distribution.log_q + distribution.log_total[:, None] + unused).logsumexp(-1).sum()
@@ -132,11 +134,13 @@ def test_scenes_of_a_given_number_of_objects_have_the_joint_density_given_it(for
         values = {site.name: trace.nodes[site.name]["value"] for site in some.sites}
         assert "scene_presence" not in trace.nodes and len(some.orders()) == 2
         both = images.new_ones(3, 2)
-        log_joint = log_density(scored(model, {**values, "scene_presence": both}, images), images)
+        log_joint = log_density(
+            score_latents(model, {**values, "scene_presence": both}, images), images
+        )
         number = model.presence_distribution(images).log_prob(both)
         for order in some.orders():
             moved = {name: values[order.get(name, name)] for name in values}
-            log_conditional = log_density(scored(some, moved, images), images)
+            log_conditional = log_density(score_latents(some, moved, images), images)
             torch.testing.assert_close(log_conditional, log_joint - number)
 
 
@@ -184,7 +188,7 @@ def test_divergences_in_place_of_log_ratios_are_no_bound():
 def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeypatch):
     _, guide, images = pair(slots=4)
     guide.eval()
-    result = guide.found(images)
+    result = guide.draw_proposals(images)
     whole = guide.presence_distribution(images, result)
     monkeypatch.setattr(proposals, "MOST_SUBSETS", 4)
     some = guide.presence_distribution(images, result)
@@ -204,7 +208,9 @@ def test_presences_of_many_slots_are_searched_without_a_list_of_all():
     guide.float()
     guide.model.float()
     with torch.no_grad():
-        distribution = guide.presence_distribution(images.float(), guide.found(images.float()))
+        distribution = guide.presence_distribution(
+            images.float(), guide.draw_proposals(images.float())
+        )
     for rows, log_q in zip(distribution.rows, distribution.log_q, strict=True):
         subsets = rows[log_q > -math.inf]
         assert len(subsets.unique(dim=0)) == len(subsets) == len(rows.unique(dim=0))
@@ -215,7 +221,7 @@ def test_presences_of_more_slots_than_bits_are_told_apart(monkeypatch):
     guide.eval()
     rows = torch.eye(66).to(images).expand(len(images), -1, -1)
     monkeypatch.setattr(type(guide), "_climbed", lambda *_: rows)
-    distribution = guide.presence_distribution(images, guide.found(images))
+    distribution = guide.presence_distribution(images, guide.draw_proposals(images))
     assert (distribution.log_q > -math.inf).all()
 
 
@@ -225,10 +231,10 @@ def test_training_sums_over_prefixes_where_there_are_many_slots():
         and prefixes_of(3, LIKE).tolist() != subsets_of(3, LIKE).tolist()
     )
     _, guide, images = pair(slots=6)
-    distribution = guide.presence_distribution(images, guide.found(images))
+    distribution = guide.presence_distribution(images, guide.draw_proposals(images))
     assert distribution.rows.shape[1] == 22
     with torch.no_grad():
-        assert guide.presence_distribution(images, guide.found(images)).rows.shape[1] == 64
+        assert guide.presence_distribution(images, guide.draw_proposals(images)).rows.shape[1] == 64
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -264,15 +270,16 @@ def test_taking_an_object_away_and_putting_it_elsewhere():
 
 def test_another_canvas_keeps_the_size_of_objects_in_pixels():
     model, guide, _ = pair()
-    larger = model.on_canvas(20, 24, slots=5, rate=0.4)
+    larger = model.with_canvas(20, 24, slots=5, rate=0.4)
     torch.manual_seed(8)
     picture, pose = torch.ones(1, 1, 6, 6).double(), torch.zeros(1, 3).double()
     areas = [
-        moved(picture, pose, m.image_shape[1:], m.usual(pose)).sum().item() for m in (model, larger)
+        move_pictures(picture, pose, m.image_shape[1:], m.usual(pose)).sum().item()
+        for m in (model, larger)
     ]
     assert areas[0] == pytest.approx(36, abs=1) and areas[1] == pytest.approx(36, abs=1)
     assert larger(batch_size=2).shape == (2, 1, 20, 24)
-    objects = find_objects(larger, guide.on_model(larger), torch.rand(2, 1, 20, 24).double())
+    objects = find_objects(larger, guide.with_model(larger), torch.rand(2, 1, 20, 24).double())
     torch.testing.assert_close(objects.count_probabilities.sum(-1), torch.ones(2).double())
 
 
@@ -293,7 +300,9 @@ def test_a_learned_distribution_of_sizes_starts_at_the_given_one_and_moves_towar
         [*model.thing.parameters()][-1].fill_(4)  # pictures are full squares
     pose = torch.randn(64, 3).double() * LIKE.new_tensor([0, 0.2, 0.2])
     pose[:, 0] = math.log(1.5)
-    images = moved(LIKE.new_ones(64, 1, 6, 6), pose, (10, 12), model.usual(pose)).clamp(0, 1)
+    images = move_pictures(LIKE.new_ones(64, 1, 6, 6), pose, (10, 12), model.usual(pose)).clamp(
+        0, 1
+    )
     settings = dict(lr=0.02, batch_size=16, objective=SummedPresences(updates=1))
     fit(model, guide, images, steps=80, **settings)
     assert 0.35 < model.size_moments[0] < 0.46

@@ -108,10 +108,11 @@ def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
     first, second = (model.log_joint_of_kinds(capsules, pose, code) for capsules in (parts, moved))
     torch.testing.assert_close(first, second)
     # a part that is present: the density of the whole model, which sees poses only of such parts
-    whole = model.with_scope("scene").discretized()
+    whole = model.with_scope("scene").discretize()
     all_present = parts._replace(presence=torch.ones(BATCH, PARTS).double())
     torch.testing.assert_close(
-        model.log_joint_of_kinds(all_present, pose, code), whole.log_joint_of_kinds(all_present, pose, code)
+        model.log_joint_of_kinds(all_present, pose, code),
+        whole.log_joint_of_kinds(all_present, pose, code),
     )
 
 
@@ -159,7 +160,7 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
 
 @pytest.mark.parametrize("site", ["object_kind", "object_pose", "object_code"])
 def test_interventions_change_the_parts_and_nothing_above_them(site):
-    model = made(sigma_top=0.3).discretized()
+    model = made(sigma_top=0.3).discretize()
     values = {
         "object_kind": torch.full((BATCH, 1), 2),
         "object_pose": poses.identity_like(images()).expand(BATCH, 1, 6) + 0.5,

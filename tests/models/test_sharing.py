@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_zoo.models.common.sharing import share, shared, sharing
+from capsule_zoo.models.common.sharing import find_value, share, sharing
 
 
 @pytest.fixture
@@ -18,39 +18,39 @@ def test_the_last_value_is_returned_once(tensors):
     with sharing():
         share("drawing", tensors)
         share("another", tensors)
-        assert shared(tensors) == "another"
-        assert shared(tensors) is None
+        assert find_value(tensors) == "another"
+        assert find_value(tensors) is None
 
 
 def test_nothing_is_shared_outside_or_outlives_the_context(tensors):
     share("drawing", tensors)
     with pytest.raises(RuntimeError), sharing():
-        assert shared(tensors) is None
+        assert find_value(tensors) is None
         share("drawing", tensors)
         raise RuntimeError
-    assert shared(tensors) is None
+    assert find_value(tensors) is None
     with sharing():
-        assert shared(tensors) is None
+        assert find_value(tensors) is None
 
 
 def test_a_context_within_another_is_its_own(tensors):
     with sharing():
         share("outer", tensors)
         with sharing():
-            assert shared(tensors) is None
+            assert find_value(tensors) is None
             share("inner", tensors)
-        assert shared(tensors) == "outer"
+        assert find_value(tensors) == "outer"
 
 
 def test_another_thread_shares_nothing(tensors):
     results = []
     with sharing():
         share("drawing", tensors)
-        thread = threading.Thread(target=lambda: results.append(shared(tensors)))
+        thread = threading.Thread(target=lambda: results.append(find_value(tensors)))
         thread.start()
         thread.join()
         assert results == [None]
-        assert shared(tensors) == "drawing"
+        assert find_value(tensors) == "drawing"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_another_thread_shares_nothing(tensors):
 def test_equal_tensors_are_other_tensors(tensors, others):
     with sharing():
         share("drawing", tensors)
-        assert shared(others(*tensors)) is None
+        assert find_value(others(*tensors)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_value_without_a_graph_or_of_low_precision_is_not_shared_with_others(t
     with sharing():
         with lower():
             share("drawing", tensors)
-        assert shared(tensors) is None
+        assert find_value(tensors) is None
         with lower():
             share("drawing", tensors)
-            assert shared(tensors) == "drawing"
+            assert find_value(tensors) == "drawing"

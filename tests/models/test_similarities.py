@@ -104,7 +104,9 @@ def test_orders_stand_for_all_permutations():
         for k, subset in enumerate(itertools.combinations(range(5), len(template))):
             every = torch.stack(
                 [
-                    log_evidence(fit_of(places[:, list(order)], template.corners), relative_noise, TAU)
+                    log_evidence(
+                        fit_of(places[:, list(order)], template.corners), relative_noise, TAU
+                    )
                     for order in itertools.permutations(subset)
                 ]
             )

@@ -20,7 +20,7 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.models import ImageSpace, Model, Site
 from capsule_zoo.models.checks import told_apart
-from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled
+from capsule_zoo.models.common.spaces import AnyImages, space_of, tile_batch
 
 
 class Blank(Model):
@@ -80,7 +80,7 @@ def test_the_error_of_an_image_is_summed_over_its_pixels():
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 4, 2), (3, 1, 2, 5)])
 def test_copies_of_a_batch_of_any_rank_follow_each_other(shape):
     batch = torch.rand(shape)
-    assert torch.equal(tiled(batch, 4).unflatten(0, (4, 3)), batch.expand(4, *shape))
+    assert torch.equal(tile_batch(batch, 4).unflatten(0, (4, 3)), batch.expand(4, *shape))
 
 
 class Renamed(Blank):

@@ -49,10 +49,10 @@ def test_a_guide_that_was_put_together_by_hand_is_rebuilt():
 @pytest.mark.parametrize(
     "vary",
     [
-        lambda model: model.discretized(),
+        lambda model: model.discretize(),
         lambda model: model.with_selection("enumerate"),
         lambda model: model.with_missing_pixels(),
-        lambda model: model.with_missing_pixels().discretized(),
+        lambda model: model.with_missing_pixels().discretize(),
     ],
 )
 def test_a_copy_that_differs_is_rebuilt_as_it_is(vary):

@@ -43,7 +43,7 @@ def draw(model, level):
 
 @pytest.fixture(params=[True, False], ids=["relaxed", "discrete"])
 def model(request):
-    return make() if request.param else make().discretized()
+    return make() if request.param else make().discretize()
 
 
 def test_each_pixel_is_a_mixture_of_parts_and_background(model):
@@ -132,7 +132,7 @@ def test_a_part_is_off_if_no_vote_and_no_leak_switches_it_on(model):
 
 
 def test_the_noisy_or_of_sure_votes_is_finite_with_a_finite_gradient():
-    model = make().discretized()
+    model = make().discretize()
     objects = draw(model, "object")
     with torch.no_grad():
         model.relation.presence_bias.fill_(80.0)
@@ -144,7 +144,7 @@ def test_the_noisy_or_of_sure_votes_is_finite_with_a_finite_gradient():
 
 
 def test_the_joint_density_is_the_sum_of_all_its_factors():
-    model = make().discretized()
+    model = make().discretize()
     objects, parts = draw(model, "object"), draw(model, "part")
     images = torch.rand(BATCH, *model.image_shape, dtype=torch.float64)
     values = {
@@ -189,7 +189,7 @@ def test_noise_on_votes_changes_their_presences_and_nothing_else(model):
 
 
 def test_the_prior_renders_colors_between_template_and_black():
-    model = make().discretized()
+    model = make().discretize()
     with torch.no_grad():
         for name in ("background_logits", "background_log_weight"):
             getattr(model, name).fill_(-20.0)
@@ -206,7 +206,7 @@ def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
     objects, parts = draw(model, "object"), draw(model, "part")
     if not model.relaxed:  # an object that is off never owns a part
         objects = objects._replace(presence=torch.tensor([[0.0, 1.0]] * BATCH).double())
-    votes, prediction = model.votes(objects), model.predicted(objects, parts)
+    votes, prediction = model.votes(objects), model.predict_parts(objects, parts)
     fractions = model.responsibilities(objects, parts)
     torch.testing.assert_close(fractions.sum(-1), torch.ones(BATCH, 3).double())
     for b in range(BATCH):

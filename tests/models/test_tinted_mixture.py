@@ -32,7 +32,7 @@ def distribution_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float
 def test_density_and_gradients_are_those_of_the_stacked_layers(channels, batch, scale):
     distribution, leaves = distribution_and_leaves(channels, batch, scale)
     images = torch.rand(*batch, 1, channels, 6, 7, dtype=torch.float64)
-    ours, theirs = distribution.log_prob(images), distribution.stacked.log_prob(images)
+    ours, theirs = distribution.log_prob(images), distribution.as_stacks.log_prob(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     outer = torch.randn_like(ours)
     pairs = zip(
@@ -51,7 +51,8 @@ def test_pixels_and_channels_that_are_not_seen_are_left_out(channels, together):
     images = torch.rand(4, 1, channels, 6, 7, dtype=torch.float64)
     mask = torch.rand(4, 1, 1 if together else channels, 6, 7) > 0.4
     ours, theirs = (
-        component.log_prob_where(images, mask) for component in (distribution, distribution.stacked)
+        component.log_prob_where(images, mask)
+        for component in (distribution, distribution.as_stacks)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     slopes = (torch.autograd.grad(log_probs.sum(), leaves) for log_probs in (ours, theirs))
@@ -67,17 +68,21 @@ def test_pixels_and_channels_that_are_not_seen_are_left_out(channels, together):
 def test_layers_without_weight_add_nothing(scale):
     distribution, leaves = distribution_and_leaves(scale=scale, zeros=True)
     images = torch.rand(4, 1, 3, 6, 7, dtype=torch.float64)
-    torch.testing.assert_close(distribution.log_prob(images), distribution.stacked.log_prob(images))
+    torch.testing.assert_close(
+        distribution.log_prob(images), distribution.as_stacks.log_prob(images)
+    )
     drawn, tint, presence, behind, claim = leaves
     indices = [0, 2, 3, 4]
-    without = TintedMixture(drawn[indices], tint[:, indices], presence[:, indices], behind, claim, scale)
+    without = TintedMixture(
+        drawn[indices], tint[:, indices], presence[:, indices], behind, claim, scale
+    )
     torch.testing.assert_close(distribution.log_prob(images), without.log_prob(images))
 
 
 def test_a_part_that_is_off_is_told_how_much_better_it_would_explain_the_image():
     distribution, leaves = distribution_and_leaves(1, scale=3.0, zeros=True)
     images = torch.rand(4, 1, 1, 6, 7, dtype=torch.float64)
-    (slope,) = torch.autograd.grad(distribution.log_prob(images).sum(), distribution.there)
+    (slope,) = torch.autograd.grad(distribution.log_prob(images).sum(), distribution.presence)
     drawn, tint, presence, behind, claim = (leaf.detach() for leaf in leaves)
     on = presence.clone()
     on[:, 1] = 1e-7

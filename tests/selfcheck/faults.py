@@ -363,7 +363,9 @@ def full_disk(folder: Path) -> Counts:
         _finished(process)
         weights = load_checkpoint(path)["model"]
         if process.exitcode or not torch.equal(weights, torch.ones(4)):
-            counts.bad.append(f"{trial.__name__}: status {process.exitcode}, kept {weights.tolist()}")
+            counts.bad.append(
+                f"{trial.__name__}: status {process.exitcode}, kept {weights.tolist()}"
+            )
     return counts
 
 

@@ -173,7 +173,7 @@ def part_whole_after_training(number: int) -> Outcome:
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = configure(PartWholeGuide, model, "normal", **sizes).double()
     _train(model, guide, prior_draws(model, 500)[1], steps=100, objective=None, lr=3e-3)
-    discrete = model.discretized(), guide.discretized().eval()
+    discrete = model.discretize(), guide.discretize().eval()
     return calibrated(*discrete, *prior_draws(discrete[0], number), draws=15)
 
 

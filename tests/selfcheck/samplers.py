@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from checks import check
 from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws
-from means import same_means, compare_mean
+from means import compare_mean, same_means
 from posteriors import recognition_after, small_part_whole
 from pyro import poutine
 from small_rbms import PAIRS, log_masses
@@ -128,7 +128,7 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 @check("geweke_part_whole_selections", of=[PartWholeCapsules])
 def selections(number: int) -> Outcome:
     """Check that the prior is the same with parents drawn and with parents summed out."""
-    model = small_part_whole(4).discretized()
+    model = small_part_whole(4).discretize()
     samples = []
     for selection in ("enumerate", "marginal"):
         values, images = prior_draws(model.with_selection(selection), number)

@@ -43,7 +43,7 @@ def replace(owner: object, name: str, change: Callable) -> Patch:
 
 
 def weak_fields(original, units, switch_bias, fields):
-    return original(units, switch_bias, fields.scaled(0.5))
+    return original(units, switch_bias, fields.scale_fields(0.5))
 
 
 def biased_switch(original):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from capsule_zoo.entry import Entry
 from capsule_zoo.figures.grids import COLUMNS, image_rows
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
 def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 8 images above the pictures decoded from their longest capsules."""
     originals = images[:COLUMNS]
-    with in_eval_mode(entry.guide):
+    with eval_mode(entry.guide):
         drawn = entry.model.draw(squash(entry.guide.poses(originals)))
     rows = {"image": originals, "longest capsule": drawn}
     return image_rows(rows, "Test images and their reconstructions")
@@ -32,7 +32,7 @@ def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
 
     Shown are the numbers that change the drawing most; each row is one number.
     """
-    with in_eval_mode(entry.guide):
+    with eval_mode(entry.guide):
         capsules = squash(entry.guide.poses(images[:1]))  # (1, J, 16)
     winner = capsules.norm(dim=-1).argmax(-1)  # (1,)
     size = capsules.shape[-1]

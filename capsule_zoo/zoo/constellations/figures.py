@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides.constellations.matching import MatchingGuide
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.matching_distributions import from_codes
 from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, object_fit
@@ -79,7 +79,7 @@ def _draw_scene(
 def template_rows(
     distributions: Mapping[str, SceneDistribution], title: str = "Templates"
 ) -> "Figure":
-    """Draw templates, one row for each distribution of scenes, with a disk of the noise at each corner.
+    """Draw the templates of each distribution in one row, with a disk of noise at each corner.
 
     Templates are centered and scaled, and turned so that the first corner points upwards.
 
@@ -97,7 +97,7 @@ def template_rows(
             axis.spines[:].set_color("#dddddd")
         for k, (axis, template) in enumerate(zip(line, distribution.templates, strict=False)):
             color = COLORS[k % len(COLORS)]
-            corners = in_order(template.corners)
+            corners = sort_by_angle(template.corners)
             axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
             for corner in corners:
                 place = corner.real.item(), corner.imag.item()
@@ -109,7 +109,7 @@ def template_rows(
     return figure
 
 
-def in_order(corners: Tensor) -> Tensor:
+def sort_by_angle(corners: Tensor) -> Tensor:
     """Return complex corners in the order of their angles, turned so that the first points up."""
     ordered = corners[corners.angle().argsort()]
     return ordered * 1j * ordered[0].conj() / ordered[0].abs()
@@ -131,7 +131,7 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
 @torch.no_grad()
 def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
     """Draw six scenes from the prior, with the objects that they were drawn from."""
-    with seeded(seed):
+    with use_seed(seed):
         nodes = poutine.trace(model).get_trace(batch_size=MAX_SCENES).nodes
     distribution = model.distribution()
     rows = {"sample": from_codes(distribution, nodes["point_corner"]["value"])}

@@ -144,11 +144,11 @@ class RequestView(View):
             self.state = {**self.state, ASKED: asked + step}
 
     @torch.no_grad()
-    def painted(self) -> Tensor:
+    def mean_image(self) -> Tensor:
         return self.model.mean_image(self._latents(), self.requests.numbers(self.state[ASKED]))
 
     @torch.no_grad()
-    def colored(self) -> Tensor | None:
+    def color_parts(self) -> Tensor | None:
         """Return colours of the parts on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
@@ -165,7 +165,7 @@ class RequestView(View):
         return self._positions()[handle - 2] + cell * corners
 
     def log_likelihood(self) -> float:
-        distribution = dist.Normal(self.painted(), self.model.sigma_image)
+        distribution = dist.Normal(self.mean_image(), self.model.sigma_image)
         return distribution.log_prob(self.image).sum().item()
 
     def _latents(self) -> State:

@@ -1,7 +1,7 @@
 """Part-whole capsules with their amortized guide (Smith et al. 2020)."""
 
 from capsule_zoo.guides import EMObjects, PartWholeGuide
-from capsule_zoo.inference.training.settings import paced
+from capsule_zoo.inference.training.settings import pace_arguments
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.zoo.part_whole.figures import PAINTED
@@ -34,7 +34,7 @@ register(
     model=PartWholeCapsules,
     guide=PartWholeGuide,
     guides={"delta": delta, "normal": normal, "low_rank": low_rank, "routing": routing},
-    training=paced(PartWholeGuide.fit_settings),
+    training=pace_arguments(PartWholeGuide.fit_settings),
     figures=PAINTED,
     summary="Objects choose and place their parts.",
     small=dict(

@@ -6,11 +6,11 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, part_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, part_colors, split_into_rows
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
-from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.parts.painted_parts import PaintedParts
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
 @torch.no_grad()
 def infer_parts(guide: Guide, images: Tensor) -> Capsules:
     """Return the parts that the guide draws for the discrete model."""
-    with in_eval_mode(guide):
-        nodes = poutine.trace(guide.discretized()).get_trace(images).nodes
+    with eval_mode(guide):
+        nodes = poutine.trace(guide.discretize()).get_trace(images).nodes
     return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
 
 
 @torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> "Figure":
     """Draw up to 8 images, their reconstructions, and each part in its own color."""
-    model, images = model.discretized(), images[:COLUMNS]
+    model, images = model.discretize(), images[:COLUMNS]
     parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
     return image_rows(
@@ -59,14 +59,15 @@ def learned_templates(model: PartWholeCapsules) -> "Figure":
     """Draw every part's template on black: color times alpha."""
     color, alpha = model.templates()
     return image_rows(
-        in_rows("parts", color * alpha), "Learned templates of the parts (color times opacity)"
+        split_into_rows("parts", color * alpha),
+        "Learned templates of the parts (color times opacity)",
     )
 
 
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
     """Draw the mean images of 32 samples from the discrete model's prior."""
     images = mean_images(model, 4 * COLUMNS, seed=seed)
-    return image_rows(in_rows("samples", images), "Samples from the prior (mean images)")
+    return image_rows(split_into_rows("samples", images), "Samples from the prior (mean images)")
 
 
 PAINTED: dict[str, Any] = {  # pictures of an entry and images (B, C, H, W)

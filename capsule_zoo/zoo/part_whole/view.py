@@ -65,8 +65,8 @@ class PaintedPartsView(View):
         return {**self.state_of(drawn), "drawn": drawn, "guide": guide}
 
     def improve(self, steps: int) -> tuple[State, float]:
-        settings = {"steps": steps, "distribution": "delta"}
-        guide = fit_guide("free_form", self.pair[0], self.parse["guide"], self.image, **settings)
+        start = self.pair[0], self.parse["guide"], self.image
+        guide = fit_guide("free_form", *start, steps=steps, distribution="delta")
         return self._drawn(guide), (guide.refinement.end - guide.refinement.start).item()
 
     def counterfactual(self, do: Sites) -> State:
@@ -78,7 +78,7 @@ class PaintedPartsView(View):
         result = intervene(*pair, self.image, do)
         return self.state_of({name: value[0] for name, value in result.latents.items()})
 
-    def placed(self) -> Capsules:
+    def place_capsules(self) -> Capsules:
         """Return presences (capsules,), given nothing, and poses (capsules, 6)."""
         presence, parents = self.state["presence"].clone(), self.state["parent"]
         for level in self.levels[1:]:
@@ -88,7 +88,7 @@ class PaintedPartsView(View):
 
     def parts(self) -> Capsules:
         """Return presences (1, P) and poses (1, P, 6) of the parts in the image."""
-        placed, parts = self.placed(), self.levels[-1]
+        placed, parts = self.place_capsules(), self.levels[-1]
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
 
     def root(self, capsule: int) -> int:
@@ -199,7 +199,7 @@ class PartWholeView(PaintedPartsView):
         return {"presence": presence, "pose": pose, "parent": torch.cat(parents)}
 
     def handles(self) -> list[str]:
-        present, children = self.placed().presence > 0.5, self._children()
+        present, children = self.place_capsules().presence > 0.5, self._children()
         names, levels = [], self.model.levels
         for level, capsules in enumerate(self.levels):
             for i, capsule in enumerate(range(capsules.start, capsules.stop), 1):
@@ -210,7 +210,7 @@ class PartWholeView(PaintedPartsView):
 
     def _children(self) -> Tensor:
         """Return the number of present children of each capsule, (capsules,)."""
-        present, parent = self.placed().presence > 0.5, self.state["parent"]
+        present, parent = self.place_capsules().presence > 0.5, self.state["parent"]
         return torch.bincount(parent[present & (parent >= 0)], minlength=len(present))
 
     def first_handle(self) -> int:
@@ -236,7 +236,7 @@ class PartWholeView(PaintedPartsView):
             for i in range(level, len(self.model.selections)):
                 self.state = self._expected(i)
         elif self.mode == "counterfactual":
-            placed, do = self.placed(), {}
+            placed, do = self.place_capsules(), {}
             for above, capsules in zip(self.model.levels[: level + 1], self.levels, strict=False):
                 do[f"{above.name}_presence"] = placed.presence[None, capsules].round()
                 do[f"{above.name}_pose"] = placed.pose[None, capsules]
@@ -250,7 +250,7 @@ class PartWholeView(PaintedPartsView):
         votes for, and the probability of being present as its presence.
         """
         above, below = self.levels[level], self.levels[level + 1]
-        parents = Capsules(*(values[None, above] for values in self.placed()))
+        parents = Capsules(*(values[None, above] for values in self.place_capsules()))
         distribution = self.model.selections[level](parents, False)
         choice = distribution.log_weights[0].argmax(-1)  # 0 is the dummy
         child, state = torch.arange(len(choice)), dict(self.state)

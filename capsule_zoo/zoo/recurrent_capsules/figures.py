@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.generic import on_scale_of
+from capsule_zoo.figures.generic import pixel_scaling
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
     """Return the guide's drawing of images (B, C, H, W), before the first and after each step."""
-    with seeded(seed), in_eval_mode(entry.guide):
+    with use_seed(seed), eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
 
 def strokes(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 6 images, the mean image after each step, and the window of each step."""
     images = images[:6]
-    scale, drawings = on_scale_of(images), drawings_of(entry, images)
+    scale, drawings = pixel_scaling(images), drawings_of(entry, images)
     frames = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
     rows = {f"image {i + 1}": pictures for i, pictures in enumerate(scale(frames))}
     figure = image_rows(
@@ -64,7 +64,7 @@ def animation(entry: Entry, images: Tensor) -> "FuncAnimation":
     from matplotlib import pyplot as plt
     from matplotlib.animation import FuncAnimation
 
-    scale, drawings = on_scale_of(images), drawings_of(entry, images)
+    scale, drawings = pixel_scaling(images), drawings_of(entry, images)
     figure = image_rows({"image": scale(images), "canvas": scale(images)})
     (axis,), panels = figure.axes, figure.axes[0].images[len(images) :]
 

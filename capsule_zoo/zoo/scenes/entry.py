@@ -74,12 +74,12 @@ def readers_of(entry: Entry) -> dict[str, Any]:
     return {"reader": reader, "ground_reader": ground_reader}
 
 
-def on_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
+def pair_with_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
     """Return the pair for another canvas with so many slots, of which each has odds of one half.
 
     Objects keep their size in pixels.
     """
-    model = entry.model.on_canvas(height, width, slots, rate=0.5)
+    model = entry.model.with_canvas(height, width, slots, rate=0.5)
     return replace(entry, model=model, guide=entry.guide_of(WindowReader).on_model(model))
 
 
@@ -118,7 +118,10 @@ def scenes(
     if thing == "vae":
         defaults |= {**VAE, "guide": {**VAE["guide"], "context": channels}}
         if "guide" in thing_settings:
-            thing_settings = {**thing_settings, "guide": defaults["guide"] | thing_settings["guide"]}
+            thing_settings = {
+                **thing_settings,
+                "guide": defaults["guide"] | thing_settings["guide"],
+            }
     inner, behind = part_entry(thing, defaults, thing_settings, "thing"), None
     if ground in GROUNDS and ground_settings:
         raise ValueError(f"ground {ground!r} has no settings; leave out ground_settings")
@@ -144,7 +147,9 @@ def peeling(
     Args:
         glimpse, hidden, blur, temperature: arguments of `Peeling`.
     """
-    options: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
+    options: dict[str, Any] = dict(
+        glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature
+    )
     return Peeling(entry.model, **readers_of(entry), **options)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from capsule_zoo.explore.view import SQUARE, Control, Position, State, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.inference.objects import Shown, shown
+from capsule_zoo.inference.objects import Rendering, render_objects
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import latent_sites
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import AsObject, together, window
@@ -39,17 +39,17 @@ class ScenesView(View):
 
     def __init__(self, model: Scenes, guide: SceneGuide) -> None:
         super().__init__(model, guide)
-        color = ("red", "green", "blue") if model.tinted else ()
+        color = ("red", "green", "blue") if model.is_tinted else ()
         pose = ("log size", "x", "y", "angle")[: model.pose_size]
         self.numbers: dict[str, tuple[str, int, float, str]] = {
             name: (POSE, i, 1.5, " (radians)" * (name == "angle")) for i, name in enumerate(pose)
         }
         self.numbers |= {n: ("scene_color", i, 4, " (logit)") for i, n in enumerate(color)}
-        if model.colored:
+        if model.has_colors:
             self.numbers["depth"] = "scene_depth", 0, 4, ""
 
     def infer_state(self) -> State:
-        with seeded(0):
+        with use_seed(0):
             return self._best_of(DRAWS)
 
     def improve(self, steps: int) -> tuple[State, float]:
@@ -60,13 +60,15 @@ class ScenesView(View):
     @torch.no_grad()
     def _best_of(self, number: int) -> State:
         """Return the best of a number of draws of the guide, with its best presences."""
-        copies = tiled(self.image, number)
-        result = self.guide.found(copies)
+        copies = tile_batch(self.image, number)
+        result = self.guide.draw_proposals(copies)
         distribution = self.guide.presence_distribution(copies, result)
         draw, row = divmod(int(distribution.log_weight.argmax()), distribution.log_weight.shape[1])
         sites = {WEIGHT: distribution.log_weight[draw, row]}
         sites[PRESENCE] = self.model.with_inner(distribution.rows[draw, row][None], 1)
-        proposals = {f"slot_{slot}": slot_proposal for slot, slot_proposal in enumerate(result.proposals)}
+        proposals = {
+            f"slot_{slot}": slot_proposal for slot, slot_proposal in enumerate(result.proposals)
+        }
         for name, proposal in {"ground": result.ground, **proposals}.items():
             values = proposal.values.items()
             sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in values}
@@ -106,18 +108,18 @@ class ScenesView(View):
     def grab(self, position: Position, part: bool) -> int | None:
         if (pixel := self.pixel_at(position)) is None:
             return None
-        owner = int(self._shown().owners[0, *pixel])
+        owner = int(self._rendering().owners[0, *pixel])
         return owner - 1 if owner else None
 
     def drag(self, handle: int, start: Position, end: Position) -> None:
         for name, before, after in zip("xy", start, end, strict=True):
             self.change(handle, name, self.controls(handle)[name].value + after - before)
 
-    def painted(self) -> Tensor:
-        return self._shown().mean
+    def mean_image(self) -> Tensor:
+        return self._rendering().mean
 
-    def colored(self) -> Tensor:
-        colored = colored_objects(self.image, self._shown().numbers, self.model.slots)
+    def color_parts(self) -> Tensor:
+        colored = colored_objects(self.image, self._rendering().numbers, self.model.slots)
         return colored[0].movedim(0, -1)
 
     def outline(self, handle: int) -> Tensor | None:
@@ -128,10 +130,10 @@ class ScenesView(View):
         return SQUARE.to(pose) @ frame[:, :2].mT + frame[:, 2]
 
     def log_likelihood(self) -> float:
-        return self.model.log_likelihood(self.image, self.painted()[:, None]).item()
+        return self.model.log_likelihood(self.image, self.mean_image()[:, None]).item()
 
     @torch.no_grad()
-    def _rendering(self) -> Shown:
+    def _rendering(self) -> Rendering:
         """Return what `inference.objects.shown` says of the state."""
         model, plate, placed = self.model, self.model.plate(1), []
         with poutine.condition(data=self.state):
@@ -139,6 +141,6 @@ class ScenesView(View):
                 ground = model.draw_ground(plate)
             for slot in range(model.slots):
                 with AsObject(f"slot_{slot}"):
-                    placed.append(model.placed(model.draw_object(plate)))
+                    placed.append(model.place_object(model.draw_object(plate)))
         on = self.state[PRESENCE].reshape(1, -1)
-        return shown(model, self.image, on, together(placed), ground)
+        return render_objects(model, self.image, on, together(placed), ground)

@@ -34,7 +34,9 @@ def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
     return Split(sets, split.labels, f"parts of {split.name}")
 
 
-def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide, tested: int | None = 1) -> Dataset:
+def parse_dataset(
+    data: Dataset, seed: int, *, guide: ShapeCodesGuide, tested: int | None = 1
+) -> Dataset:
     """Return a data set of part sets in place of images, of `tested` test images; None for all."""
     reader = guide.with_scope("parts")
     train = part_sets(reader, data.train, seed)
@@ -50,9 +52,9 @@ def start_objects(guide: ShapeCodesGuide, sets: Split, seed: int) -> None:
     guide.infer_objects.start_at_posterior(guide.model)
 
 
-def started(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
+def start_from_part_sets(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     """Return part sets in place of images, and start the kinds and the guide from them."""
-    sets = parsed(data, seed, guide=guide)
+    sets = parse_dataset(data, seed, guide=guide)
     start_objects(guide, sets.train, seed)
     return sets
 
@@ -67,7 +69,7 @@ def stages(entry: Entry) -> list[Stage]:
     on_part_sets: dict[str, Any] = dict(
         model=model.with_scope("objects"),
         guide=guide.with_scope("objects"),
-        prepare=partial(started, guide=guide),
+        prepare=partial(start_from_part_sets, guide=guide),
         settings=ON_PART_SETS,
         batches=4,
         most=MAX_STEPS,
@@ -93,7 +95,7 @@ def stages(entry: Entry) -> list[Stage]:
     ]
 
 
-def on_parts_of(source: Entry, **settings: Any) -> Entry:
+def create_from_parts(source: Entry, **settings: Any) -> Entry:
     """Return an untrained entry that reads and paints parts as a trained part-whole entry does.
 
     Args:

@@ -34,7 +34,7 @@ def bent_kinds(model: ShapeCodes) -> "Figure":
 
     Codes of published weights begin with what parts show best.
     """
-    model = model.discretized()
+    model = model.discretize()
     rows = {}
     for kind in model.kind_logits.argsort(descending=True)[:6].tolist():
         code = model.kind_logits.new_zeros(_STEPS, model.codes)
@@ -57,7 +57,7 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
             single image is a pair with itself.
     """
     pairs = max(1, min(4, len(images) // 2))
-    model, images = model.discretized(), images[:8].repeat(2, 1, 1, 1)[: 2 * pairs]
+    model, images = model.discretize(), images[:8].repeat(2, 1, 1, 1)[: 2 * pairs]
     drawn = infer(guide, images)
     kind, pose, code = (drawn[f"object_{name}"][:, 0] for name in ("kind", "pose", "code"))
     parts = expected_parts(model, kind, pose, code)

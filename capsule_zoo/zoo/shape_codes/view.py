@@ -101,7 +101,7 @@ class ShapeCodesView(PaintedPartsView):
         top = state["pose"][:1]
         return {**state, "pose": torch.cat([top, poses.compose(top, inside)])}
 
-    def _expected(self, state: State) -> State:
+    def _predict_parts(self, state: State) -> State:
         """Return the object with the parts that it predicts."""
         pose, code = state["pose"][None, :1], state["code"][None, None]
         _, logits = self.model.shapes.votes(state["kind"][None], pose, code)

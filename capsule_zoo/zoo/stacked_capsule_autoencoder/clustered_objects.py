@@ -24,7 +24,7 @@ from capsule_zoo.inference.training.starts.factor_analyzers import (
 )
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteNetwork
 
@@ -158,7 +158,7 @@ def _teach(
     if isinstance(guide.infer_objects, EMConstellations):
         return
     optimizer = torch.optim.Adam(parameters, _RATE)
-    with seeded(seed):
+    with use_seed(seed):
         for _ in range(updates):
             some = torch.randint(len(reads), (_BATCH,)).to(reads.device)
             read = from_reads(reads[some])

@@ -34,7 +34,9 @@ def reads(guide: StackedCapsuleGuide, split: Split) -> Split:
     return Split(guide.reads(split.images), split.labels, f"parts of {split.name}")
 
 
-def started(data: Dataset, seed: int, *, guide: StackedCapsuleGuide, start: bool) -> Dataset:
+def start_from_reads(
+    data: Dataset, seed: int, *, guide: StackedCapsuleGuide, start: bool
+) -> Dataset:
     """Return reads in place of images, and start the objects from them where `start`."""
     held_out = data.validation
     train, test = reads(guide, data.train), reads(guide, data.test[:1])
@@ -53,7 +55,7 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
     model, guide = entry.model, entry.guide_of(StackedCapsuleGuide)
     lower = model.with_scope("parts"), guide.with_scope("parts")
     upper = model.with_scope("objects"), guide.with_scope("objects")
-    prepare = partial(started, guide=guide, start=start)
+    prepare = partial(start_from_reads, guide=guide, start=start)
     losses, objects = dict(objective=entry.objective), model.levels[0].size
     return [
         Stage("parts", STEPS["parts"], *lower, settings={**losses, **ALONE}),
@@ -87,7 +89,7 @@ def em(entry: Entry) -> StackedCapsuleGuide:
     return entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations)
 
 
-def of_the_paper(parts: int) -> dict[str, Any]:
+def paper_preset(parts: int) -> dict[str, Any]:
     """Return the preset with the sizes and the joint training of the paper."""
     reader = partial(PartReader, channels=128, max_scale=1.01, anisotropy=None)
     above = partial(SetTransformerObjects, width=128, heads=4, blocks=3, inducing=16)
@@ -107,8 +109,8 @@ register(
     stages=stages,
     presets={
         "joint": dict(training=JOINT, stages=None),
-        "paper": of_the_paper(24),
-        "paper-40": of_the_paper(40),
+        "paper": paper_preset(24),
+        "paper-40": paper_preset(40),
     },
     figures={
         "reconstructions": reconstructions,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.grids import COLUMNS, image_rows, in_rows, part_colors
+from capsule_zoo.figures.grids import COLUMNS, image_rows, part_colors, split_into_rows
 from capsule_zoo.inference import infer
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
+def color_parts(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
     """Return the mean image (B, H, W, 3), the light of every part in its hue (B, parts, 3)."""
     distribution = model.image_distribution(parts)
     color, _ = distribution.layers()  # (parts, C, B, H, W)
@@ -30,7 +30,7 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     In the row "from objects" each part has the pose that its object votes for. In the last row
     parts of one object have one color, and parts of the dummy are gray.
     """
-    model, images = entry.model.discretized(), images[:COLUMNS]
+    model, images = entry.model.discretize(), images[:COLUMNS]
     drawn, quantities = infer(entry.guide, images), ("presence", "pose", "feature")
     objects, parts = (
         FeaturedCapsules(*(drawn[f"{level}_{quantity}"] for quantity in quantities))
@@ -43,9 +43,9 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
     rows = {
         "image": images,
         "from parts": model.render(parts),
-        "from objects": model.render(model.predicted(objects, parts)),
-        "color by part": colored(model, parts, hues),
-        "color by object": colored(model, parts, palette[owner]),
+        "from objects": model.render(model.predict_parts(objects, parts)),
+        "color by part": color_parts(model, parts, hues),
+        "color by object": color_parts(model, parts, palette[owner]),
     }
     return image_rows(rows, "Images and their reconstructions; gray parts belong to no object")
 
@@ -54,5 +54,5 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
 def learned_templates(entry: Entry, images: Tensor | None = None) -> "Figure":
     """Draw every part's template, above the alpha that claims its pixels."""
     color, alpha = entry.model.templates()
-    rows = {**in_rows("templates", color), **in_rows("opacity", alpha)}
+    rows = {**split_into_rows("templates", color), **split_into_rows("opacity", alpha)}
     return image_rows(rows, "Learned templates of the parts, and their opacity")

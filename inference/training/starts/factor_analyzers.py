@@ -143,7 +143,9 @@ def cluster_parts(
     from sklearn.cluster import KMeans  # takes a second, and few need it
 
     part_presence = parts.presence[..., None]
-    features = torch.cat([part_presence, part_presence * parts.pose], dim=-1).flatten(1).cpu().double()
+    features = (
+        torch.cat([part_presence, part_presence * parts.pose], dim=-1).flatten(1).cpu().double()
+    )
     means = KMeans(number, n_init=1, random_state=seed).fit(features[subset].numpy())
     return torch.from_numpy(means.predict(features.numpy())).long().to(parts.pose.device)
 

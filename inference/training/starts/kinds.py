@@ -90,7 +90,9 @@ def start_rotated_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tens
         mixture = fit_factor_analyzers(
             parts, clusters, model.kinds, model.codes, floors, _UPDATES_OF_ROTATIONS
         )
-        joint = torch.stack([mixture.log_joint(from_part_sets(view)) for view in views])  # (T, N, K)
+        joint = torch.stack(
+            [mixture.log_joint(from_part_sets(view)) for view in views]
+        )  # (T, N, K)
         best_view = joint.logsumexp(-1).argmax(0)
         clusters = joint[best_view, images].argmax(-1)
     _set_kinds(model, mixture, parts.presence)

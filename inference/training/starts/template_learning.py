@@ -30,10 +30,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.points import masked
+from capsule_zoo.data.points import mask_points
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.tensors import accept_arrays
-from capsule_zoo.guides.constellations.exact import Group, groups, summed
+from capsule_zoo.guides.constellations.exact import Group, groups, sum_over_orders
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.scene_distribution import SceneDistribution
@@ -42,7 +42,7 @@ from capsule_zoo.models.constellations.similarities import (
     Noise,
     Template,
     as_complex,
-    centered,
+    center_points,
     fit_of,
     log_scale_density,
     scale_nodes,
@@ -128,7 +128,7 @@ def learn_templates(
     """
     check_at_least(1, starts=starts, trial_scenes=trial_scenes)
     check_at_least(0, steps=steps, trial_steps=trial_steps)
-    points = masked(points, present)
+    points = mask_points(points, present)
     model.space.check(points)
     if model.log_sigma is None:
         raise ValueError(
@@ -193,7 +193,7 @@ def random_distribution(
         row = rows[torch.randint(len(rows), (), generator=generator)]
         scene = points[row][present[row]]
         subset = scene[torch.randperm(len(scene), generator=generator)[:size]]
-        templates.append(Template(centered(subset)[0], SIZE))
+        templates.append(Template(center_points(subset)[0], SIZE))
     noise = Noise(distribution.noise.floor, FIRST_NOISE)
     return SceneDistribution(
         tuple(templates), noise, distribution.tau, distribution.presence, distribution.clutter
@@ -222,7 +222,9 @@ def expectation(distribution: SceneDistribution, points: Tensor) -> tuple[float,
         places = as_complex(points[group.rows[:, None], group.slots])
         for k, fraction in enumerate(fractions):
             parts[k].append(_moments(distribution, k, places, fraction))
-    return total / len(points), [Moments(*map(torch.cat, zip(*chunks, strict=True))) for chunks in parts]
+    return total / len(points), [
+        Moments(*map(torch.cat, zip(*chunks, strict=True))) for chunks in parts
+    ]
 
 
 @torch.inference_mode(False)
@@ -236,7 +238,7 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
         For each object, (b, subsets, orders).
     """
     tuples = [tensor.detach().clone().requires_grad_() for tensor in group.tuples]
-    evidence = replace(group, tables=summed(group.distribution, tuples)).log_total()
+    evidence = replace(group, tables=sum_over_orders(group.distribution, tuples)).log_total()
     fractions = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
     return evidence.detach(), list(fractions)
 
@@ -261,13 +263,15 @@ def _moments(
     noise_variance = variance / number
     shrinkage = distribution.tau**2 / (distribution.tau**2 + noise_variance)
     missed = (1 - shrinkage) * fit.center.abs()[:, None]
-    rest = fit.spread[:, None] + number * (scale.square() + missed.square() + 2 * noise_variance * shrinkage)
+    rest = fit.spread[:, None] + number * (
+        scale.square() + missed.square() + 2 * noise_variance * shrinkage
+    )
     back = torch.exp(-1j * fit.cross.angle())[:, None]
-    aligned = _symmetrized(back * (corners - fit.center[:, None]), template)
+    aligned = _symmetrize(back * (corners - fit.center[:, None]), template)
     return Moments(weight, scale, swing, aligned, rest)
 
 
-def _symmetrized(aligned: Tensor, template: Template) -> Tensor:
+def _symmetrize(aligned: Tensor, template: Template) -> Tensor:
     """Average points (sets, corners) over the rotations of a template, all equally likely."""
     total = torch.zeros_like(aligned)
     for order in template.rotations:
@@ -282,11 +286,16 @@ def maximization(distribution: SceneDistribution, moments: Sequence[Moments]) ->
         Template(object_moments.shape(distribution.noise_of(k)), template.radius)
         if len(object_moments.weight)
         else template
-        for k, (template, object_moments) in enumerate(zip(distribution.templates, moments, strict=True))
+        for k, (template, object_moments) in enumerate(
+            zip(distribution.templates, moments, strict=True)
+        )
     )
     distribution = replace(distribution, templates=templates)
     noise = distribution.noise
-    misfits = [object_moments.misfit(t.corners) for object_moments, t in zip(moments, templates, strict=True)]
+    misfits = [
+        object_moments.misfit(t.corners)
+        for object_moments, t in zip(moments, templates, strict=True)
+    ]
     for _ in range(_NOISE_STEPS):
         noise = _next_noise(distribution, noise, moments, misfits)
     return replace(distribution, noise=noise)
@@ -300,7 +309,9 @@ def _next_noise(
 ) -> Noise:
     """Return noise on the templates that fits the misfits better."""
     above, below = 0.0, 0.0
-    for template, object_moments, misfit in zip(distribution.templates, moments, misfits, strict=True):
+    for template, object_moments, misfit in zip(
+        distribution.templates, moments, misfits, strict=True
+    ):
         size = (object_moments.scale / template.radius).square()
         variance = noise.floor**2 + noise.proportional**2 * size
         above += float((object_moments.weight * size * misfit / variance.square()).sum())
@@ -309,7 +320,7 @@ def _next_noise(
     return Noise(noise.floor, max(LEAST_NOISE, noise.proportional * ratio**0.25))
 
 
-def in_step(templates: Sequence[Template]) -> list[Template]:
+def align_templates(templates: Sequence[Template]) -> list[Template]:
     """Rotate templates that are nearly equal to the same angle, with their corners in one order."""
     rotated: list[Template] = []
     for template in templates:
@@ -327,7 +338,9 @@ def in_step(templates: Sequence[Template]) -> list[Template]:
 
 
 def _store(model: Constellations, distribution: SceneDistribution) -> None:
-    shapes = [torch.view_as_real(t.corners * t.radius) for t in in_step(distribution.templates)]
+    shapes = [
+        torch.view_as_real(t.corners * t.radius) for t in align_templates(distribution.templates)
+    ]
     with torch.no_grad():
         model.corners.copy_(torch.cat(shapes))
         if model.log_sigma is not None:
