@@ -118,7 +118,8 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         stop_inputs: bool = True,
     ) -> None:
         _check_noise(noise, noise_width)
-        super().__init__(model, pose, reader, above)
+        outputs = 7 + model.part_features
+        super().__init__(model, pose, reader, above, outputs)
         turns, centered = self.read_parts.turns, self.read_parts.centered
         if turns > 1 or centered:
             raise ValueError(
@@ -131,15 +132,11 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         objects, parts = model.levels
         self.infer_objects = above(model)
         numbers = self.infer_objects.numbers
-        self.part_pose_law = PoseHead(self.outputs, parts.size, pose)
-        self.part_feature_law = PoseHead(self.outputs, parts.size, pose, size=model.part_features)
+        self.part_pose_law = PoseHead(outputs, parts.size, pose)
+        self.part_feature_law = PoseHead(outputs, parts.size, pose, size=model.part_features)
         self.object_pose_law = PoseHead(numbers, objects.size, pose)
         features = model.object_features
         self.object_feature_law = PoseHead(numbers, objects.size, pose, size=features)
-
-    @property
-    def outputs(self) -> int:
-        return 7 + self.model.part_features
 
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
