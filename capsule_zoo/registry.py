@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from pyro.infer import ELBO, Trace_ELBO
+from torch import nn
 
 from capsule_zoo.data.datasets import NAME as NAME
 from capsule_zoo.data.registration import (
@@ -325,7 +326,19 @@ def create(name: str, **settings: Any) -> Entry:
 
 
 def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
-    """Return the specifications of model and guide, from which `load` builds both again."""
+    """Return the specifications of model and guide, from which `load` builds both again.
+
+    Raises:
+        ValueError: the guide uses the weights of another module, which would not be saved.
+    """
+    parts = {*model.modules(), *guide.modules()}
+    for name, value in guide.arguments.items():
+        if isinstance(value, nn.Module) and value not in parts and [*value.parameters()]:
+            raise ValueError(
+                f"{type(guide).__name__} uses the weights of its {name}, a {type(value).__name__}, "
+                f"which are no part of it and would be lost; save {type(value).__name__} instead, "
+                f"and make the {type(guide).__name__} again after load"
+            )
     return {"model": spec(model), "guide": spec(guide, model=model)}
 
 
@@ -340,8 +353,8 @@ def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) ->
         config: further settings for `config.json`, such as the data set and the seed.
 
     Raises:
-        ValueError: the guide was made from another model, or an argument of a constructor cannot
-            be written as JSON, such as a function.
+        ValueError: the guide was made from another model, or uses weights that are no part of it,
+            or an argument of a constructor cannot be written as JSON, such as a function.
     """
     if guide.model is not model:
         raise ValueError(

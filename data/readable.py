@@ -19,9 +19,9 @@ from capsule_zoo.data.batches import Batch
 from capsule_zoo.data.splits import Dataset, Split, labels_of
 from capsule_zoo.data.streams import (
     CheckImages,
+    ItemBatches,
     images_and_labels,
     items_in,
-    read_in_order,
     read_loader,
 )
 
@@ -145,7 +145,10 @@ class ImageStream:
         if isinstance(self.data, DataLoader):
             read = read_loader(self.data, self.check, self.labels)
         else:
-            read = read_in_order(self.data, rows, self.check, self.labels)
+            batches = ItemBatches(
+                self.data, rows, shuffle=False, check=self.check, labels=self.labels
+            )
+            read = batches.epoch(0)
         for batch in rebatch(read, rows):
             size += len(batch[0])
             yield self.convert(batch)

@@ -157,20 +157,6 @@ def read_loader(loader: DataLoader, check: CheckImages, labels: bool) -> Iterato
             generator.set_state(state)
 
 
-def read_in_order(
-    dataset: TorchDataset, rows: int, check: CheckImages, labels: bool
-) -> Iterator[Batch]:
-    """Yield the items of a map-style data set in batches of `rows`, the same at every call.
-
-    Args:
-        check, labels: see `ItemBatches`.
-    """
-    for number, indices in enumerate(torch.arange(items_in(dataset)).split(rows)):
-        with RandomStream(0, 0, number, _ITEMS).active():
-            batch = read_items(dataset, indices, check, labels)
-        yield batch
-
-
 def _read_epoch(
     loader: DataLoader, seed: int, epoch: int, check: CheckImages, labels: bool
 ) -> Iterator[Batch]:

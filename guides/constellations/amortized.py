@@ -99,10 +99,7 @@ class AmortizedMatching(MatchingGuide):
 
     Args:
         model: the model.
-        width: numbers of each point between the layers.
-        heads: attention heads.
-        blocks: attention blocks between the points.
-        inducing: inducing points of each attention block.
+        width, heads, blocks, inducing: see `SetTransformer`.
 
     Attributes:
         proposals: number of assignments that `parse` compares by their evidence under the model:

@@ -92,6 +92,7 @@ class PartsGuide(Guide[P]):
         reader: what makes the reader of parts: `PartReader` or a partial of it.
         above: what makes `infer_objects`: a class of modules that are called with the model and the
             capsules below, or a partial of one.
+        outputs: numbers that are read of each part.
 
     Attributes:
         read_parts: the reader of parts.
@@ -115,18 +116,14 @@ class PartsGuide(Guide[P]):
         pose: str,
         reader: Callable[..., PartReader],
         above: Callable[..., Submodule],
+        outputs: int = OUTPUTS,
     ) -> None:
         super().__init__(model)
         check_one_of("pose", pose, self.poses)
         _check_serves("reader", reader, PartReader, model)
         _check_serves("above", above, Submodule, model)
         self.pose = pose
-        self.read_parts = reader(model, self.outputs)
-
-    @property
-    def outputs(self) -> int:
-        """The number of numbers that are read of each part."""
-        return OUTPUTS
+        self.read_parts = reader(model, outputs)
 
     def with_poses(self, pose: str) -> Self:
         """Return a guide with copies of the weights and another distribution of poses.

@@ -33,10 +33,7 @@ class SetTransformers(Submodule, PyroModule):
 
     Args:
         model: part-whole capsules.
-        width: numbers of each element between the layers.
-        heads: attention heads.
-        blocks: attention blocks between the children.
-        inducing: inducing points of each attention block.
+        width, heads, blocks, inducing: see `SetTransformer`.
 
     Attributes:
         features: the number of features from which the standard deviations of each pose are

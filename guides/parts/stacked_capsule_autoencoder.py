@@ -118,7 +118,8 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         stop_inputs: bool = True,
     ) -> None:
         _check_noise(noise, noise_width)
-        super().__init__(model, pose, reader, above)
+        outputs = 7 + model.part_features
+        super().__init__(model, pose, reader, above, outputs)
         rotations, centered = self.read_parts.rotations, self.read_parts.centered
         if rotations > 1 or centered:
             raise ValueError(
@@ -131,17 +132,11 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         objects, parts = model.levels
         self.infer_objects = above(model)
         numbers = self.infer_objects.numbers
-        self.part_pose_distribution = PoseHead(self.outputs, parts.size, pose)
-        self.part_feature_distribution = PoseHead(
-            self.outputs, parts.size, pose, size=model.part_features
-        )
+        self.part_pose_distribution = PoseHead(outputs, parts.size, pose)
+        self.part_feature_distribution = PoseHead(outputs, parts.size, pose, size=model.part_features)
         self.object_pose_distribution = PoseHead(numbers, objects.size, pose)
         features = model.object_features
         self.object_feature_distribution = PoseHead(numbers, objects.size, pose, size=features)
-
-    @property
-    def outputs(self) -> int:
-        return 7 + self.model.part_features
 
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:

@@ -117,10 +117,7 @@ class SetTransformerObjects(Submodule, PyroModule):
 
     Args:
         model: a stacked capsule autoencoder.
-        width: numbers of each part between the layers.
-        heads: attention heads.
-        blocks: attention blocks between the parts.
-        inducing: inducing points of each attention block.
+        width, heads, blocks, inducing: see `SetTransformer`.
 
     Raises:
         ValueError: a size out of range.

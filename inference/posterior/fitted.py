@@ -216,14 +216,11 @@ class SemiAmortized(Guide):
         except NonFiniteGuide as error:  # which counts other rows than the caller does
             bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
             raise NonFiniteGuide.of(error.subject, bad, len(images), error.site) from None
-        return guide.select(places)
+        guide = guide.select(places)
+        return guide.discretize() if self.discrete else guide
 
     def fitted(self, images: Tensor) -> PerImageGuide:
-        """Return the guide to these images alone, in the form that this guide has."""
-        free = self._refined(images)
-        return free.discretize() if self.discrete else free
-
-    def _refined(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images alone, fitted at the first call."""
         start = self._start[0]
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
@@ -231,8 +228,8 @@ class SemiAmortized(Guide):
             if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
         with poutine.block(), torch.inference_mode(False):
-            fit = _PER_IMAGE[self.kind]
-            guide = fit(self.model, start, images, check=False, **self.settings)
+            fit_to = _PER_IMAGE[self.kind]
+            guide = fit_to(self.model, start, images, check=False, **self.settings)
         self._last[:] = [(images.clone(), writes, guide)]  # the caller may write to his own
         return guide
 

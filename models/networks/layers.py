@@ -177,7 +177,10 @@ class SetTransformer(PyroModule):
         inputs: size of the vectors in the set.
         capsules: number of output capsules.
         outputs: numbers of each capsule, from its own linear layer.
-        width, heads, blocks, inducing: sizes of the attention blocks.
+        width: numbers of each element between the layers.
+        heads: attention heads.
+        blocks: attention blocks between the elements.
+        inducing: inducing points of each attention block.
 
     Called on (B, n, inputs) it returns (B, capsules, outputs) and does not depend on the order.
 

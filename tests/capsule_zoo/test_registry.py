@@ -14,7 +14,7 @@ from pyro.infer import TraceMeanField_ELBO
 
 from capsule_zoo import Entry, describe, registry
 from capsule_zoo.guides import ConvolutionalEncoder, EMObjects, EMRouting, PartWholeGuide, Routing
-from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
+from capsule_zoo.inference import CheckpointError, IncompatibleGuide, SemiAmortized, check_pair
 from capsule_zoo.inference.check import guides_made_for
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.parts.painted_parts import Painting
@@ -274,6 +274,24 @@ def test_any_pair_is_saved_and_loaded(entry, tmp_path):
     assert copied.model is twin.model and copied is not twin.guide
     save_entry(twin, tmp_path / "again")
     assert read_recipe(tmp_path / "again")["pair"] == read_recipe(tmp_path / "run")["pair"]
+
+
+def test_a_guide_whose_start_would_be_lost_is_not_saved(entry, tmp_path):
+    later = SemiAmortized(entry.guide, 2)
+    with pytest.raises(ValueError, match=r"weights of its guide, a PartWholeGuide.*would be lost"):
+        save(entry.model, later, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_infers_objects_is_chosen_by_name(tmp_path):
+    settings = small_settings("part-whole")
+    readers = {"reader": settings["guide"]["reader"]}
+    for above in ("EMObjects", EMObjects, {"class": "EMObjects"}, partial(EMObjects)):
+        settings["guide"] = {**readers, "above": above}
+        save_entry(create("part-whole", **settings), tmp_path)
+        twin = load(tmp_path)
+        for guide in (twin.guide, twin.make_guide("normal")):
+            assert isinstance(guide.infer_objects, EMObjects)
 
 
 def test_scenes_are_saved_with_their_trained_object_inside(tmp_path):

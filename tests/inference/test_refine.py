@@ -137,16 +137,16 @@ def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images)
 def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     model, guide = pair
     semi = SemiAmortized(guide, steps=2)
-    first = semi._refine(images)
-    assert semi.discretize()._refine(images.clone()) is first
-    assert semi._refine(images[:2]) is not first
-    second = semi._refine(images)
+    first = semi.fitted(images)
+    assert semi.discretize().fitted(images.clone()) is first
+    assert semi.fitted(images[:2]) is not first
+    second = semi.fitted(images)
     with torch.no_grad():
         model.template_logits.add_(1)
-    assert semi._refine(images) is not second
-    third, read = semi._refine(buffer := images.clone()), semi._refine(buffer)
+    assert semi.fitted(images) is not second
+    third, read = semi.fitted(buffer := images.clone()), semi.fitted(buffer)
     buffer.copy_(1 - images)
-    assert read is third and semi._refine(buffer) is not third
+    assert read is third and semi.fitted(buffer) is not third
 
 
 def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):
