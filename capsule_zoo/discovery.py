@@ -162,8 +162,8 @@ class Description:
         settings = ", ".join(f"{name}={value}" for name, value in self.training.items())
         lists: dict[str, Iterable[str]] = {
             "Presets": (
-                f"- `preset={name!r}`{words and f': {words}'}"
-                for name, words in self.presets.items()
+                f"- `preset={name!r}`{summary and f': {summary}'}"
+                for name, summary in self.presets.items()
             ),
             "Guides": (
                 f"- `{g.name}`{' (default)' * g.default}, `{g.kind}`: {g.description}"

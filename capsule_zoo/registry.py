@@ -190,8 +190,8 @@ class Registered:
         """Return what makes a guide or an objective, with its settings."""
         if not settings:
             return maker
-        known = arguments_of(maker, leading)
-        return partial(maker, **values_of(settings, known, f"{self.name}'s {name_of(maker)}"))
+        schema = arguments_of(maker, leading)
+        return partial(maker, **values_of(settings, schema, f"{self.name}'s {name_of(maker)}"))
 
 
 _registered: dict[str, Registered] = {}
@@ -428,10 +428,10 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
             names the modules to import.
         ValueError: the entry or its guide is unknown; the message names the modules to import.
     """
-    known = list_models()  # imports the zoo's entries, which define its classes
+    names = list_models()  # imports the zoo's entries, which define its classes
     modules = config.get("modules", ())
     if (name := config.get("entry", "")) and name not in _PRESETS:
-        _check_imported(modules, "entry", name, known)
+        _check_imported(modules, "entry", name, names)
     try:
         model = build(config["pair"]["model"])
         guide = build(config["pair"]["guide"], model=model)

@@ -139,8 +139,8 @@ def train(
     )
     data = data or made.data
     kind, _, path = full_name(data).partition(":")
-    own = Path(path).name if kind in ("folder", "constellations") else ""
-    folder = out or Path("runs") / f"{entry}-{own or data.replace(':', '-')}-{seed or 0}"
+    file = Path(path).name if kind in ("folder", "constellations") else ""
+    folder = out or Path("runs") / f"{entry}-{file or data.replace(':', '-')}-{seed or 0}"
     _, run = runs.train(
         entry,
         folder,

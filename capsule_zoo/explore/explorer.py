@@ -68,19 +68,19 @@ class Explorer(widgets.VBox):
         self._dragging = 0, (0.0, 0.0)
         self._file: tuple[str, bytes] | None = None
         self._read(images[:1])
-        wide, words = widgets.Layout(width="auto"), {"description_width": "initial"}
+        wide, style = widgets.Layout(width="auto"), {"description_width": "initial"}
         pictures = [Picture(label=label) for label in ("image", "model", "parts")]
         self.image, self.painted, self.colored = pictures
         last = len(images) - 1
-        self.number = widgets.IntSlider(0, 0, last, description="test image", style=words)
+        self.number = widgets.IntSlider(0, 0, last, description="test image", style=style)
         self.upload = widgets.FileUpload(
             accept="image/*", description="image from a file", layout=wide
         )
         inverted = "invert the file (dark ink on bright paper)"
         self.inverted = widgets.Checkbox(False, description=inverted, indent=False, layout=wide)
-        self.selection = widgets.Dropdown(description="selected", style=words)
-        style = {"button_width": "auto"}
-        self.mode = widgets.ToggleButtons(options=view.modes, style=style, layout=wide)
+        self.selection = widgets.Dropdown(description="selected", style=style)
+        buttons = {"button_width": "auto"}
+        self.mode = widgets.ToggleButtons(options=view.modes, style=buttons, layout=wide)
         self.reset = widgets.Button(
             description="reset", tooltip="return to the values inferred from the image"
         )

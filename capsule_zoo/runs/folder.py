@@ -307,14 +307,14 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
     Raises:
         ValueError: no recipe says how the run was trained, or a setting does not fit the entry.
     """
-    accepted_arguments = made.with_preset(recipe.settings).arguments
+    arguments = made.with_preset(recipe.settings).arguments
     if recipe.experiment:
         raise ValueError(
             f"an experiment trained this run of {made.name}, in its own way; go on with it by that "
             "experiment: capsule-zoo reproduce"
         )
     for option, value in (("size", recipe.size), ("transform", recipe.transform)):
-        if value is not None and "image_shape" not in accepted_arguments:
+        if value is not None and "image_shape" not in arguments:
             raise ValueError(
                 f"{made.name} observes points, which have no pixels: {option}={value} says "
                 f"nothing to it; leave --{option} out"
@@ -335,10 +335,8 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
             stacklevel=2,
         )
     pyro.set_rng_seed(recipe.seed)
-    shapes: dict[str, Any] = (
-        {"image_shape": data.image_shape} if "image_shape" in accepted_arguments else {}
-    )
-    if "classes" in accepted_arguments and data.num_classes > 1:
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in arguments else {}
+    if "classes" in arguments and data.num_classes > 1:
         shapes["classes"] = data.num_classes
     try:
         if recipe.pair:

@@ -64,10 +64,8 @@ BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded"
 def published_weights(name: str, *data: str) -> str | None:
     """Return the name of an entry's first published weights of these data; None without any."""
     entry, _, preset = name.partition(":")
-    candidates = (
-        w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset)
-    )
-    return next((w.name for w in candidates if w.data.split(":")[0] in data), None)
+    weights = [w for w in list_weights().values() if (w.entry, w.preset or "") == (entry, preset)]
+    return next((w.name for w in weights if w.data.split(":")[0] in data), None)
 
 
 def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:

@@ -133,7 +133,9 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         self.infer_objects = above(model)
         numbers = self.infer_objects.numbers
         self.part_pose_distribution = PoseHead(outputs, parts.size, pose)
-        self.part_feature_distribution = PoseHead(outputs, parts.size, pose, size=model.part_features)
+        self.part_feature_distribution = PoseHead(
+            outputs, parts.size, pose, size=model.part_features
+        )
         self.object_pose_distribution = PoseHead(numbers, objects.size, pose)
         features = model.object_features
         self.object_feature_distribution = PoseHead(numbers, objects.size, pose, size=features)

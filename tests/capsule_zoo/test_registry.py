@@ -165,13 +165,13 @@ def test_the_default_guide_is_one_of_the_guides(entry):
     ],
 )
 def test_an_entry_that_became_a_preset_says_which(name, entry, preset):
-    words = f"{name!r} is a preset of {entry} since 0.3.*--set preset={preset}"
+    message = f"{name!r} is a preset of {entry} since 0.3.*--set preset={preset}"
     for look_up in (create, describe, load, find_registration):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             look_up(name)
     pair = create(entry, **small_settings(entry))
     config = {"entry": name, "pair": pair_of(pair.model, pair.guide)}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         rebuild(config)
 
 

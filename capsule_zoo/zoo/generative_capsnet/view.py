@@ -165,8 +165,8 @@ class RequestView(View):
         return self._positions()[handle - 2] + cell * corners
 
     def log_likelihood(self) -> float:
-        distribution = dist.Normal(self.mean_image(), self.model.sigma_image)
-        return distribution.log_prob(self.image).sum().item()
+        pixels = dist.Normal(self.mean_image(), self.model.sigma_image)
+        return pixels.log_prob(self.image).sum().item()
 
     def _latents(self) -> State:
         return {site: value for site, value in self.state.items() if site != ASKED}

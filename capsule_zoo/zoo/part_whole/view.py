@@ -195,7 +195,7 @@ class PartWholeView(PaintedPartsView):
         for i, (above, below) in enumerate(pairwise(sites)):
             choice = self.model.responsibilities(above, below, level=i)[0].argmax(-1)
             parents.append(torch.where(choice > 0, self.levels[i].start + choice - 1, -1))
-        presence, pose = (torch.cat([each[i][0] for each in sites]) for i in range(2))
+        presence, pose = (torch.cat([capsules[i][0] for capsules in sites]) for i in range(2))
         return {"presence": presence, "pose": pose, "parent": torch.cat(parents)}
 
     def handles(self) -> list[str]:
@@ -251,12 +251,12 @@ class PartWholeView(PaintedPartsView):
         """
         above, below = self.levels[level], self.levels[level + 1]
         parents = Capsules(*(values[None, above] for values in self.place_capsules()))
-        distribution = self.model.selections[level](parents, False)
-        choice = distribution.log_weights[0].argmax(-1)  # 0 is the dummy
+        children = self.model.selections[level](parents, False)
+        choice = children.log_weights[0].argmax(-1)  # 0 is the dummy
         child, state = torch.arange(len(choice)), dict(self.state)
         values = {
-            "presence": distribution.presence_logits[child, choice].sigmoid(),
-            "pose": distribution.vote[0][child, choice],
+            "presence": children.presence_logits[child, choice].sigmoid(),
+            "pose": children.vote[0][child, choice],
             "parent": torch.where(choice > 0, above.start + choice - 1, -1),
         }
         for name, value in values.items():

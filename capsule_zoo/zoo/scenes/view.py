@@ -62,13 +62,12 @@ class ScenesView(View):
         """Return the best of a number of draws of the guide, with its best presences."""
         copies = tile_batch(self.image, number)
         result = self.guide.draw_proposals(copies)
-        distribution = self.guide.presence_distribution(copies, result)
-        draw, row = divmod(int(distribution.log_weight.argmax()), distribution.log_weight.shape[1])
-        sites = {WEIGHT: distribution.log_weight[draw, row]}
-        sites[PRESENCE] = self.model.with_inner(distribution.rows[draw, row][None], 1)
-        proposals = {
-            f"slot_{slot}": slot_proposal for slot, slot_proposal in enumerate(result.proposals)
-        }
+        presences = self.guide.presence_distribution(copies, result)
+        log_weight = presences.log_weight
+        draw, row = divmod(int(log_weight.argmax()), log_weight.shape[1])
+        presence = self.model.with_inner(presences.rows[draw, row][None], 1)
+        sites = {WEIGHT: log_weight[draw, row], PRESENCE: presence}
+        proposals = {f"slot_{slot}": p for slot, p in enumerate(result.proposals)}
         for name, proposal in {"ground": result.ground, **proposals}.items():
             values = proposal.values.items()
             sites |= {f"{name}/{site}": value[draw : draw + 1] for site, value in values}
