@@ -159,6 +159,14 @@ def test_sites_that_are_summed_out_come_from_their_posterior(kind):
     torch.testing.assert_close(painted, mean, atol=0.02, rtol=0)
 
 
+def test_presences_of_scenes_that_are_summed_out_fit_the_observed_pixels():
+    entry = create("scenes", **small_settings("scenes")).summed
+    observed = occluded(entry.model.image_shape[1:], "left")
+    images = torch.rand(3, *entry.model.image_shape)
+    found = fill_in(entry.model, entry.guide, images, observed, num_particles=3)
+    assert torch.isfinite(found.log_hidden).all()
+
+
 @pytest.mark.parametrize("which", [Exact, Wide])
 def test_hidden_pixels_are_predicted_by_their_conditional(problem, which):
     """Any guide will do, as draws are weighted: p(hidden | observed) = p(all) / p(observed)."""

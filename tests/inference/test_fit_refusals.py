@@ -152,10 +152,7 @@ CALLS = [
         ),
         OF_IMAGES + "4",
     ),
-    (
-        lambda: trained(LinearGuide, data=DataLoader(IMAGES)),
-        "batch_size=16 is given, but a DataLoader makes its own",
-    ),
+    (lambda: trained(LinearGuide, data=DataLoader(IMAGES)), "16 is given, but a DataLoader"),
     *(
         (
             lambda data=data: inference.fit(
@@ -167,7 +164,7 @@ CALLS = [
     ),
     (
         lambda: trained(ExactGuide, Labeled, Split(IMAGES, torch.arange(4))),
-        r"labels=True\) is needed: Labeled explains the label",
+        "needed: Labeled explains",
     ),
     (lambda: inference.fit(*pair(), IMAGES, schedule=1), r"pace=Pace\(schedule=...\); import Pace"),
     (lambda: inference.fit(*pair(), IMAGES, labels=1), r"inputs=Inputs\(labels=...\)"),

@@ -51,6 +51,8 @@ def test_dims_are_the_plates_of_the_model(name, expected):
     idata = evaluate(entry.model, entry.guide, images_for(entry), num_particles=2)
     dims = {site: values.dims for site, values in idata.posterior.data_vars.items()}
     assert dims == {site: ("chain", "draw", "image", *rest) for site, rest in expected.items()}
+    shape = ("image", "channel", "row", "column")
+    assert idata.observed_data.pixels.dims == idata.posterior_predictive.pixels.dims[2:] == shape
     plates = {site.name: site.plates for site in entry.model.sites}
     assert all(dims[site][2 : 2 + len(plates[site])][1:] == plates[site][1:] for site in dims)
 

@@ -110,6 +110,7 @@ class Flow(IterableDataset):
 HALVES = torch.tensor([[0, 0, 1, 1, 2, 2, -1]])
 HERE = torch.ones_like(HALVES, dtype=torch.bool)
 LABELS = torch.tensor([0, 1, 1])
+ROWS = np.zeros((3, 1))
 BYTES = np.zeros((2, 1, 2, 2), np.uint8)
 PARTICLES = "num_particles must be at least 1"
 REFUSALS = [
@@ -139,7 +140,7 @@ REFUSALS = [
     ),
     (
         lambda: compare({"a": small_entry("vae")}, torch.rand(2, 1, 5, 6)),
-        r"'a' must be \(model, guide\), not a Entry; of an entry",
+        r"'a' must be \(model, guide",
     ),
     (lambda: Comparison({"iwae": [0.0]}).draw(), r"columns are missing: elbo, elbo_se.*plot"),
     # verbs
@@ -164,11 +165,7 @@ REFUSALS = [
             (lambda e: (e.model, lambda images: None, images_for(e)), "as_module"),
         )
     ),
-    (
-        lambda: encode(small_entry("vae").model, conjugate_images(3)),
-        r"call encode\(model, gu",
-        TypeError,
-    ),
+    (lambda: encode(small_entry("vae").model, conjugate_images(3)), "call encode", TypeError),
     (lambda: classify(classifier()[0], conjugate_images(3)), r"call classify\(model", TypeError),
     (lambda: error_rate(classifier()[1], split()), r"call error_rate\(model", TypeError),
     (lambda: sample(small_entry("vae").model, 0), "number must be at least 1"),
@@ -205,7 +202,7 @@ REFUSALS = [
     (lambda: on("vae", intervene, {"image_code": 0.0}, seed=-1), "seed must be"),
     (
         lambda: carry(torch.tensor(0.4), dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 1.0)),
-        "no rule by which the noise of Gamma is kept",
+        "no rule by which",
         NoRule,
     ),
     # classifiers
@@ -213,7 +210,7 @@ REFUSALS = [
     (lambda: error_rate(*classifier(), Split(split().images)), "labels, which a classifier needs"),
     (
         lambda: error_rate(*classifier(), Split(split().images, torch.arange(4) + 10)),
-        r"labels must lie in 0 to 2, but these span 10 to 13",
+        "in 0 to 2, but these span 10",
     ),
     (lambda: fgsm(classifier()[0], split(), -0.1), "epsilon must be at least 0"),
     (lambda: fgsm(classifier()[0], split(), 0.1, steps=0), "steps must be at least 1"),
@@ -222,18 +219,9 @@ REFUSALS = [
     (lambda: frechet_distance(np.zeros((1, 3)), np.zeros((5, 3))), "N of at least 2"),
     (lambda: frechet_distance(np.zeros((5, 2)), np.zeros((5, 3))), "equally many features"),
     # probes and segmentations
-    (
-        lambda: linear_probe(np.zeros((3, 1)), LABELS[:2], np.zeros((1, 1)), LABELS[:1]),
-        "train has 3 rows but 2 labels",
-    ),
-    (
-        lambda: cluster_accuracy(np.zeros((3, 1)), LABELS, np.zeros((3, 1)), LABELS[1:]),
-        "test has 3 rows but 2 labels",
-    ),
-    (
-        lambda: cluster_accuracy(np.zeros((0, 1)), LABELS[:0], np.zeros((3, 1)), LABELS),
-        "train has no rows",
-    ),
+    (lambda: linear_probe(ROWS, LABELS[:2], ROWS, LABELS), "has 3 rows but 2"),
+    (lambda: cluster_accuracy(ROWS, LABELS, ROWS, LABELS[1:]), "test has 3 rows but"),
+    (lambda: cluster_accuracy(ROWS[:0], LABELS[:0], ROWS, LABELS), "train has no rows"),
     (lambda: segmentation_accuracy(HALVES[:, 1:], HALVES, HERE), "one shape"),
     (lambda: segmentation_accuracy(HALVES, HALVES, ~HERE), "no point"),
     (lambda: segmentation_accuracy(HALVES, HALVES, HERE, [0, 1]), "kinds names 2"),
@@ -264,40 +252,16 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("vae", lambda m, g, x: evaluate(m.half(), g.half(), x), "log weights round in 16 bits; call"),
     ("vae", lambda m, g, x: evaluate(m.bfloat16(), g.bfloat16(), x), "log weights round in 16 bit"),
     ("toys", lambda m, g, x: compare({"a": (m, g), "b": (m, NoGuide(m))}, x), "'code' is missing"),
-    (
-        "cnn",
-        lambda m, g, x: compare(classifier_and_vae(m, g), x),
-        r"labels \('cnn'\).*labels=.*error_rate",
-    ),
-    (
-        "toys",
-        lambda m, g, x: compare(labeled_and_not(), x, labels=LABELS),
-        "'joint' bounds log p.im",
-    ),
-    (
-        "part-whole",
-        lambda m, g, x: compare(soft_and_hard(m, g), x, discrete=False),
-        "but not in 'h",
-    ),
+    ("cnn", lambda m, g, x: compare(classifier_and_vae(m, g), x), "labels .'cnn'.*labels=.*error"),
+    ("toys", lambda m, g, x: compare(labeled_and_not(), x, labels=LABELS), "'joint' bounds log"),
+    ("part-whole", lambda m, g, x: compare(soft_and_hard(m, g), x, discrete=False), "not in 'h"),
     ("vae", lambda m, g, x: mean_images(m, 2, {"image_codes": x}), "'image_codes'; did you mean"),
-    (
-        "vae",
-        lambda m, g, x: mean_images(m, 4, {"image_code": "word"}),
-        "'image_code'. must be .*, n",
-    ),
-    (
-        "part-whole",
-        lambda m, g, x: reconstruct(m, AutoNormal(m), x),
-        "relaxed presences only .* use",
-    ),
+    ("vae", lambda m, g, x: mean_images(m, 4, {"image_code": "word"}), "image_code.* must be"),
+    ("part-whole", lambda m, g, x: reconstruct(m, AutoNormal(m), x), "relaxed presences only"),
     ("vae", lambda m, g, x: m(batch_size=2.5), "batch_size must be a whole number, 1 or more"),
     ("vae", lambda m, g, x: m(x.numpy()), UNREAD),
     ("vae", lambda m, g, x: m(x.tolist()), UNREAD),
-    (
-        "conditional-autoencoder",
-        lambda m, g, x: m(x, request=BYTES),
-        "request must be a torch.Tens",
-    ),
+    ("conditional-autoencoder", lambda m, g, x: m(x, request=BYTES), "request must be a to"),
     ("vae", lambda m, g, x: latents(g, x, ["wing"]), r"holds \['wing'\]"),
     ("vae", lambda m, g, x: encode(plain, g, x), PLAIN),
     ("vae", lambda m, g, x: reconstruct(plain, g, x), PLAIN),
@@ -313,11 +277,7 @@ OF_PAIRS = [  # of an entry, or of the linear pair: model, guide and images
     ("vae", lambda m, g, x: intervene(plain, g, x, {"image_code": 0.0}), PLAIN),
     ("vae", lambda m, g, x: intervene(m, g, x[0], {}), "images must have shape"),
     ("vae", lambda m, g, x: fill_in(m, g, x * math.nan, x[0, 0] > -1), "NaN at observed pixels"),
-    (
-        "vae",
-        lambda m, g, x: fill_in(m, AutoNormal(m), x),
-        "guide must be a Guide, .* not AutoNorma",
-    ),
+    ("vae", lambda m, g, x: fill_in(m, AutoNormal(m), x), "must be a Guide, .* not AutoNorma"),
 ]
 
 

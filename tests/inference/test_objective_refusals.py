@@ -116,8 +116,8 @@ REFUSALS = [
     ),
     (lambda: on("capsule-rbm", annealed_log_likelihood), "log_partition"),
     (
-        lambda: annealed_log_likelihood(Counted().double(), None, conjugate_images(3)),
-        "site 'count'.*Poisson.*cannot move",
+        lambda: annealed_log_likelihood(Counted().double(), None, IMAGES),
+        "site 'count'.*cannot",
         UnservedSite,
     ),
     (lambda: annealed_bounds(on_toys(evaluate, num_particles=2)), "not an annealing"),
@@ -171,13 +171,10 @@ REFUSALS = [
     ),
     (
         lambda: pretrain(*machine("poisson", "gaussian"), binary_images(6).float(), steps=1),
-        "may not be one Gaussian and one Poisson",
+        "one Gaussian and one",
     ),
     # calibration, references and priors
-    (
-        lambda: rank_uniformity(torch.zeros(79, 1).long(), 31),
-        "ranks hold 79 simulations, too few for 16 bins; give 80",
-    ),
+    (lambda: rank_uniformity(torch.zeros(79, 1).long(), 31), "too few for 16 bins; give 80"),
     (lambda: check_calibration(*pair(), number=79), "too few for 16 bins; give 80 or more"),
     (lambda: check_calibration(*pair(), draws=0), "draws"),
     (lambda: check_calibration(*pair(), 100, draws=3.5), "draws must be a whole number"),
@@ -189,10 +186,7 @@ REFUSALS = [
         IncompatibleGuide,
     ),
     (lambda: load_reference("constelation"), "unknown reference problem 'constelation'; there are"),
-    (
-        lambda: restored(log_prob=torch.zeros(3, 7)),
-        r"vectors \(..., 8\) for 'generative-capsnet', not \(3, 7\)",
-    ),
+    (lambda: restored(log_prob=torch.zeros(3, 7)), r"vectors \(..., 8\) for .*, not \(3, 7"),
     (lambda: restored(score=torch.zeros(8)), r"must be \(draws, 8\)"),
     (lambda: restored(score=torch.full((3, 8), torch.nan)), "NaN or infinite"),
     (lambda: restored(vector={"object_pose": torch.zeros(2, 2)}), r"lacks .'part_jitter'."),
