@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from matplotlib.figure import Figure
 from offline import refuse_network
 
 from capsule_zoo import records
-from capsule_zoo.data import progress
+from capsule_zoo.data import datasets, progress
 
 refuse_network()
+datasets.digits = cache(datasets.digits)  # hundreds of tests read the file, which takes a while
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks choose

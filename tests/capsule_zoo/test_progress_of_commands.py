@@ -8,8 +8,8 @@ import pytest
 from terminal import run, small_words
 
 from capsule_zoo.data import progress
-from capsule_zoo.experiments import Options, Result, experiment, study
-from capsule_zoo.experiments.study import Study, side_by_side
+from capsule_zoo.experiments import study
+from capsule_zoo.experiments.study import side_by_side
 
 SIZES = ["--set", "image_shape=[1, 12, 12]", *small_words("vae", "image_shape")]
 
@@ -59,22 +59,6 @@ def test_measuring_shows_progress_beside_its_result(command, line, printed, trai
     messages, result = printed(name, *where)
     assert any(message.startswith(line) for message in messages), messages
     assert result and not any(message.startswith(line) for message in result)
-
-
-@pytest.mark.usefixtures("scratch")
-def test_an_experiment_says_what_it_takes_and_which_runs_have_ended(printed, tmp_path):
-    @experiment("vae/quick", data="digits", minutes=5)
-    def quick(options: Options) -> Result:
-        """Do nothing, from two seeds (5 core-minutes)."""
-        runs = Study({"one": 1, "other": 2}, seeds=2)
-        runs.run(lambda job: 0, Options(minutes=options.minutes, processes=1, runs=options.runs))
-        return Result({"number": (1.0, None, 1)})
-
-    messages, _ = printed("reproduce", "vae/quick", "--minutes", 2, "--out", tmp_path)
-    assert messages[0] == "== vae/quick: Do nothing, from two seeds (5 core-minutes)."
-    assert messages[1] == "== Trained for 2 minutes instead, and then measured"
-    assert messages[2].endswith("from 2 seeds, 4 runs, 2 minutes in all")
-    assert "running: 4 of 4 runs, 100%" in messages
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,15 +171,18 @@ def test_rotated_mnist_turns_the_test_images_only(mnist, mnist_root):
     assert (upright - upright.rot90()).abs().max() > 0.2
 
 
-def test_affnist_loses_no_ink_and_fills_the_frame(mnist, mnist_root):
+def test_affnist_loses_no_ink_and_fills_the_frame(mnist, mnist_root, monkeypatch):
+    few = [tuple(part[:4000] for part in split) for split in (mnist.train, mnist.test)]
+    mnist = replace(mnist, train=few[0], test=few[1])
+    monkeypatch.setattr("capsule_zoo.data.datasets.torchvision_images", lambda *_: mnist)
     made = affnist(mnist_root)
-    assert made.train[0].shape == (60000, 1, 40, 40) and made.test[0].shape == (10000, 1, 40, 40)
+    assert made.train[0].shape == made.test[0].shape == (4000, 1, 40, 40)
     # shifts keep every pixel of the training images
     sums = made.train[0].double().sum((1, 2, 3)), mnist.train[0].double().sum((1, 2, 3))
     torch.testing.assert_close(*sums)
     # a map of determinant d multiplies the ink by d, up to sampling: .8^2 <= d <= 1.2^2
     ratio = made.test[0].sum((1, 2, 3)) / mnist.test[0].sum((1, 2, 3))
-    assert ratio.min() > 0.55 and ratio.max() < 1.55 and ratio.mean() == pytest.approx(1, abs=0.01)
+    assert ratio.min() > 0.55 and ratio.max() < 1.55 and ratio.mean() == pytest.approx(1, abs=0.015)
     inked = (made.test[0] > 0).any(0)[0]
     assert inked.float().mean() > 0.95
 

@@ -53,18 +53,6 @@ def test_time_left_is_counted_from_what_was_done_before(seconds, capsys):
     assert "90 of 100 steps, 90%, 00:06 left" in capsys.readouterr().err
 
 
-def test_a_loop_of_unknown_length_and_one_that_waits_say_what_they_can(seconds, capsys):
-    with show_progress():
-        for _ in track(iter(range(3)), "downloading", "MB"):
-            seconds.now += 6
-    with Bar("running", "runs", 2) as bar:
-        seconds.now += 65
-        bar.advance(0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["downloading: 1 MB", "downloading: 3 MB"]
-    assert lines[2] == "running: 0 of 2 runs, 0%, 01:05 so far"
-
-
 def test_nothing_is_shown_unless_it_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
     for enabled, lines in ((None, 0), (True, 2)):  # the first and the last
@@ -89,14 +77,6 @@ def test_a_terminal_gets_a_bar_on_one_line(monkeypatch, unit, total, position):
     drawn = terminal.getvalue().split("\r")
     assert position in drawn[-1] and drawn[-1].count("s/s") == 1
     assert "training" in drawn[-1] and "2.5 steps/s, loss 3.25" in drawn[-1]
-
-
-def test_a_stream_that_does_not_say_whether_it_is_a_terminal_gets_lines(monkeypatch, seconds):
-    lines: list[str] = []
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=lines.append, flush=lambda: None))
-    with Bar("training", "steps", 4, lasting=True) as bar:
-        bar.advance(4)
-    assert "".join(lines) == "training: 4 of 4 steps, 100%\n"
 
 
 def test_a_plan_is_printed_before_the_first_line_that_follows_it(seconds, capsys):
