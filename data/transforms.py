@@ -204,7 +204,7 @@ def _check_not_negative(**arguments: float) -> None:
 class Binarize:
     """The transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
 
-    `Dataset.binarized` draws only once instead. A missing pixel, NaN, stays missing.
+    `Dataset.binarize` draws only once instead. A missing pixel, NaN, stays missing.
 
     Raises:
         ValueError: a pixel outside [0, 1].

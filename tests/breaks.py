@@ -61,8 +61,8 @@ BREAKS = (
     Break(
         "the probe is fitted on test images",
         "experiments/common/energy.py",
-        "known = data.train[:PROBED].binarized()",
-        "known = data.test[:PROBED].binarized()",
+        "known = data.train[:PROBED].binarize()",
+        "known = data.test[:PROBED].binarize()",
         "capsule_zoo/test_energy_experiments.py",
     ),
     Break(

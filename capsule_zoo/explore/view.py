@@ -82,7 +82,7 @@ class View:
     read_state: State
 
     def __init__(self, model: Any, guide: Any) -> None:
-        self.model, self.guide = model.discretized(), guide.discretized()
+        self.model, self.guide = model.discretize(), guide.discretize()
         self.image_shape: tuple[int, int, int] = model.image_shape
 
     def __getattr__(self, name: str) -> Any:

@@ -217,7 +217,7 @@ def guides_of(entry: Entry) -> list[str]:
 
 
 def general_guides_of(entry: Entry) -> list[str]:
-    """Return the kinds of `inference.fit_guide` that serve the model of `entry.summed`."""
+    """Return the kinds of `inference.fit_guide` that serve an entry with enumerated presences."""
     pair = entry.with_enumerated_presences
     return [kind for kind in kinds_for(pair.model, pair.guide) if kind not in entry.guides]
 

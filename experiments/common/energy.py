@@ -1,6 +1,6 @@
 """Training and measurements shared by the experiments on capsule RBMs and Helmholtz machines.
 
-Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarized`). Training
+Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarize`). Training
 images are binarized again whenever they are seen, so that no machine can memorize one
 binarization. (The paper trains on gray pixels and gives no likelihood.)
 """

@@ -222,8 +222,8 @@ def family_of(name: str, distribution: Any) -> ByLogits | Continuous:
             "defined "
             "by logits alone, so no free-form distribution fits it; use the guide as it is, "
             "without steps, "
-            "or a model that sums the site out (of scenes, model and guide of `entry.summed`) or "
-            "has Bernoulli or Gaussian units"
+            "or a model that sums the site out (of scenes, model and guide of "
+            "`entry.with_enumerated_presences`) or has Bernoulli or Gaussian units"
         )
     support = inner.support
     while isinstance(support, constraints.independent):

@@ -55,7 +55,7 @@ def small_shape_codes(kinds: object = 2, *_: object) -> Entry:
 
 
 def with_a_border(few: Dataset, name: str, root: object = None) -> Dataset:
-    return few.transformed(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
+    return few.transform_images(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
 
 
 def small_decoders() -> dict[str, Any]:
@@ -226,7 +226,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
             if hasattr(module, "load_dataset"):
                 monkeypatch.setattr(module, "load_dataset", lambda *_, **__: dataset)
             if hasattr(module, "binary_mnist"):
-                monkeypatch.setattr(module, "binary_mnist", lambda *_: dataset.binarized())
+                monkeypatch.setattr(module, "binary_mnist", lambda *_: dataset.binarize())
     patches: dict[str, Any] = {
         "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
         "zoo.guide_swaps.list_weights": dict,

@@ -60,44 +60,44 @@ def any_view(request):
 
 
 def test_a_number_that_is_set_is_read_back_and_reset_undoes_it(any_view):
-    first, handles = any_view.painted(), len(any_view.handles())
+    first, handles = any_view.mean_image(), len(any_view.handles())
     for handle in range(handles):
         for name, control in any_view.controls(handle).items():
             wanted = control.low + round(0.7 * (control.high - control.low))
             wanted = min(wanted, control.high)
             any_view.change(handle, name, wanted)
             assert any_view.controls(handle)[name].value == pytest.approx(wanted, abs=1e-3)
-    assert not torch.equal(any_view.painted(), first)
+    assert not torch.equal(any_view.mean_image(), first)
     any_view.reset()
-    assert torch.equal(any_view.painted(), first)
-    assert any_view.painted().shape == (1, *any_view.image_shape)
+    assert torch.equal(any_view.mean_image(), first)
+    assert any_view.mean_image().shape == (1, *any_view.image_shape)
 
 
 def test_images_of_another_size_or_number_are_refused(any_view):
     with pytest.raises(ValueError, match="images must be"):
         any_view.read(torch.rand(1, 1, 3, 3))
-    before = any_view.painted()
+    before = any_view.mean_image()
     with pytest.raises(ValueError, match="one image, not 2"):
         any_view.read(torch.rand(2, *any_view.image_shape))
-    assert torch.equal(any_view.painted(), before)
+    assert torch.equal(any_view.mean_image(), before)
     any_view.read(any_view.image.double())
-    assert torch.equal(any_view.painted(), before)
+    assert torch.equal(any_view.mean_image(), before)
 
 
 def test_before_an_image_is_read_the_error_says_so():
     with pytest.raises(AttributeError, match="call read"):
-        view_of(create("scenes", **small_settings("scenes"))).painted()
+        view_of(create("scenes", **small_settings("scenes"))).mean_image()
 
 
 def test_unknown_numbers_modes_and_values_are_refused(any_view):
-    before, name = any_view.painted(), next(iter(any_view.controls(0)))
+    before, name = any_view.mean_image(), next(iter(any_view.controls(0)))
     with pytest.raises(ValueError, match="unknown number of the handle 'colour'"):
         any_view.change(0, "colour", 1.0)
     with pytest.raises(ValueError, match=f"{name} must be a finite number, not nan"):
         any_view.change(0, name, float("nan"))
     with pytest.raises(ValueError, match="mode must be one of"):
         any_view.set_mode("as it was")
-    assert torch.equal(any_view.painted(), before)
+    assert torch.equal(any_view.mean_image(), before)
 
 
 def test_refining_says_what_it_gained(any_view):

@@ -59,7 +59,7 @@ def test_a_slider_that_is_moved_changes_the_picture_as_the_model_renders_it(pane
         panel.sliders[name].value, abs=1e-4
     )
     assert panel.painted.png != before
-    assert torch.equal(pixels(panel.painted.png), on_screen(panel.view.painted()))
+    assert torch.equal(pixels(panel.painted.png), on_screen(panel.view.mean_image()))
     panel.reset.click()
     assert panel.painted.png == before
 

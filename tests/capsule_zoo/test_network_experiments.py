@@ -101,7 +101,7 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     image = torch.zeros(3, 1, 2, 2)
     pairs = Pairs(image, torch.tensor([0, 2, 1]), image, torch.tensor([1, 0, 0]))
     scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1]])
-    assert pairs.missed(scores)[0] == pytest.approx(1 / 3)  # one is half right
+    assert pairs.missed_fraction(scores)[0] == pytest.approx(1 / 3)  # one is half right
 
 
 @pytest.mark.parametrize("network", ["capsules", "plain"])

@@ -194,7 +194,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         r"lie in \[0, 1\], not in \[0, 255\]; divide",
     ),
     "binary below": (
-        lambda: Split(IMAGES.round() - 0.5).binarized(),
+        lambda: Split(IMAGES.round() - 0.5).binarize(),
         r"lie in \[0, 1\], not in \[-0.5, 0.5\]; divide",
     ),
     "no spread": (lambda: Standardize.of(torch.ones(2, 1, 2, 2)), "scale must be positive"),

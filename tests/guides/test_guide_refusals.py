@@ -61,8 +61,8 @@ def shape_codes(**settings) -> models.ShapeCodes:
     return configure(models.ShapeCodes, **sizes | settings)
 
 
-def of_parts() -> models.ShapeCodes:
-    return shape_codes().with_scope("objects")
+def autoencoder() -> models.StackedCapsuleAutoencoder:
+    return models.StackedCapsuleAutoencoder((1, 8, 8), objects=3, parts=6, template_size=4)
 
 
 def stacked(**settings) -> guides.StackedCapsuleGuide:
@@ -117,14 +117,15 @@ def attended(temperature: float, guide: str) -> None:
     find_objects(entry.model, entry.guide, images_for(entry), temperature=temperature)
 
 
-IMAGES, SMALL = torch.rand(2, 1, 12, 12), torch.rand(2, 1, 5, 6)
-STACKED, MATRIX = "stacked-capsule-autoencoder", "matrix-capsules"
 SWITCHES = "model must have switches; for an RBM use ExactSwitches"
 ITERATIONS, WIDTH = "iterations must be at least 1", "width must be at least 1"
 SQUARE, UPRIGHT = "need square images, not 12x16", "reader must see each image as it is"
 BELIEF = "beliefs of Own must yield a Belief, at least once"
 REFUSALS = [
-    (lambda: guides.AmortizedMatching(constellations()).with_proposals(0), "proposals must be"),
+    (
+        lambda: guides.AmortizedMatching(constellations()).with_proposals(0),
+        "proposals must be at least 1",
+    ),
     (
         lambda: SleepPhase().differentiable_loss(
             constellations(), guides.ExactMatching(constellations()), torch.zeros(2, 7, 2)
@@ -132,46 +133,59 @@ REFUSALS = [
         "AmortizedMatching, not ExactMatching",
     ),
     (class_pose, "latent must be 48"),
-    (lambda: guides.PartReader(channels=0), "channels must be at least 1"),
-    (lambda: guides.PartReader(max_scale=0.0), "max_scale must be positive"),
-    (lambda: guides.SetTransformers(width=0), WIDTH),
-    (lambda: configure(guides.PartWholeGuide, part_whole(), turns=0), "turns must be at least 1"),
-    (lambda: guides.PartReader(turns=2).build((1, 12, 16), 3), SQUARE),
-    (lambda: configure(guides.PartWholeGuide, part_whole(12, 16), turns=4), SQUARE),
+    (lambda: guides.PartReader(part_whole(), channels=0), "channels must be at least 1"),
+    (lambda: guides.PartReader(part_whole(), max_scale=0.0), "max_scale must be positive"),
+    (lambda: guides.SetTransformers(part_whole(), width=0), WIDTH),
+    (
+        lambda: configure(guides.PartWholeGuide, part_whole(), rotations=0),
+        "turns must be at least 1, not 0",
+    ),
+    (lambda: guides.PartReader(part_whole(12, 16), rotations=2), SQUARE),
+    (lambda: configure(guides.PartWholeGuide, part_whole(12, 16), rotations=4), SQUARE),
     (lambda: guides.PartWholeGuide(part_whole(), "gamma"), "'delta', 'normal', 'low_rank'"),
     (lambda: guides.PartWholeGuide(part_whole(), "low_rank", rank=0), "rank must be at least 1"),
     (
         lambda: guides.PartWholeGuide(part_whole())(torch.zeros(1, 1, 8, 8)),
-        r"must be \(B, 1, 12, 12",
+        r"must be \(B, 1, 12, 12\)",
     ),
     (lambda: on_request(window=(11, 4)), "window must lie in 10x8 pixels, not be 11x4"),
     (lambda: on_request(hidden=0), "hidden must be at least 1"),
     (lambda: models.Constellations([torch.zeros(1, 2)]), "fewer than two different points"),
     (lambda: models.Constellations([]), "templates is empty"),
     (
-        lambda: guides.Corrected(small_entry(STACKED).guide, IMAGES),
-        "law NoisyLogit .*FreeF",
+        lambda: guides.Corrected(
+            small_entry("stacked-capsule-autoencoder").guide, torch.rand(2, 1, 12, 12)
+        ),
+        r"draws 'object_presence': its distribution NoisyLogit .*FreeF",
         UnservedSite,
     ),
-    (lambda: guides.Corrected(nn.Conv2d(1, 1, 1), IMAGES), "guide must be a Guide, not Conv"),
-    (lambda: refine(part_whole(), None, IMAGES, law="corrected"), "corrects the laws of one guide"),
+    (
+        lambda: guides.Corrected(nn.Conv2d(1, 1, 1), torch.rand(2, 1, 8, 8)),
+        "guide must be a Guide, not Conv",
+    ),
+    (
+        lambda: refine(part_whole(), None, torch.rand(2, 1, 12, 12), distribution="corrected"),
+        "distribution 'corrected' corrects the distributions of one guide",
+    ),
     (lambda: guides.MeanFieldSwitches(models.RBM(4, 2)), SWITCHES),
     (lambda: guides.MeanFieldSwitches(small_rbm(), 0), ITERATIONS),
     (lambda: free_form()(torch.rand(3, 1, 12, 12)), "belongs to 4 images, not 3"),
     (lambda: free_form(distribution="full"), "distribution must be one of 'delta', 'normal', 'low"),
     (lambda: free_form(distribution="low_rank", rank=0), "rank must be at least 1, not 0"),
     (
-        lambda: guides.FreeForm(Shared((1, 5, 6), 2, channels=2), SMALL),
-        "outside the plate 'images'",
+        lambda: guides.FreeForm(Shared((1, 5, 6), 2, channels=2), torch.rand(2, 1, 5, 6)),
+        r"'image_code' of Shared lies outside the plate 'images'",
         UnservedSite,
     ),
     (
-        lambda: guides.FreeForm(small_entry("vae").model, SMALL, Empty(nn.Identity())),
-        "Empty, draws no site 'image_code'",
+        lambda: guides.FreeForm(
+            small_entry("vae").model, torch.rand(2, 1, 5, 6), Empty(nn.Identity())
+        ),
+        "init, a Empty, draws no site 'image_code'",
     ),
     (
         lambda: family_of("count", dist.Poisson(torch.ones(2)).to_event(1)),
-        "'count' has the law Poisson",
+        "site 'count' has the distribution Poisson, which is discrete",
         UnservedSite,
     ),
     (  # more than its logits
@@ -181,22 +195,28 @@ REFUSALS = [
     ),
     (
         lambda: family_of("axis", dist.ProjectedNormal(torch.ones(3))),
-        "no transform from the",
+        "has no transform from the reals",
         UnservedSite,
     ),
     (lambda: known_latents()(torch.zeros(2, 1, 5, 6)), "this guide has values for 3 images, not 2"),
-    (lambda: guides.KnownLatents(small_entry("vae").model, {}), "values lacks .*; give a value to"),
+    (
+        lambda: guides.KnownLatents(small_entry("vae").model, {}),
+        r"values lacks .*; give a value to each of the latent",
+    ),
     (lambda: guides.SelfRouting(2), "iterations must be 1 for SelfRouting"),
     (lambda: guides.UncertainRouting(images=0), "images must be positive"),
-    (lambda: create(MATRIX, routing=3), "routing of matrix-capsules must"),
-    (lambda: create(MATRIX, routing="SelfRoutin"), "routing of matrix-capsules must"),
+    (lambda: create("matrix-capsules", routing=3), "routing of matrix-capsules must be Routing"),
     (
-        lambda: create(MATRIX, routing={"class": "SelfRouting", "power": 0.5}),
-        "unknown setting of SelfRouting",
+        lambda: create("matrix-capsules", routing="SelfRoutin"),
+        "routing of matrix-capsules must be Routing",
     ),
     (
-        lambda: small_entry(MATRIX).model.with_routing("em"),
-        "routing must be a Routing .*, not 'em'",
+        lambda: create("matrix-capsules", routing={"class": "SelfRouting", "power": 0.5}),
+        "unknown setting of SelfRouting 'power'",
+    ),
+    (
+        lambda: small_entry("matrix-capsules").model.with_routing("em"),
+        r"routing must be a Routing such as .*, not 'em'",
     ),
     (lambda: guides.EMRouting(1.5), r"iterations must be a whole number, 1 or more, not 1\.5"),
     (lambda: guides.EMRouting(costs="mean"), "costs must be one of 'summed', 'standardized'"),
@@ -208,7 +228,10 @@ REFUSALS = [
     (lambda: routed(lambda votes, belief: []), BELIEF),
     (lambda: routed(lambda votes, belief: [None]), BELIEF),
     (lambda: routed(lambda votes, belief: [], True), BELIEF),
-    (lambda: routed(lambda votes, belief: [votes.uniform(), belief], True), "must yield a Belief"),
+    (
+        lambda: routed(lambda votes, belief: [votes.uniform(), belief], True),
+        "of Own .*must yield a Belief",
+    ),
     (
         lambda: routed(
             lambda votes, belief: [belief._replace(responsibility=torch.randn(3, 1, 4, 8))], True
@@ -250,14 +273,27 @@ REFUSALS = [
     (lambda: RoutingSlots(shape_codes(slots=2), rounds=0), "rounds"),
     (lambda: RoutingSlots(shape_codes(slots=2), starts=0), "starts"),
     (lambda: guides.ShapeCodesGuide(shape_codes(), objects="low_rank"), "objects"),
-    (lambda: guides.ShapeCodesGuide(shape_codes(), above=guides.RidgeKinds(0)), "iterations"),
-    (lambda: start_kinds(of_parts(), torch.rand(2, 1, 6, 7)), "fewer kinds"),
-    (lambda: start_turned_kinds(of_parts(), torch.rand(4, 2, 1, 6, 7)), "fewer kinds"),
+    (
+        lambda: guides.ShapeCodesGuide(
+            shape_codes(), above=partial(guides.RidgeKinds, iterations=0)
+        ),
+        "iterations",
+    ),
+    (
+        lambda: start_kinds(shape_codes().with_scope("objects"), torch.rand(2, 1, 6, 7)),
+        "fewer kinds",
+    ),
+    (
+        lambda: start_rotated_kinds(shape_codes().with_scope("objects"), torch.rand(4, 2, 1, 6, 7)),
+        "fewer kinds",
+    ),
     (lambda: attended(-1.0, "peeling"), "temperature must"),
     (lambda: attended(0.1, "slot-attention"), "leave temperature=None for a SlotAttention"),
     (
-        lambda: (e := small_entry("scenes", "recurrent")).guide.on_model(e.model.on_canvas(20, 20)),
-        "train this guide on that canvas, or",
+        lambda: (e := small_entry("scenes", "recurrent")).guide.on_model(
+            e.model.with_canvas(20, 20)
+        ),
+        "train this guide on that canvas, or use Peeling",
     ),
     (lambda: recurrent(steps=0), "steps must be at least 1"),
     (lambda: recurrent(capsules="twice"), "capsules must be one of 'every', 'once', 'none'"),

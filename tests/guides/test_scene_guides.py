@@ -215,7 +215,7 @@ def test_general_guides_serve_the_model_that_sums_presences_out(name, fitter):
     entry, images = small(name)
     weights = []
     for steps in (1, 12):
-        pair = entry.summed
+        pair = entry.with_enumerated_presences
         guide = fit_guide(fitter, pair.model, pair.guide, images, steps=steps)
         with pyro.validation_enabled(False), torch.no_grad():
             torch.manual_seed(0)

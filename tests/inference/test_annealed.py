@@ -583,7 +583,7 @@ def test_every_directed_entry_is_served(name):
     if name == "scenes":
         with pytest.raises(ValueError, match="site 'scene_presence'"):
             annealed_log_likelihood(entry.model, None, images, chains=2, temperatures=2)
-        entry = entry.summed
+        entry = entry.with_enumerated_presences
     few = dict(chains=2, simulated=2, temperatures=2, leapfrogs=1)
     for start in (None, entry.guide) if name in FROM_GUIDES else (None,):
         found = annealed_log_likelihood(entry.model, start, images, **few)

@@ -88,7 +88,7 @@ def labeled_and_not() -> dict:
 
 def soft_and_hard(model, guide) -> dict:
     pair = model, guide.with_poses("normal")
-    return {"soft": pair, "hard": tuple(program.discretized() for program in pair)}
+    return {"soft": pair, "hard": tuple(program.discretize() for program in pair)}
 
 
 def classifier_and_vae(model, guide) -> dict:

@@ -113,7 +113,9 @@ def test_refusals(pair, images):
 def test_scenes_are_refined_in_their_summed_form():
     entry = create("scenes", **small_settings("scenes"))
     pictures = torch.rand(2, 1, 12, 10)
-    with pytest.raises(ValueError, match=r"of scenes, model and guide of `entry.summed`"):
+    with pytest.raises(
+        ValueError, match=r"of scenes, model and guide of `entry.with_enumerated_presences`"
+    ):
         refine(entry.model, entry.guide, pictures)
     pair = entry.with_enumerated_presences
     refined = refine(pair.model, pair.guide, pictures, steps=1)

@@ -234,7 +234,7 @@ class PartWholeView(PaintedPartsView):
         self.state = state
         if self.mode == "prior mean" and changed:
             for i in range(level, len(self.model.selections)):
-                self.state = self._expected(i)
+                self.state = self._predict_parts(i)
         elif self.mode == "counterfactual":
             placed, do = self.place_capsules(), {}
             for above, capsules in zip(self.model.levels[: level + 1], self.levels, strict=False):
@@ -243,7 +243,7 @@ class PartWholeView(PaintedPartsView):
             return self.counterfactual(do)
         return self.state
 
-    def _expected(self, level: int) -> State:
+    def _predict_parts(self, level: int) -> State:
         """Return the state with the likeliest capsules below a level.
 
         Every child takes its likeliest parent among the present capsules, the pose that this parent

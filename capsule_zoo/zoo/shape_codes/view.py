@@ -51,7 +51,7 @@ class ShapeCodesView(PaintedPartsView):
         if self.mode == "posterior" and control.site == "code":
             self.state = self._with_parts(self.state, before)
         elif self.mode == "posterior" and control.site == "kind":
-            self.state = self._expected(self.state)
+            self.state = self._predict_parts(self.state)
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
@@ -63,7 +63,7 @@ class ShapeCodesView(PaintedPartsView):
             state = {**self.state, "presence": self.parse["presence"]}
             self.state = self._with_parts(state, self.parse)
         else:  # what was inferred belongs to another kind
-            self.state = self._expected(self.state)
+            self.state = self._predict_parts(self.state)
 
     def state_of(self, drawn: Sites) -> State:
         presence = drawn["part_presence"][0]
@@ -79,7 +79,7 @@ class ShapeCodesView(PaintedPartsView):
         if level > 0 or self.mode == "posterior":
             return state
         if self.mode == "prior mean":
-            return self._expected(state) if changed else state
+            return self._predict_parts(state) if changed else state
         pose, code = state["pose"][None, :1], state["code"][None, None]
         return self.counterfactual(
             {"object_kind": state["kind"], "object_pose": pose, "object_code": code}
