@@ -95,7 +95,7 @@ class Call:
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
         """Return the arguments that have `size` entries, and those that are this number."""
-        every: dict[Key, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        every: dict[Key, Any] = dict([*enumerate(self.args), *self.kwargs.items()])
         tensors = {
             k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)
         }
@@ -129,6 +129,8 @@ class ProgramModel(Model):
         names: new names of sites and plates by their own.
         plate: the plate over the rows of the data; None where all data are one row.
     """
+
+    space: Rows
 
     def __init__(
         self,
