@@ -95,7 +95,8 @@ class Examination:
     left_out: dict[str, str]
 
     def __str__(self) -> str:
-        shown = self.table.drop(columns="remark").round(3).to_string(na_rep="")
+        table = self.table.drop(columns="remark").dropna(axis=1, how="all")
+        shown = table.round(3).to_string(na_rep="")
         return f"{shown}\n\n{self.verdict}"
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
@@ -114,7 +115,7 @@ class Examination:
         axes.set_xscale("symlog", linthresh=0.1)
         axes.set_xlabel(f"nats lost of log p({', '.join(self.model.space.sites)}), per row")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
         return figure
 
 
