@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
+from pyro.optim import Adam  # type: ignore[attr-defined]
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -31,7 +32,7 @@ def example():
     digits = torch.tensor(load_digits().data > 8, dtype=torch.float32)
     pyro.set_rng_seed(0)
     vae = VAE()
-    svi = SVI(vae.model, vae.guide, pyro.optim.Adam({"lr": 3e-3}), Trace_ELBO())
+    svi = SVI(vae.model, vae.guide, Adam({"lr": 3e-3}), Trace_ELBO())
     for step in range(1000):
         svi.step(digits[torch.randint(1500, (128,))])
     return vae.model, (digits[1500:],), {}

@@ -24,10 +24,11 @@ ALLOWED = {
     "models": {"models", "data"},
     "guides": {"guides", "models", "data"},
     "inference": {"inference", "guides", "models", "data"},
+    "examples": set(),
     "results": set(),
     "weights": set(),
     "experiments": {
-        *("data", "models", "guides", "inference", "experiments"),
+        *("data", "models", "guides", "inference", "experiments", "examples"),
         *("figures", "registry", "records", "nearest", "settings", "runs", "zoo", "discovery"),
     },
 }

@@ -127,18 +127,14 @@ def on_grid(log_joint: Callable[[Tensor, Tensor], Tensor], width: float, steps: 
 
 def by_row(log_joint: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Tensor) -> float:
     """Return the mean over rows of `on_grid`, for latents with a standard normal prior."""
+    prior = Normal(0.0, 1.0)
     found = []
     for row in rows:
-        found.append(
-            on_grid(
-                lambda a, b, row=row: (
-                    log_joint(a, b, row)
-                    + Normal(0.0, 1.0).log_prob(a)
-                    + Normal(0.0, 1.0).log_prob(b)
-                ),
-                7.0,
-            )
-        )
+
+        def joint(a: Tensor, b: Tensor, row: Tensor = row) -> Tensor:
+            return log_joint(a, b, row) + prior.log_prob(a) + prior.log_prob(b)
+
+        found.append(on_grid(joint, 7.0))
     return float(np.mean(found))
 
 

@@ -212,7 +212,7 @@ class SubsetDistribution(dist.TorchDistribution):
 
     @torch.no_grad()
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        presences = self.rows.take_along_dim(self.draw_rows()[..., None], 1)
+        presences = self.rows.take_along_dim(self.drawn()[..., None], 1)
         return presences.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
@@ -345,7 +345,7 @@ class SceneGuide(Guide[Scenes]):
 
     def log_weights(self, images: Tensor, scene_proposals: SceneProposals, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
-        model, ground = self.model, scene_proposals.ground.draw_rows
+        model, ground = self.model, scene_proposals.ground.drawn
         presences = rows.expand(len(images), *rows.shape[-2:])
 
         def likelihood(

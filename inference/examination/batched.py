@@ -46,7 +46,7 @@ def run_batched(
     """
 
     def run(row: Inputs, index: Tensor) -> Tensor:
-        level = _functorch.maybe_current_level()
+        level = _functorch.maybe_current_level() or 0
         with Lifting(level, number, nesting, names, enumerated):
             program(row)
         return index

@@ -52,6 +52,11 @@ class AutoEncoder(Guide[ProgramModel]):
             64 units. It gets the rows in units of their columns, missing values as 0.
     """
 
+    center: Tensor
+    spread: Tensor
+    loc: Tensor
+    scale: Tensor
+
     def __init__(self, model: ProgramModel, rows: Tensor, network: nn.Module | None = None) -> None:
         super().__init__(model)
         self.families = families_of(model)

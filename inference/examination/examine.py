@@ -25,9 +25,11 @@ from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encod
 from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
 from capsule_zoo.inference.examination.program import ProgramModel, UnservedProgram, as_model
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide, kinds_for
 from capsule_zoo.models.checks import check_known, check_seed, check_whole
+from capsule_zoo.models.common.modes import use_seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +94,8 @@ class Examination:
     left_out: dict[str, str]
 
     def __str__(self) -> str:
-        shown = self.table.drop(columns="remark").round(3).to_string(na_rep="")
+        table = self.table.drop(columns="remark").dropna(axis=1, how="all")
+        shown = table.round(3).to_string(na_rep="")
         return f"{shown}\n\n{self.verdict}"
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
@@ -111,7 +114,7 @@ class Examination:
         axes.set_xscale("symlog", linthresh=0.1)
         axes.set_xlabel(f"nats lost of log p({', '.join(self.model.space.sites)}), per row")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
         return figure
 
 
@@ -174,7 +177,7 @@ def examine(
     seed = check_seed(seed)
     model, given = as_model(program, *args, observed=observed)
     measured = given if held_out is None else _held_out(model, args, observed, held_out)
-    with show_progress(progress):
+    with show_progress(progress), isolated_parameters(model), use_seed(seed):
         announce(f"training an encoder of {model.__name__}, {steps} steps")
         began = time.process_time()
         encoder = trained_encoder(model, given, network, steps=steps, seed=seed, progress=progress)
@@ -217,12 +220,13 @@ class Fits:
     def starts(self) -> dict[str, nn.Module]:
         """The guides at which chains may start, by name."""
         general = kinds_for(self.model, self.encoder)
-        start, found = self.encoder, {"encoder": self.encoder}
+        found: dict[str, nn.Module] = {"encoder": self.encoder}
         for name in STARTS:
             if name in general:
                 more = dict(modes=_MODES, climbing=_CLIMBING) if name == "mixture" else {}
-                options = dict(steps=self.steps, seed=self.seed, **more)
-                found[name] = SemiAmortized(start, kind=name, **options)
+                options: dict[str, Any] = dict(steps=self.steps, seed=self.seed, **more)
+                fit: Any = partial(fit_guide, name)
+                found[name] = SemiAmortized(self.encoder, fit=fit, **options)
         return found
 
     def fit(self, name: str) -> nn.Module:
@@ -347,11 +351,12 @@ def _verdict(fits: Fits, losses: Losses, table: "pd.DataFrame", error: float) ->
         elif mean > median + _LOOSE:
             lines.append("a few drawn rows decide the mean: the prior has heavy tails")
     if len(table):
-        best = table["lost_elbo"].idxmin()
-        lines.append(f"{best!r} loses least by its ELBO, {table['lost_elbo'][best]:.3f} nats")
+        best = str(table["lost_elbo"].idxmin())
+        lost = table["lost_elbo"].min()
+        lines.append(f"{best!r} loses least by its ELBO, {lost:.3f} nats")
     if words := bounds.get("warning"):
         lines.append(words)
-    heavy = [name for name, k in table["pareto_k"].items() if k > HEAVY]
+    heavy = [str(name) for name, k in table["pareto_k"].items() if k > HEAVY]
     if heavy:
         lines.append(
             f"few draws decide the importance-weighted bound of {', '.join(heavy)} (Pareto k above "

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_distributions import UnservedSite
-from capsule_zoo.inference.check import one_line
+from capsule_zoo.inference.check import name_of, one_line
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.inference.training.settings import Checks
@@ -102,7 +102,7 @@ def _refuse_discrete(kind: str, model: Model, summed: list[str]) -> None:
     if discrete:
         raise UnservedSite(
             f"{kind} serves continuous sites alone, and {', '.join(discrete)} of "
-            f"{model.__name__} is discrete; use free_form"
+            f"{name_of(model)} is discrete; use free_form"
         )
 
 

@@ -25,31 +25,25 @@ import numpy as np
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Unit
-from pyro.distributions.torch import Independent
 from pyro.poutine import Trace
-from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from capsule_zoo.guides.per_image.base import families_of
-from capsule_zoo.guides.per_image.site_distributions import UnservedSite, base_distribution
 from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.check import is_discrete, name_of, one_line
 from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
+from capsule_zoo.inference.examination.enumeration import summed
+from capsule_zoo.inference.examination.refusals import UnservedProgram as UnservedProgram
+from capsule_zoo.inference.examination.refusals import refuse_unserved
 from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_density, plate_nesting
+from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
 from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE, scored_sites
 
 _RESERVED = {"modes", "chain", "draw", "image", "_continuous"}  # by guides and evaluations
-
-
-class UnservedProgram(ValueError):
-    """The error for a program that cannot be taken; one line names the site and the remedy."""
 
 
 class _Unfit(ValueError):
@@ -95,7 +89,7 @@ class Call:
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
         """Return the arguments that have `size` entries, and those that are this number."""
-        every: dict[Key, Any] = {**dict(enumerate(self.args)), **self.kwargs}
+        every: dict[Key, Any] = dict([*enumerate(self.args), *self.kwargs.items()])
         tensors = {
             k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)
         }
@@ -129,6 +123,8 @@ class ProgramModel(Model):
         names: new names of sites and plates by their own.
         plate: the plate over the rows of the data; None where all data are one row.
     """
+
+    space: Rows
 
     def __init__(
         self,
@@ -262,7 +258,7 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
     with isolated, use_seed(0), torch.no_grad(), call.held():
         call, trace = _traced(call)
         sites = _sites_of(call, trace)
-        _refuse_unserved(name_of(call.program), sites)
+        refuse_unserved(name_of(call.program), sites)
         try:
             model, rows = _by_row(call, sites)
         except _Unfit:
@@ -271,7 +267,7 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
             except _Unfit as error:
                 name = name_of(call.program)
                 raise UnservedProgram(f"{name} cannot be taken: {error}") from None
-        return _summed(model, rows), rows
+        return summed(model, rows), rows
 
 
 def _traced(call: Call) -> tuple[Call, Trace]:
@@ -311,84 +307,6 @@ def _sites_of(call: Call, trace: Trace) -> dict[str, dict]:
                 f"{name_of(call.program)}; its sites are {names}"
             )
     return sites
-
-
-def _refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
-    """Raise UnservedProgram for what no form of a program can hold, naming the first site."""
-    if all(site["is_observed"] for site in sites.values()):
-        raise UnservedProgram(
-            f"{program} has no latent site, so that there is nothing to infer; draw one by "
-            "pyro.sample without obs="
-        )
-    if not any(site["is_observed"] for site in sites.values()):
-        raise UnservedProgram(
-            f"{program} observes no site, so that there is no data to explain; pass obs= to a "
-            'pyro.sample, or observed={"site": values}'
-        )
-    for name, site in sites.items():
-        if reason := _problem(site):
-            raise UnservedProgram(f"site {name!r} of {program} {reason}")
-
-
-def _problem(site: dict) -> str:
-    """Return why a site cannot be taken, and the remedy; "" if it can."""
-    distribution = site["fn"]
-    if isinstance(base_distribution(distribution), Unit):
-        return (
-            "is a pyro.factor, so that the joint density is not normalized and log p(data) has no "
-            "meaning; write it as pyro.sample(..., obs=...)"
-        )
-    for frame in site["cond_indep_stack"]:
-        if frame.full_size is not None and frame.size != frame.full_size:
-            return (
-                f"lies in plate {frame.name!r}, which subsamples {frame.size} of "
-                f"{frame.full_size}; leave out subsample_size"
-            )
-    if isinstance(site["scale"], Tensor) or site["scale"] != 1:
-        return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
-    shape = distribution.batch_shape
-    held = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in held]
-    if bare:
-        return (
-            f"has a batch dim of {shape[bare[0]]} outside of any plate; write .to_event"
-            f"({-bare[0]}), or draw it within pyro.plate"
-        )
-    if site["is_observed"]:
-        value = site["value"]
-        if not isinstance(value, Tensor) or value.isinf().any():
-            return "observes values that are not finite numbers; NaN may mark missing ones"
-        return _misfit(distribution, value)
-    if is_discrete(distribution) and not distribution.has_enumerate_support:
-        return (
-            f"is drawn from {type(base_distribution(distribution)).__name__}, whose discrete "
-            "values are "
-            "countless, so that they cannot be summed out; sum them out by hand, or draw a "
-            "Categorical"
-        )
-    return ""
-
-
-def _misfit(distribution: Any, value: Tensor) -> str:
-    """Return why a distribution cannot score an observed value; "" if it can."""
-    shape, form = tuple(distribution.shape()), tuple(value.shape)
-    if len(form) > len(shape) or any(
-        size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)
-    ):
-        return f"observes values of shape {form}, but draws {shape}; give data of that shape"
-    missing = value.isnan().expand(shape)
-    rank = distribution.event_dim
-    if rank and missing.any():
-        part = missing.flatten(-rank)
-        independent = (
-            isinstance(distribution, Independent) and distribution.reinterpreted_batch_ndims == rank
-        )
-        if not independent and bool((part.any(-1) != part.all(-1)).any()):
-            return (
-                f"is drawn from {type(base_distribution(distribution)).__name__}, of which a part "
-                "cannot be missing; give independent values by .to_event, or leave these rows out"
-            )
-    return ""
 
 
 def _new_names(sites: Mapping[str, dict]) -> dict[str, str]:
@@ -503,51 +421,6 @@ def _whole(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]
         own = {name: value[1] for name, value in latents.items()}
         _compare(joint[1], _plain(call, sites, names, own))
     return model, row
-
-
-def _summed(model: ProgramModel, rows: Tensor) -> ProgramModel:
-    """Return the model with discrete sites summed out where that is exact.
-
-    Raises:
-        UnservedProgram: a site can neither be summed out nor be drawn by a guide.
-    """
-    discrete = {site.name for site in model.sites if site.discrete}
-    if discrete:
-        model = model.enumerating(discrete)
-        wrong = _read_outside(model, rows[:1])
-        model = model.enumerating(discrete - wrong) if wrong else model
-    if not model.latent_sites:  # a guide is to have something to draw
-        model = model.enumerating(set())
-    try:
-        families_of(model)
-    except UnservedSite as error:
-        raise UnservedProgram(str(error)) from None
-    return model
-
-
-def _read_outside(model: ProgramModel, rows: Tensor) -> set[str]:
-    """Return the enumerated sites that are read outside of their plates, where sums are wrong."""
-    nesting = plate_nesting(poutine.trace(model).get_trace(rows))
-    try:
-        trace = poutine.trace(EnumMessenger(-1 - nesting)(model)).get_trace(rows)
-        trace.compute_log_prob()
-        trace.pack_tensors()
-    except (ValueError, RuntimeError, IndexError):  # shapes of all values of a site do not fit
-        return {site.name for site in model.sites if site.enumerated}
-    sites = scored_sites(trace)
-    plates = {
-        name: {f.name for f in site["cond_indep_stack"] if f.vectorized}
-        for name, site in sites.items()
-    }
-    found = set()
-    for name in [site.name for site in model.sites if site.enumerated]:
-        infer = sites[name]["infer"]
-        symbol = infer["_dim_to_symbol"][infer["_enumerate_dim"]]
-        for other, site in sites.items():
-            read = symbol in site["packed"]["log_prob"]._pyro_dims
-            if read and plates[name] - plates[other]:
-                found.add(name)
-    return found
 
 
 def _joint(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -100,6 +100,16 @@ def test_a_mixture_sums_the_observed_channels_within_every_part():
     assert torch.equal(nothing, torch.zeros(BATCH, 1))  # not even rounding
 
 
+def test_a_distribution_that_ties_its_pixels_together_is_refused():
+    """Unless none or all of them are missing."""
+    tied, observed = dist.MultivariateNormal(torch.zeros(4), torch.eye(4)), torch.ones(4) > 0
+    assert log_prob_of_pixels(tied, torch.zeros(4), observed) == tied.log_prob(torch.zeros(4))
+    assert log_prob_of_pixels(tied, torch.zeros(4), ~observed) == 0
+    observed[2] = False
+    with pytest.raises(ValueError, match=r"MultivariateNormal.*\.to_event\(1\)"):
+        log_prob_of_pixels(tied, torch.zeros(4), observed)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_masks_that_share_no_pixel_add_up(name):
     entry = made(name)
