@@ -61,8 +61,8 @@ BREAKS = (
     Break(
         "the probe is fitted on test images",
         "experiments/common/energy.py",
-        "known = data.train[:PROBED].binarize()",
-        "known = data.test[:PROBED].binarize()",
+        "training_set = data.train[:PROBED].binarize()",
+        "training_set = data.test[:PROBED].binarize()",
         "capsule_zoo/test_energy_experiments.py",
     ),
     Break(
@@ -75,8 +75,8 @@ BREAKS = (
     Break(
         "all chains of an evaluation have one seed",
         "inference/evaluation/evaluate.py",
-        "with seeded(chain_seed(seed, number)):",
-        "with seeded(chain_seed(seed, 0)):",
+        "with use_seed(chain_seed(seed, number)):",
+        "with use_seed(chain_seed(seed, 0)):",
         "inference/test_evaluate.py",
     ),
     Break(
@@ -145,7 +145,7 @@ BREAKS = (
     Break(
         "predictions in training mode",
         "inference/evaluation/classification.py",
-        """isolated_parameters(model, guide), in_eval_mode(model, guide), torch""",
+        """isolated_parameters(model, guide), eval_mode(model, guide), torch""",
         """isolated_parameters(model, guide.train()), torch""",
         "inference/test_evaluation_mode.py",
     ),

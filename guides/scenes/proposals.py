@@ -212,7 +212,7 @@ class SubsetDistribution(dist.TorchDistribution):
 
     @torch.no_grad()
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        presences = self.rows.take_along_dim(self.drawn()[..., None], 1)
+        presences = self.rows.take_along_dim(self.draw_rows()[..., None], 1)
         return presences.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
