@@ -21,15 +21,13 @@ imported, and so does a guide to one of the zoo's entries (`register_guide`).
 """
 
 import fnmatch
-import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,146 +50,18 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_known, unknown_name_message
+from capsule_zoo.models.checks import check_known, unknown_name_message
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import build, is_submodule, spec
 from capsule_zoo.pages.stories import first_line
 from capsule_zoo.records import write_json
-from capsule_zoo.settings import (
-    PARTS,
-    Argument,
-    arguments_of,
-    flat,
-    name_of,
-    nest_settings,
-    values_of,
-)
+from capsule_zoo.registered import Registered as Registered
+from capsule_zoo.settings import flat, nest_settings
 from capsule_zoo.zoo import import_entries
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
-
-
-@dataclass(frozen=True)
-class Registered:
-    """The arguments of one call of `register`, with the module that made it.
-
-    `guides` holds those of `register_guide` too.
-    """
-
-    name: str
-    model: Callable[..., Model]
-    guides: Mapping[str, GuideMaker]
-    guide: GuideMaker
-    objective: Callable[..., ELBO]
-    training: Mapping[str, Any] = field(default_factory=dict)
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    stages: Callable[[Entry], Sequence[Any]] | None = None
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    small: Mapping[str, Any] = field(default_factory=dict)
-    data: str = "digits"
-    summary: str = ""
-    module: str = ""
-
-    @cached_property
-    def arguments(self) -> dict[str, Argument]:
-        """The settings of the model by name, and those of the guides and the objective."""
-        others = {name: arguments_of(maker, 1) for name, maker in list(self.guides.items())[1:]}
-        guides = {
-            name: Argument(name, {}, Mapping[str, Any], "settings of this guide", model_arguments)
-            for name, model_arguments in others.items()
-            if model_arguments
-        }
-        objective = arguments_of(
-            self.objective, inspect.isfunction(without_partials(self.objective))
-        )
-        described = {name: argument for name, argument in objective.items() if argument.description}
-        model_arguments = arguments_of(self.model)
-        if self.presets:
-            names = " or ".join(f'"{name}"' for name in self.presets)
-            text = f"{names}; None for the settings below"
-            model_arguments = {
-                "preset": Argument("preset", None, str | None, text)
-            } | model_arguments
-        return model_arguments | {
-            name: Argument(name, {}, Mapping[str, Any], text, inner)
-            for name, text, inner in (
-                ("guide", "settings of the guide", arguments_of(self.guide, 1)),
-                ("guides", "settings of other guides", guides),
-                ("objective", "settings of the objective", described),
-            )
-            if inner
-        }
-
-    def with_preset(self, settings: Mapping[str, Any]) -> "Registered":
-        """Return this registration with the fields that `settings["preset"]`, if any, replaces.
-
-        Raises:
-            ValueError: there is no such preset.
-        """
-        name = settings.get("preset")
-        if name is None:
-            return self
-        if not isinstance(name, str):
-            raise ValueError(f"preset of an entry must be a word or None, not {name!r}")
-        check_known("preset", name, self.presets)
-        fields = dict(self.presets[name])
-        if "guides" in fields:
-            fields.setdefault("guide", next(iter(fields["guides"].values())))
-        return replace(self, **fields)
-
-    def create(self, settings: Mapping[str, Any]) -> Entry:
-        """Return a new, untrained entry; see `capsule_zoo.registry.create`."""
-        made = self.with_preset(settings)
-        asked = nest_settings(settings, made.arguments, self.name)
-        values = values_of(asked, made.arguments, self.name)
-        check_at_least(1, image_shape=values.get("image_shape", 1))
-        for part in ("preset", *PARTS):
-            values.pop(part, None)
-        try:
-            model = made.model(**values)
-        except TypeError as error:
-            reason = str(error).partition("\n")[0]  # torch goes on with its own stack
-            raise ValueError(f"{self.name} does not take these settings: {reason}") from error
-        return made.entry_of(model, asked)
-
-    def entry_of(self, model: Model, asked: Mapping[str, Any], guide: Guide | None = None) -> Entry:
-        """Return the entry of a model, with a new default guide unless `guide` is given.
-
-        Args:
-            asked: the settings that the user gave, by their first names; see `nested`.
-        """
-        settings = {part: dict(asked.get(part, {})) for part in PARTS}
-        first, by_name = next(iter(self.guides)), {}
-        if settings["guides"]:
-            inner = self.arguments["guides"].inner
-            by_name = nest_settings(settings["guides"], inner, f"{self.name}'s guides")
-        if self.guides[first] is self.guide:
-            by_name[first] = settings["guide"]
-        guides = {n: self._bound(maker, by_name.get(n)) for n, maker in self.guides.items()}
-        if guide is None and not inspect.isfunction(without_partials(self.guide)):
-            guide = self._bound(self.guide, settings["guide"])(model)
-        of_model = inspect.isfunction(without_partials(self.objective))
-        objective = self._bound(self.objective, settings["objective"], leading=of_model)
-        return Entry(
-            model,
-            guides,
-            objective(model) if of_model else objective(),
-            dict(self.training),
-            self.figures,
-            self.stages,
-            name=self.name,
-            settings=dict(asked),
-            guide=guide,
-        )
-
-    def _bound(self, maker: Any, settings: Mapping[str, Any] | None, leading: int = 1) -> Any:
-        """Return what makes a guide or an objective, with its settings."""
-        if not settings:
-            return maker
-        schema = arguments_of(maker, leading)
-        return partial(maker, **values_of(settings, schema, f"{self.name}'s {name_of(maker)}"))
 
 
 _registered: dict[str, Registered] = {}

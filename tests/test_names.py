@@ -6,12 +6,69 @@ import pytest
 from house import ROOT
 
 FILLERS = set(
-    "found own each chosen seen known there how few given shown words kept what said begun".split()
+    [
+        "found",
+        "own",
+        "each",
+        "chosen",
+        "seen",
+        "known",
+        "there",
+        "how",
+        "few",
+        "given",
+        "shown",
+        "words",
+        "kept",
+        "what",
+        "said",
+        "begun",
+    ]
 )
-IRREGULAR = set("begun built chosen drawn given kept known made said seen shown taken".split())
+IRREGULAR = set(
+    [
+        "begun",
+        "built",
+        "chosen",
+        "drawn",
+        "given",
+        "kept",
+        "known",
+        "made",
+        "said",
+        "seen",
+        "shown",
+        "taken",
+    ]
+)
 # Idioms of Python and torch, verbs that end as participles do, and the command `published`.
-VERBS = set("embed exceed feed need open proceed publish published seed shed speed".split())
-FOLDERS = "benchmarks capsule_zoo data docs experiments guides inference models tests tools".split()
+VERBS = set(
+    [
+        "embed",
+        "exceed",
+        "feed",
+        "need",
+        "open",
+        "proceed",
+        "publish",
+        "published",
+        "seed",
+        "shed",
+        "speed",
+    ]
+)
+FOLDERS = [
+    "benchmarks",
+    "capsule_zoo",
+    "data",
+    "docs",
+    "experiments",
+    "guides",
+    "inference",
+    "models",
+    "tests",
+    "tools",
+]
 FILES = sorted(
     {path.resolve() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     | {path.resolve() for path in (ROOT / "examples").rglob("*.py")}
