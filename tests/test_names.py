@@ -5,74 +5,18 @@ import ast
 import pytest
 from house import ROOT
 
-FILLERS = set(
-    [
-        "found",
-        "own",
-        "each",
-        "chosen",
-        "seen",
-        "known",
-        "there",
-        "how",
-        "few",
-        "given",
-        "shown",
-        "words",
-        "kept",
-        "what",
-        "said",
-        "begun",
-    ]
-)
-IRREGULAR = set(
-    [
-        "begun",
-        "built",
-        "chosen",
-        "drawn",
-        "given",
-        "kept",
-        "known",
-        "made",
-        "said",
-        "seen",
-        "shown",
-        "taken",
-    ]
-)
+FILLERS = {
+    *("found", "own", "each", "chosen", "seen", "known", "there", "how", "few", "given", "shown"),
+    *("words", "kept", "what", "said", "begun"),
+}
+IRREGULAR = FILLERS | {"built", "drawn", "made", "taken"}
 # Idioms of Python and torch, verbs that end as participles do, and the command `published`.
-VERBS = set(
-    [
-        "embed",
-        "exceed",
-        "feed",
-        "need",
-        "open",
-        "proceed",
-        "publish",
-        "published",
-        "seed",
-        "shed",
-        "speed",
-    ]
+VERBS = {"embed", "exceed", "feed", "need", "proceed", "published", "seed", "shed", "speed"}
+FOLDERS = (
+    *("benchmarks", "capsule_zoo", "data", "docs", "examples", "experiments", "guides"),
+    *("inference", "models", "tests", "tools"),
 )
-FOLDERS = [
-    "benchmarks",
-    "capsule_zoo",
-    "data",
-    "docs",
-    "experiments",
-    "guides",
-    "inference",
-    "models",
-    "tests",
-    "tools",
-]
-FILES = sorted(
-    {path.resolve() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    | {path.resolve() for path in (ROOT / "examples").rglob("*.py")}
-)
+FILES = sorted({p.resolve() for name in FOLDERS for p in (ROOT / name).rglob("*.py")})
 
 
 def bound_names(tree: ast.AST) -> set[str]:
