@@ -104,7 +104,5 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = "images of noise, 28x28 pixels: 16 for the paper's network, 64 for the others"
-    main(
-        Benchmark("capsule_network", make, check, "paper", ("textbook",), words, "capsule-network")
-    )
+    data = "images of noise, 28x28 pixels: 16 for the paper's network, 64 for the others"
+    main(Benchmark("capsule_network", make, check, "paper", ("textbook",), data, "capsule-network"))

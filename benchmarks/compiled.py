@@ -103,8 +103,8 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = (
+    data = (
         f"{IMAGES} images: {PARTS} parts of {TEMPLATE}x{TEMPLATE} on {SIZE}x{SIZE} pixels; "
         f"{CHILDREN} children of {CLASSES} capsules"
     )
-    main(Benchmark("compiled", make, check, "eager", ("compiled",), words))
+    main(Benchmark("compiled", make, check, "eager", ("compiled",), data))

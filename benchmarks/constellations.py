@@ -111,5 +111,5 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{SCENES} scenes of up to 11 points, noise {SIGMA} on the templates"
-    main(Benchmark("constellations", make, check, "ransac", ("loop",), words, "constellations"))
+    data = f"{SCENES} scenes of up to 11 points, noise {SIGMA} on the templates"
+    main(Benchmark("constellations", make, check, "ransac", ("loop",), data, "constellations"))

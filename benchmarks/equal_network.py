@@ -65,5 +65,5 @@ def record_table(rounds: int) -> dict[str, Table]:
 
 
 if __name__ == "__main__":
-    words = "images of noise, 28x28 pixels, one and 128 a call, on one thread"
-    run("equal_network", SUMMARY, record_table, words)
+    data = "images of noise, 28x28 pixels, one and 128 a call, on one thread"
+    run("equal_network", SUMMARY, record_table, data)

@@ -84,6 +84,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of noise, {DIGIT}x{DIGIT} pixels on {CANVAS}x{CANVAS}"
+    data = f"{BATCH} images of noise, {DIGIT}x{DIGIT} pixels on {CANVAS}x{CANVAS}"
     peers = ("autoencoder",)
-    main(Benchmark("generative_capsnet", make, check, "continuous", peers, words))
+    main(Benchmark("generative_capsnet", make, check, "continuous", peers, data))

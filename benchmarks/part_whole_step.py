@@ -190,6 +190,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
+    data = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
     peers = ("plain_torch", "prototype")
-    main(Benchmark("part_whole_step", make, check, "zoo", peers, words, "part-whole"))
+    main(Benchmark("part_whole_step", make, check, "zoo", peers, data, "part-whole"))

@@ -130,5 +130,5 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of binary noise, {VISIBLE} pixels; {HIDDEN} hidden units"
-    main(Benchmark("rbm", make, check, "zoo", (*PEERS, "floor"), words))
+    inputs = f"{BATCH} images of binary noise, {VISIBLE} pixels; {HIDDEN} hidden units"
+    main(Benchmark("rbm", make, check, "zoo", (*PEERS, "floor"), inputs))

@@ -117,6 +117,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of binary noise, 28x28 pixels"
+    data = f"{BATCH} images of binary noise, 28x28 pixels"
     peers = ("draw", "plain_torch")
-    main(Benchmark("recurrent_capsules", make, check, "zoo", peers, words))
+    main(Benchmark("recurrent_capsules", make, check, "zoo", peers, data))

@@ -68,5 +68,5 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{IMAGES} images, {PARTS} parts, templates {TEMPLATE}x{TEMPLATE}, {SIZE}x{SIZE} pixels"
-    main(Benchmark("render", make, check, "zoo", ("affine_grid",), words))
+    data = f"{IMAGES} images, {PARTS} parts, templates {TEMPLATE}x{TEMPLATE}, {SIZE}x{SIZE} pixels"
+    main(Benchmark("render", make, check, "zoo", ("affine_grid",), data))

@@ -136,5 +136,5 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = "images of noise, 28x28 pixels: 16 for the small preset, 8 for the full one"
-    main(Benchmark("routing", make, check, "small", ("textbook",), words))
+    data = "images of noise, 28x28 pixels: 16 for the small preset, 8 for the full one"
+    main(Benchmark("routing", make, check, "small", ("textbook",), data))

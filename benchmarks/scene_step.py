@@ -118,6 +118,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of noise, 50x50 pixels and 3 slots; large: 128x128 pixels and 10 slots"
+    data = f"{BATCH} images of noise, 50x50 pixels and 3 slots; large: 128x128 pixels and 10 slots"
     peers = ("plain_torch", "air", "large")
-    main(Benchmark("scene_step", make, check, "zoo", peers, words))
+    main(Benchmark("scene_step", make, check, "zoo", peers, data))

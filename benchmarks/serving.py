@@ -56,5 +56,5 @@ def record_table(rounds: int) -> dict[str, Table]:
 
 
 if __name__ == "__main__":
-    words = "images of noise, 28x28 pixels, one and 64 a call, on one thread"
-    run("serving", SUMMARY, record_table, words)
+    data = "images of noise, 28x28 pixels, one and 64 a call, on one thread"
+    run("serving", SUMMARY, record_table, data)

@@ -118,6 +118,6 @@ def check() -> None:
 
 
 if __name__ == "__main__":
-    words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
+    data = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
     peers = ("stacked_layers", *PEERS)
-    main(Benchmark("stacked_capsule_step", make, check, "zoo", peers, words))
+    main(Benchmark("stacked_capsule_step", make, check, "zoo", peers, data))

@@ -109,7 +109,7 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
         )
 
     def discretize(self) -> Self:
-        """Return a guide with the same parameters for the model's `discretized()`."""
+        """Return a guide with the same parameters for the model's `discretize()`."""
         return self.on_model(self.model.discretize())
 
     def on_model(self, model: Any, **changes: Any) -> Self:

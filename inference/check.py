@@ -224,7 +224,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
         descriptions = ["discrete" if kind else "continuous" for kind in kinds]
         problems.append(
             f"site {name!r} is {descriptions[0]} in the model but {descriptions[1]} in the guide; "
-            "use discretized() on both or on neither"
+            "use discretize() on both or on neither"
         )
     for where, site in ("model", model_site), ("guide", guide_site):
         shape, plates = site["fn"].batch_shape, {frame.dim for frame in site["cond_indep_stack"]}

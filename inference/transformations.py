@@ -109,7 +109,7 @@ def infer_transformation(
     """Infer the transformation of each image by a grid of requests and gradient ascent.
 
     Args:
-        model, guide: the pair, which is not changed; pass both `discretized()` for the
+        model, guide: the pair, which is not changed; pass both `discretize()` for the
             evidence of the discrete model.
         images: (B, C, H, W), transformed.
         requests: the family of transformations.

@@ -190,11 +190,11 @@ def report(house: House) -> str:
 
 
 if __name__ == "__main__":
-    found = House()
-    print(report(found))
-    for group in found.circles:
+    house = House()
+    print(report(house))
+    for group in house.circles:
         print("circle:", *group)
-    for file, used in found.upward:
+    for file, used in house.upward:
         print("upward:", file, "->", used)
-    for file in found.lonely:
-        print("one user:", file, "by", *found.users(file))
+    for file in house.lonely:
+        print("one user:", file, "by", *house.users(file))

@@ -33,5 +33,5 @@ def check_refused(call: Callable, message: str, error: type[Exception] = ValueEr
     """Check that a call raises an error of one line that matches a message."""
     with pytest.raises(error, match=message) as caught:
         call()
-    own = str(caught.value).partition("Trace Shapes")[0]  # Pyro adds shapes to errors of a trace
-    assert "\n" not in own.strip()
+    text = str(caught.value).partition("Trace Shapes")[0]  # Pyro adds shapes to errors of a trace
+    assert "\n" not in text.strip()

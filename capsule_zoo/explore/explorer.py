@@ -164,9 +164,9 @@ class Explorer(widgets.VBox):
         finally:
             self._showing = False
         self.image.png = as_png(self.view.image[0].movedim(0, -1))
-        self.mean_image.png = as_png(self.view.mean_image()[0].movedim(0, -1))
-        if (color_parts := self.view.color_parts()) is not None:
-            self.color_parts.png = as_png(color_parts, self.view.outline(self.handle))
+        self.painted.png = as_png(self.view.mean_image()[0].movedim(0, -1))
+        if (colors := self.view.color_parts()) is not None:
+            self.colored.png = as_png(colors, self.view.outline(self.handle))
         likelihood = f"log p(image | model's picture) = {self.view.log_likelihood():.1f} nats"
         self.status.value = escape("; ".join(filter(None, [message, likelihood])))
 

@@ -50,8 +50,8 @@ class View:
         controls(handle)          the numbers of a handle: a `Control` by name
         grab(position, part)      the handle there, or None: a part, or else what it belongs to
         drag(handle, start, end)  moves a handle from one position to another
-        painted()                 the model's mean image of the state, (1, C, H, W)
-        colored()                 every part in its color, (H, W, 3) on any grid; None without parts
+        mean_image()              the model's mean image of the state, (1, C, H, W)
+        color_parts()             every part in its color, (H, W, 3) on any grid; None without parts
         outline(handle)           corners (n, 2) of its frame, as x and y; None without a frame
         log_likelihood()          log p(image | state), in nats
         infer_state()             what the guide infers from the image

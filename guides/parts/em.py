@@ -78,18 +78,24 @@ class EMObjects(Submodule, PyroModule):
         if index > 0:  # no prior from parents above: even odds, and a flat distribution of poses
             prior = prior.new_zeros(model.levels[index].size)
             scale = torch.full_like(scale, selection.sigma_off)
-        there = as_presence(children.presence, model.relaxed)
+        presence = as_presence(children.presence, model.relaxed)
 
-        def seen(logits: Tensor, pose: Tensor) -> Evidence:
+        def child_evidence(logits: Tensor, pose: Tensor) -> Evidence:
             # the model's own distribution, with parents as present as they are believed to be
             distribution = selection(Capsules(logits, pose), relaxed=True)
             density = child_log_density(model, distribution, children)
-            precision = distribution.scale(there)[..., 1:, 0].square().reciprocal()
+            precision = distribution.scale(presence)[..., 1:, 0].square().reciprocal()
             return Evidence(density, distribution.log_weights, precision)
 
         affinity = selection.log_affinity, selection.epsilon
         return route(
-            seen, children.pose, selection.transform, affinity, prior, scale**-2, self.iterations
+            child_evidence,
+            children.pose,
+            selection.transform,
+            affinity,
+            prior,
+            scale**-2,
+            self.iterations,
         )
 
 

@@ -82,8 +82,8 @@ class KindNetwork(Submodule, PyroModule):
         super().__init__()
         check_at_least(1, width=width, hidden=hidden)
         self.objects = objects
-        seen = 7 * model.levels[-1].size
-        sizes = [seen, *[width] * hidden]
+        in_features = 7 * model.levels[-1].size
+        sizes = [in_features, *[width] * hidden]
         self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         outputs = model.kinds * (6 + model.codes)
         self.center = PyroModule[nn.Linear](inputs, outputs)
@@ -92,7 +92,7 @@ class KindNetwork(Submodule, PyroModule):
             self.spread = PyroModule[nn.Linear](inputs, outputs)
             self.spread.weight.data *= 0.1
         with use_seed(0):  # its draws are not used
-            self.direct = PyroModule[nn.Linear](seen, outputs, bias=False)
+            self.direct = PyroModule[nn.Linear](in_features, outputs, bias=False)
         self.direct.weight.data.zero_()
 
     @torch.no_grad()
@@ -124,10 +124,10 @@ class KindNetwork(Submodule, PyroModule):
             self.spread.bias.copy_(torch.cat(first, dim=-1).log().flatten())
 
     def forward(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
-        there = as_presence(parts.presence, model.relaxed)[..., None]
-        seen = torch.cat([there, there * parts.pose], dim=-1).flatten(-2)
-        hidden = self.body(seen)
-        pose, code = self._split_by_kind(model, self.center(hidden) + self.direct(seen))
+        presence = as_presence(parts.presence, model.relaxed)[..., None]
+        inputs = torch.cat([presence, presence * parts.pose], dim=-1).flatten(-2)
+        hidden = self.body(inputs)
+        pose, code = self._split_by_kind(model, self.center(hidden) + self.direct(inputs))
         pose = poses.identity_like(pose) + pose
         if self.objects == "delta":
             return KindProposals(pose, code)

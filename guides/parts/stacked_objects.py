@@ -86,9 +86,9 @@ class PerceptronObjects(Submodule, PyroModule):
             check_positive(spread=spread)
         objects, parts = (level.size for level in model.levels)
         self.numbers = 7 + model.object_features
-        seen = parts * (7 + model.part_features)
-        self.standard = BalancedLogits(seen, spread=1.0)
-        sizes = [seen, *[width] * hidden]
+        in_features = parts * (7 + model.part_features)
+        self.standard = BalancedLogits(in_features, spread=1.0)
+        sizes = [in_features, *[width] * hidden]
         self.body, inputs = perceptron(*sizes, unit=ELU, last=True), sizes[-1]
         self.read = PyroModule[nn.Linear](inputs, objects * self.numbers)
         weight, bias = (x.data.unflatten(0, (objects, -1)) for x in self.read.parameters())
@@ -101,9 +101,11 @@ class PerceptronObjects(Submodule, PyroModule):
     def forward(
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
     ) -> FeaturedProposal:
-        there = as_presence(parts.presence, model.relaxed)[..., None]
-        seen = torch.cat([there, there * parts.pose, there * parts.feature], dim=-1).flatten(-2)
-        read = self.read(self.body(self.standard(seen))).unflatten(-1, (self.objects, -1))
+        presence = as_presence(parts.presence, model.relaxed)[..., None]
+        inputs = torch.cat(
+            [presence, presence * parts.pose, presence * parts.feature], dim=-1
+        ).flatten(-2)
+        read = self.read(self.body(self.standard(inputs))).unflatten(-1, (self.objects, -1))
         logits = read[..., 0]
         if self.balance is not None:
             logits = model.prior_logit + self.balance(logits)
@@ -181,18 +183,18 @@ class EMConstellations(Submodule, PyroModule):
         affinity = F.logsigmoid(relation.presence_logits).T, model.clutter.epsilon
         prior = parts.pose.new_full((model.levels[0].size,), model.prior_logit)
         precision = parts.pose.new_tensor([model.sigma_top**-2] * 3)
-        there = as_presence(parts.presence, model.relaxed)[..., None]
+        presence = as_presence(parts.presence, model.relaxed)[..., None]
 
-        def seen(logits: Tensor, pose: Tensor) -> Evidence:
+        def part_evidence(logits: Tensor, pose: Tensor) -> Evidence:
             votes = place_votes(relation, pose, F.logsigmoid(logits))
             distribution = component_distribution(votes, model.clutter.sigma_dummy)
-            density = there * distribution.log_prob(
+            density = presence * distribution.log_prob(
                 parts.pose[..., None, :]
             )  # zero for absent parts
             weights = mixing_logits(votes, model.clutter.epsilon)
-            return Evidence(density, weights, there / votes.scale.square())
+            return Evidence(density, weights, presence / votes.scale.square())
 
         steps = transform.transpose(0, 1), affinity, prior, precision, self.iterations
-        found = route(seen, parts.pose, *steps)
+        proposal = route(part_evidence, parts.pose, *steps)
         feature = self.feature.expand(*parts.presence.shape[:-1], *self.feature.shape)
-        return FeaturedProposal(found.logits, found.pose, feature, found.features)
+        return FeaturedProposal(proposal.logits, proposal.pose, feature, proposal.features)

@@ -71,7 +71,7 @@ class PerImageGuide(Guide[Model]):
         return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
 
     def discretize(self) -> Self:
-        """Return the guide with the same parameters for the model's `discretized()`."""
+        """Return the guide with the same parameters for the model's `discretize()`."""
         return self.on_model(self.model.discretize(), families=self.discrete_families)
 
     def select(self, index: Tensor) -> Self:

@@ -88,7 +88,7 @@ class Corrected(PerImageGuide):
         return self._start[0].covers
 
     def discretize(self) -> "Corrected":
-        """Return the guide with the same parameters for the model's `discretized()`."""
+        """Return the guide with the same parameters for the model's `discretize()`."""
         return self._to(self._start[0].discretize())
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "Corrected":

@@ -43,7 +43,7 @@ class KnownLatents(Guide[Model]):
         self.values = {name: values[name] for name in names}
 
     def discretize(self) -> "KnownLatents":
-        """Return the guide with the same values for the model's `discretized()`."""
+        """Return the guide with the same values for the model's `discretize()`."""
         return KnownLatents(self.model.discretize(), self.values)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ class WindowReader(SceneGuide):
         )
 
     def discretize(self) -> Self:
-        """Return a guide with the same parameters for the model's `discretized()`."""
+        """Return a guide with the same parameters for the model's `discretize()`."""
         ground = self.ground_reader and self.ground_reader.discretize()
         readers = dict(reader=self.reader.discretize(), ground_reader=ground)
         return self.on_model(self.model.discretize(), **readers)

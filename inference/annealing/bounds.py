@@ -132,7 +132,7 @@ def annealed_log_likelihood(
         prior_fraction: fraction of chains that start at the prior, from 0 to below 1. It costs few
             nats, and saves many where the guide gives no density to some of the posterior.
         seed: seed of everything; torch's random state is left as it was.
-        discrete: measure `discretized()` where model and guide offer it; see `evaluate`.
+        discrete: measure `discretize()` where model and guide offer it; see `evaluate`.
         batch_size: rows in one pass: images times chains. A guide with parameters for each image
             gets all images in every pass.
         progress: show a progress bar for each pass.

@@ -84,7 +84,7 @@ def evaluate(
         chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
             a chain depend on the seed and on the chain's number only.
         seed: seed of the draws; torch's random state is left as it was.
-        discrete: evaluate `discretized()` where model and guide offer it. A relaxed pair has a log
+        discrete: evaluate `discretize()` where model and guide offer it. A relaxed pair has a log
             weight too, but it bounds the relaxed model only, and may exceed log p(image).
         draws: posterior draws to keep for each image and chain, at most `num_particles`. With 0 the
             result holds no images either, and is small.

@@ -150,7 +150,7 @@ def _fits(model: Callable, guide: Callable, images: Tensor, labels: Tensor | Non
 
 def discrete_form(program: P) -> P:
     """Return `program.discretize()` where it is offered, else the program itself."""
-    offered: Callable[[], P] | None = getattr(program, "discretized", None)
+    offered: Callable[[], P] | None = getattr(program, "discretize", None)
     return program if offered is None else offered()
 
 

@@ -87,7 +87,7 @@ def measure_losses(
         try:
             guide = fit_one()
             if isinstance(guide, SemiAmortized):
-                guide.fitted(test if isinstance(test, Tensor) else test.images)
+                guide.fit_images(test if isinstance(test, Tensor) else test.images)
             seconds = time.perf_counter() - began
             idata = evaluate(model, guide, test, num_particles=particles, seed=seed, draws=draws)
         except (UnservedSite, NonFiniteGuide) as error:

@@ -128,11 +128,11 @@ def kinds_for(model: Model, start: Guide) -> list[str]:
         both = families_of(model), families_of(model.discretize())
     except UnservedSite:
         return []
-    own, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
-    exact = any(own) and not any(site.enumerated for site in model.sites)
+    continuous, discrete = ([isinstance(f, Continuous) for f in form.values()] for form in both)
+    exact = any(continuous) and not any(site.enumerated for site in model.sites)
     serves = {
         "corrected": _corrects(start),
-        "low_rank": any(own),
+        "low_rank": any(continuous),
         "gauss_newton": exact,
         "mixture": exact,
         "auto_normal": exact and all(discrete),
@@ -190,7 +190,7 @@ class SemiAmortized(Guide):
     def covers(self) -> tuple[str, ...]:
         return self._start[0].covers
 
-    def discretized(self) -> "SemiAmortized":
+    def discretize(self) -> "SemiAmortized":
         if self.model.discretize() is self.model:
             return self
         return self.sharing_parameters(discrete=True)
@@ -212,20 +212,20 @@ class SemiAmortized(Guide):
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         try:
-            guide = self.fitted(rows.view(-1, *images.shape[1:]))
+            guide = self.fit_images(rows.view(-1, *images.shape[1:]))
         except NonFiniteGuide as error:  # which counts other rows than the caller does
             bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
             raise NonFiniteGuide.of(error.subject, bad, len(images), error.site) from None
         guide = guide.select(places)
         return guide.discretize() if self.discrete else guide
 
-    def fitted(self, images: Tensor) -> PerImageGuide:
+    def fit_images(self, images: Tensor) -> PerImageGuide:
         """Return the guide to these images alone, fitted at the first call."""
         start = self._start[0]
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
-        for seen, then, free in self._last:
-            if then == writes and torch.equal(_comparable(seen), _comparable(images)):
+        for last_images, then, free in self._last:
+            if then == writes and torch.equal(_comparable(last_images), _comparable(images)):
                 return free
         with poutine.block(), torch.inference_mode(False):
             fit_to = _PER_IMAGE[self.kind]

@@ -154,7 +154,7 @@ def _check_form(name: str, distribution: Any, value: Tensor) -> None:
         if not bool(support.check(value).all()):
             raise ValueError(
                 f"site {name!r} is discrete and gets values outside of its support, {support}; "
-                "where they are those of a relaxed guide, use discretized() of both model and guide"
+                "where they are those of a relaxed guide, use discretize() of both model and guide"
             )
     elif isinstance(
         getattr(distribution, "component_distribution", distribution), _RELAXED
@@ -163,7 +163,7 @@ def _check_form(name: str, distribution: Any, value: Tensor) -> None:
     ):
         warnings.warn(
             f"site {name!r} is relaxed and holds logits, but all values are 0 or 1; for discrete "
-            "values use discretized() of both model and guide",
+            "values use discretize() of both model and guide",
             stacklevel=2,
         )
 

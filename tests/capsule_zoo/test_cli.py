@@ -130,14 +130,14 @@ def test_figure_draws(trained, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("evaluate", "qqqq"), "the nearest of "),
         (("segment", "constellations-learned"), "capsule_zoo.runs.objects.parse_file"),
     ],
 )
-def test_trained_weights_are_named_or_read_by_another_function(words, message, capsys):
-    assert message in get_refusal(capsys, *words)
+def test_trained_weights_are_named_or_read_by_another_function(arguments, message, capsys):
+    assert message in get_refusal(capsys, *arguments)
 
 
 def test_reproduce_writes_a_record(scratch, tmp_path, capsys):

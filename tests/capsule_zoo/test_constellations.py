@@ -93,14 +93,14 @@ def test_what_cannot_be_parsed_is_refused_and_writes_nothing(name, tmp_path):
 
 def test_files_and_guides_that_there_are_not_are_named(file, tmp_path):
     path, out = file[0], tmp_path / "out.npz"
-    for arguments, words in (
+    for arguments, message in (
         ((path, out, "exakt"), "did you mean 'exact'"),
         ((path, out, "amortized"), "give a run that was made by"),
         ((tmp_path / "none.npz", out), "there is no file"),
         ((path, path), "out must be a new file"),
         ((path, path.parent), "out must be a new file"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             parse_file(*arguments)
     assert not out.exists()
 

@@ -54,8 +54,8 @@ def small_shape_codes(kinds: object = 2, *_: object) -> Entry:
     return create("shape-codes", **{**small_settings("shape-codes"), "kinds": number})
 
 
-def with_a_border(few: Dataset, name: str, root: object = None) -> Dataset:
-    return few.transform_images(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
+def with_a_border(dataset: Dataset, name: str, root: object = None) -> Dataset:
+    return dataset.transform_images(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else dataset
 
 
 def small_decoders() -> dict[str, Any]:
@@ -63,13 +63,13 @@ def small_decoders() -> dict[str, Any]:
     plain = dict(latent=2, channels=3, hidden=4)
     return {
         name: replace(
-            each,
+            decoder,
             sizes={
-                **each.sizes,
-                **(capsules if each.entry.startswith("generative-capsnet") else plain),
+                **decoder.sizes,
+                **(capsules if decoder.entry.startswith("generative-capsnet") else plain),
             },
         )
-        for name, each in DECODERS.items()
+        for name, decoder in DECODERS.items()
     }
 
 
@@ -176,7 +176,7 @@ MINIATURES = {
         dict(steps=(4,), seeds=2, samples=20),
         None,
         patches={
-            "shape_codes.from_images.load_dataset": lambda few, name: load_dataset(
+            "shape_codes.from_images.load_dataset": lambda dataset, name: load_dataset(
                 name, size=12, validation=300
             ),
             "shape_codes.from_images.begun": small_shape_codes,
@@ -275,11 +275,11 @@ def test_every_experiment_is_run_here_or_beside_its_distributions():
 
 @pytest.mark.parametrize("name", list_experiments())
 def test_every_experiment_describes_itself_and_its_settings(name):
-    found = find_experiment(name)
-    assert found.summary and found.data in dataset_names()
-    found.check(found.filled({}))
-    json.dumps(found.filled({}))
-    assert [s.name for s in found.settings.values() if not s.description] == []
+    experiment = find_experiment(name)
+    assert experiment.summary and experiment.data in dataset_names()
+    experiment.check(experiment.filled({}))
+    json.dumps(experiment.filled({}))
+    assert [s.name for s in experiment.settings.values() if not s.description] == []
 
 
 @pytest.mark.parametrize("name", [n for n in list_experiments() if not find_experiment(n).of_runs])

@@ -45,8 +45,8 @@ def test_the_exact_evidence_is_that_of_the_program_on_a_grid(name):
     shape = (len(grid), 1, 2) if site.event_dim else (len(grid), 2)
     values, copies = {site.name: grid.view(shape)}, tiled(row, len(grid))
     joint = log_density(scored(model, values, copies), copies).double()
-    found = joint.logsumexp(0).item() + 2 * np.log((line[1] - line[0]).item())
-    assert found == pytest.approx(EXACT[name](module, program, row.double()), abs=2e-3)
+    log_evidence = joint.logsumexp(0).item() + 2 * np.log((line[1] - line[0]).item())
+    assert log_evidence == pytest.approx(EXACT[name](module, program, row.double()), abs=2e-3)
 
 
 def test_eight_schools_have_the_evidence_of_quadrature():
@@ -59,10 +59,10 @@ def test_the_record_has_errors_gaps_and_seconds(tmp_path):
     settings = dict(programs=("probabilistic_pca", "robust_regression"), guides=("encoder",))
     settings |= dict(rows=2, training=20, fitting=5, temperatures=8, particles=100)
     options = Options(progress=False, processes=1)
-    found, figures = names_in_record("zoo/examine", options, tmp_path, **settings)
+    metric_names, figures = names_in_record("zoo/examine", options, tmp_path, **settings)
     measured = ("error", "gap_median", "seconds", "lower", "exact")
     names = ("ppca", "robust_regression")
-    assert {f"{each}_{name}" for each in measured for name in names} <= found
-    assert {"gaps_below_half", "lost_elbo_ppca_encoder"} <= found and figures == {""}
+    assert {f"{metric}_{name}" for metric in measured for name in names} <= metric_names
+    assert {"gaps_below_half", "lost_elbo_ppca_encoder"} <= metric_names and figures == {""}
     metrics = read_record("zoo/examine", tmp_path)["metrics"]
     assert metrics["error_ppca"]["value"] < 0.5

@@ -20,9 +20,9 @@ from capsule_zoo.settings import configure
 from capsule_zoo.zoo.part_whole import figures as part_whole
 
 
-def shown(figure):
+def picture_arrays(figure):
     """Return the pictures of a figure, row by row."""
-    return [np.asarray(each.get_array()) for axis in figure.axes for each in axis.images]
+    return [np.asarray(picture.get_array()) for axis in figure.axes for picture in axis.images]
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(
             if name.endswith("paint.bias"):
                 bias.zero_()  # some models start dark, and black pictures are all alike
         expected = entry.model.mean_image(entry.guide.expectations(images))[:, 0]
-    rows = shown(entry.figures["reconstructions"](entry, images))
+    rows = picture_arrays(entry.figures["reconstructions"](entry, images))
     np.testing.assert_allclose(rows, torch.cat([images[:, 0], expected]).clamp(0, 1), atol=1e-6)
-    drawn = shown(entry.figures["samples"](entry, images))
+    drawn = picture_arrays(entry.figures["samples"](entry, images))
     np.testing.assert_allclose(drawn, mean_images(entry.model, 32)[:, 0].clamp(0, 1), atol=1e-6)
 
 
@@ -142,7 +142,7 @@ def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
     entry = create("capsule-rbm", **small_settings("capsule-rbm"), visible_family="gaussian")
     pixels = torch.rand(4, *entry.model.image_shape)
     pixels.view(-1)[:2] = torch.tensor([0.0, 1.0])
-    rows = shown(generic.reconstructions(entry, 3 * pixels - 1))
+    rows = picture_arrays(generic.reconstructions(entry, 3 * pixels - 1))
     np.testing.assert_allclose(rows[0], pixels[0, 0], atol=1e-6)
     assert all(row.min() >= 0 and row.max() <= 1 for row in rows)
 
@@ -155,7 +155,7 @@ def test_a_sum_of_all_capsules_is_the_reconstruction():
             parameter.normal_()
     images = torch.rand(2, *entry.model.image_shape)
     images.view(-1)[:2] = torch.tensor([0.0, 1.0])
-    rows = shown(energy.sums(entry, images))
+    rows = picture_arrays(energy.sums(entry, images))
     assert len(rows) == 2 * 2 * (1 + 3)  # the image or the sum, and three capsules
     expected = entry.model.reconstruct(images)[0, 0].detach().numpy()
     for whole in (rows[4], rows[7]):  # below the image, and after the weakest capsule
@@ -167,7 +167,7 @@ def test_spectra_hold_each_class_in_a_panel_of_its_own():
     labels = np.array([0, 1, 0, 2, 1, 0])
     features = np.eye(6)
     figure = energy.spectra({"one": features, "five": 5 * features}, labels, each=2)
-    panels = shown(figure)
+    panels = picture_arrays(figure)
     for panel, rows in zip(panels, 2 * ([0, 2], [1, 4], [3]), strict=True):
         np.testing.assert_array_equal(panel > 0, features[rows] > 0)
     limits = [axis.images[0].get_clim() for axis in figure.axes]

@@ -39,7 +39,7 @@ def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):
         torch.tensor([[-179.0], [10.0], [0.0]]),
         torch.tensor([[178.0], [14.0], [-5.0]]),
     )
-    monkeypatch.setattr(bounds, "turn_and_infer", lambda *arguments: (None, angles, estimate))
+    monkeypatch.setattr(bounds, "rotate_and_infer", lambda *arguments: (None, angles, estimate))
     median, _, count = bounds.inferred_angles(None, small, OPTIONS, 3)
     assert (median, count) == (4.0, 3)
 

@@ -27,18 +27,18 @@ QUICK = Options(minutes=0.003, progress=False, processes=1)
 
 
 @pytest.fixture
-def few() -> Dataset:
+def digits() -> Dataset:
     return few_digits(60, 30, size=17)
 
 
-def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
+def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(digits):
     """The gradient of its capsules is the same whichever image is observed."""
-    labels = few.train.labels[:8]
+    labels = digits.train.labels[:8]
     pose = torch.randn(8, 10, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     slopes = {}
     for draws in (False, True):
-        model = create_row("three_drawing" if draws else "three_blind", few.image_shape).model
-        for image in (few.train.images[:8], few.train.images[8:16]):
+        model = create_row("three_drawing" if draws else "three_blind", digits.image_shape).model
+        for image in (digits.train.images[:8], digits.train.images[8:16]):
             conditioned = poutine.condition(model, {"class_pose": pose})
             loss = -poutine.trace(conditioned).get_trace(image, labels).log_prob_sum()
             (slope,) = torch.autograd.grad(loss, pose)
@@ -59,38 +59,40 @@ def test_networks_are_matched_where_the_worse_one_is_best():
         "capsules": points((0.5, 0.6), (0.2, 0.3), (0.05, 0.2)),
         "cnn": points((0.4, 0.7), (0.18, 0.5), (0.3, 0.4)),
     }
-    found = match(paths)
-    assert found["cnn"] == {"familiar": 0.18, "novel": 0.5}
+    errors = match(paths)
+    assert errors["cnn"] == {"familiar": 0.18, "novel": 0.5}
     fraction = (0.2 - 0.18) / (0.2 - 0.05)
-    assert found["capsules"]["familiar"] == pytest.approx(0.18)
-    assert found["capsules"]["novel"] == pytest.approx(0.3 + fraction * (0.2 - 0.3))
+    assert errors["capsules"]["familiar"] == pytest.approx(0.18)
+    assert errors["capsules"]["novel"] == pytest.approx(0.3 + fraction * (0.2 - 0.3))
     late = {"capsules": points((0.5, 0.6)), "cnn": points((0.1, 0.7), (0.05, 0.5))}
     assert match(late)["cnn"] == {"familiar": 0.1, "novel": 0.7}  # judged at its start
 
 
 def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
-    seen, both = {}, (few_views(), few_views())
+    arguments, both = {}, (few_views(), few_views())
     assert novel_values(both[0], "azimuth") == novel_values(both[0], "elevation") == [3]
     monkeypatch.setattr(viewpoints, "load_views", lambda _: both)
-    monkeypatch.setattr(viewpoints, "train", lambda e, split, *_, **how: seen.update(how, of=split))
+    monkeypatch.setattr(
+        viewpoints, "train", lambda e, split, *_, **settings: arguments.update(settings, of=split)
+    )
     monkeypatch.setattr(viewpoints, "error_rate", lambda _, __, split: split)
-    given = Trainings(size=17, views=5, sizes=dict(features=4, capsules=(2, 2, 2)))
-    task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, given, is_try=True)
+    trainings = Trainings(size=17, views=5, sizes=dict(features=4, capsules=(2, 2, 2)))
+    task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, trainings, is_try=True)
     judged = viewpoints.learn(Job("", task, QUICK))["validation_error"]
     whole = viewpoints.split_views(task)[0]
-    assert len(judged) == 5 and len(seen["of"]) == len(whole) - 5 and seen["lr"] == 0.02
-    brightness = [split.images.sum((1, 2, 3)) for split in (judged, seen["of"], whole)]
+    assert len(judged) == 5 and len(arguments["of"]) == len(whole) - 5 and arguments["lr"] == 0.02
+    brightness = [split.images.sum((1, 2, 3)) for split in (judged, arguments["of"], whole)]
     torch.testing.assert_close(torch.cat(brightness[:2]).sort()[0], brightness[2].sort()[0])
 
 
 # Overlapping digits
 
 
-def test_a_pair_shows_both_and_knows_both_classes(few):
-    images, labels = few.test.images, few.test.labels
+def test_a_pair_shows_both_and_knows_both_classes(digits):
+    images, labels = digits.test.images, digits.test.labels
     pairs = with_previous(images)
     assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
-    pairs = different_pairs(few.test, seed=0)
+    pairs = different_pairs(digits.test, seed=0)
     differ = labels != labels.roll(1)
     assert pairs.images.shape == pairs.others.shape == images[differ].shape
     assert torch.equal(pairs.labels, labels[differ])
@@ -105,30 +107,30 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
 
 
 @pytest.mark.parametrize("network", ["capsules", "plain"])
-def test_settings_are_tried_on_pairs_of_validation_images(network, few, monkeypatch):
+def test_settings_are_tried_on_pairs_of_validation_images(network, digits, monkeypatch):
     read, pair = [], overlaps.different_pairs
     monkeypatch.setattr(
         overlaps, "different_pairs", lambda split, seed: read.append(split) or pair(split, seed)
     )
-    monkeypatch.setattr(overlaps, "load_padded", lambda options: few)
+    monkeypatch.setattr(overlaps, "load_padded", lambda options: digits)
     sizes = dict(preset="overlapping", guide=dict(channels=4), hidden=(12, 12))
     settings = overlaps.Overlaid(sizes=sizes, images=7)
-    found = []
+    results = []
     for is_try in (True, False):
         task = Task("capsule-network", network, "mnist", 0.01, 0.1, settings, 2, is_try)
-        found.append(overlaps.learn_pairs(Job(network, task, QUICK)))
-    assert torch.equal(read[0].images, few.validation.images)
-    assert torch.equal(read[1].images, few.test.images[:7])
-    assert [*found[0]] == ["validation_error"] and found[1]["updates"][0] == 2
+        results.append(overlaps.learn_pairs(Job(network, task, QUICK)))
+    assert torch.equal(read[0].images, digits.validation.images)
+    assert torch.equal(read[1].images, digits.test.images[:7])
+    assert [*results[0]] == ["validation_error"] and results[1]["updates"][0] == 2
 
 
-def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(few):
+def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(digits):
     """The capsule of the other digit gives the drawing of the other digit."""
     sizes = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2)
-    shape = dict(image_shape=few.image_shape, classes=few.num_classes)
+    shape = dict(image_shape=digits.image_shape, classes=digits.num_classes)
     entry = create("recurrent-capsules", preset="overlapping", **shape, **sizes)
     assert isinstance(entry.guide, OverlappingEncoder)
-    images, labels = few.test.images[:6], few.test.labels[:6]
+    images, labels = digits.test.images[:6], digits.test.labels[:6]
     torch.manual_seed(0)
     trained = entry.guide(images, labels)[-1].mean
     torch.manual_seed(0)
@@ -152,8 +154,8 @@ def test_strokes_show_images_canvases_and_windows():
     for row, image in enumerate(images):
         np.testing.assert_allclose(pictures[row, 0].get_array(), image[0])
         for t, drawing in enumerate(drawings):
-            shown = pictures[row, 1 + t].get_array()
-            np.testing.assert_allclose(shown, drawing.mean[row, 0], atol=1e-6)
+            canvas = pictures[row, 1 + t].get_array()
+            np.testing.assert_allclose(canvas, drawing.mean[row, 0], atol=1e-6)
     for frame, picture in zip(axis.patches, pictures[:, 2:].T.flat, strict=True):
         left, right, bottom, top = picture.get_extent()
         box, most = frame.get_bbox(), 1e-5
@@ -175,6 +177,6 @@ def test_the_animation_has_a_frame_for_every_step(tmp_path):
     images = torch.rand(2, *entry.model.image_shape).round()
     recurrent_figures.animation(entry, images).save(tmp_path / "drawing.gif", writer="pillow")
     with Image.open(tmp_path / "drawing.gif") as film:
-        shown = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(film)]
-    assert len(shown) == entry.model.steps + 1
-    assert all((a != b).any() for a, b in pairwise(shown))
+        frames = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(film)]
+    assert len(frames) == entry.model.steps + 1
+    assert all((a != b).any() for a, b in pairwise(frames))

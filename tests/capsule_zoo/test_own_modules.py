@@ -29,7 +29,7 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
         "evaluate run --images 4 --particles 2": 2,
         "reproduce small-vae/stripes --import=my_module": 0,  # behind the command too
     }
-    said = []
+    errors = []
     for command, status in commands.items():
         done = subprocess.run(
             [sys.executable, "-m", "capsule_zoo", *command.split()],
@@ -39,9 +39,9 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
             text=True,
         )
         assert done.returncode == status, done.stderr
-        said.append(done.stderr)
+        errors.append(done.stderr)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["modules"] == ["my_module"]
-    assert "capsule-zoo --import my_module" in said[1] and len(said[1].splitlines()) == 1
+    assert "capsule-zoo --import my_module" in errors[1] and len(errors[1].splitlines()) == 1
     record = json.loads((tmp_path / "runs/reproduced/small-vae" / "stripes.json").read_text())
     assert record["command"] == "capsule-zoo --import my_module reproduce small-vae/stripes"
 

@@ -92,17 +92,17 @@ def test_every_kind_reads_an_image_at_its_own_turn():
     parts = entry.model.levels[-1].size
     views = torch.randn(4, 5, 1, parts, 7)
     views[..., 0] = (views[..., 0] > 0).float()
-    seen = [read_kinds(entry.guide, sets) for sets in views]
-    best = torch.stack([each.logits for each in seen]).argmax(0)  # (images, kinds)
+    proposals = [read_kinds(entry.guide, sets) for sets in views]
+    best = torch.stack([proposal.logits for proposal in proposals]).argmax(0)  # (images, kinds)
     assert len(best.unique()) > 1
-    found = encode_at_each_rotation(entry.guide, views, temperature=2.0)
+    encoding = encode_at_each_rotation(entry.guide, views, temperature=2.0)
     for image in range(5):
         rotations = best[image].tolist()
-        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(rotations)])
-        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(rotations)])
+        logits = torch.stack([proposals[t].logits[image, k] for k, t in enumerate(rotations)])
+        codes = torch.stack([proposals[t].code[image, k] for k, t in enumerate(rotations)])
         weight = (logits / 2).softmax(0)
-        torch.testing.assert_close(found.codes[image], weight[:, None] * codes)
-        torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
+        torch.testing.assert_close(encoding.codes[image], weight[:, None] * codes)
+        torch.testing.assert_close(encoding.explained[image], logits.logsumexp(0))
     with pytest.raises(ValueError, match="views is empty"):
         encode_at_each_rotation(entry.guide, [])
 
@@ -116,8 +116,8 @@ def test_parts_are_kept_unless_they_swap(monkeypatch, swap, fraction):
     moved = poses.compose(poses.inverse(rotation), pose)
     if swap:
         moved = moved.flip(1)
-    found = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
-    monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(found))
+    parts = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
+    monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(parts))
     entry = create("part-whole", **small_settings("part-whole"))
     assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == fraction
 
@@ -143,11 +143,11 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
     entry.model.double()
     entry.guide.double()
     images = torch.rand(9, 1, 12, 12, dtype=torch.float64)
-    found = []
+    upright_images = []
     for held in (images, images.rot90(1, (2, 3))):
         torch.manual_seed(1)
-        found.append(rotate_to_best(entry.guide, Split(held), 16).images)
-    torch.testing.assert_close(found[1], found[0])
+        upright_images.append(rotate_to_best(entry.guide, Split(held), 16).images)
+    torch.testing.assert_close(upright_images[1], upright_images[0])
 
 
 def test_parts_are_shared_out_among_the_objects_that_they_may_choose():

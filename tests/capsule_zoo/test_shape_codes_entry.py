@@ -147,9 +147,11 @@ def test_features_weigh_codes_and_poses_by_the_tempered_belief():
 
 def test_clusters_are_made_by_training_rows_alone():
     train = np.array([[0.0], [0.1], [5.0], [5.1]])
-    known, asked = cluster(train, np.array([[0.2], *[[50.0]] * 9]), 2, seed=0)
-    assert torch.equal(asked[0], known[0]) and torch.equal(asked[1], known[2])
-    assert torch.equal(known.sum(0), torch.tensor([2.0, 2.0]))
+    train_clusters, test_clusters = cluster(train, np.array([[0.2], *[[50.0]] * 9]), 2, seed=0)
+    assert torch.equal(test_clusters[0], train_clusters[0]) and torch.equal(
+        test_clusters[1], train_clusters[2]
+    )
+    assert torch.equal(train_clusters.sum(0), torch.tensor([2.0, 2.0]))
 
 
 def test_worst_and_mean_of_the_seeds():

@@ -261,8 +261,8 @@ def test_time_of_earlier_runs_counts(tmp_path):
 
 def train_vae(job: Job[int]) -> float:
     entry = begun("vae", few_digits(24, 8, size=12), job.options, latent=job.variant, **OTHERS)
-    how = dict(lr=0.002, inputs=Inputs(Shift(1)), batch_size=8)
-    run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, **how)
+    settings = dict(lr=0.002, inputs=Inputs(Shift(1)), batch_size=8)
+    run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, **settings)
     return float(run.history["loss"].iloc[-1])
 
 

@@ -73,7 +73,7 @@ PICTURES = Items(lambda n: (object(), n))
 BYTES = Items(lambda n: (torch.zeros(1, 2, 2, dtype=torch.uint8), n))
 NAMED = Items(lambda n: {"image": torch.zeros(1, 2, 2), "label": n})
 ALONE = Items(lambda n: torch.zeros(1, 2, 2))
-WORDS = Items(lambda n: (torch.zeros(1, 2, 2), "a word"))
+TEXT_LABELS = Items(lambda n: (torch.zeros(1, 2, 2), "a word"))
 
 
 def first(batches: ItemBatches | LoaderBatches) -> None:
@@ -224,8 +224,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "bytes": (lambda: first(ITEMS(BYTES, 4)), "divide bytes by 255"),
     "names": (lambda: first(ITEMS(NAMED, 4)), "not a dict with the keys 'image', 'label'"),
     "no labels": (lambda: first(ITEMS(ALONE, 4)), "data has no labels, which are needed"),
-    "words": (lambda: first(ITEMS(WORDS, 4)), "labels must be a tensor of integers"),
-    "loader, words": (lambda: first(LOADER(DataLoader(WORDS, 4))), "must be a tensor of integers"),
+    "words": (lambda: first(ITEMS(TEXT_LABELS, 4)), "labels must be a tensor of integers"),
+    "loader, words": (
+        lambda: first(LOADER(DataLoader(TEXT_LABELS, 4))),
+        "must be a tensor of integers",
+    ),
     "loader, endless": (
         lambda: first(LOADER(DataLoader(Endless(), 4))),
         "unknown length; give its IterableDataset",
@@ -248,8 +251,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "scale": (lambda: gray_scenes(*DIGITS, 2, scale=float("nan")), "scale"),
     "spread": (lambda: gray_scenes(*DIGITS, 2, spread=-1.0), "spread"),
     **{
-        name: (lambda name=name: load_dataset(name), words)
-        for name, words in {
+        name: (lambda name=name: load_dataset(name), message)
+        for name, message in {
             "tetrominoes:few=3": "no option 'few'; its options are train, test",
             "tetrominoes:most=three": "most of tetrominoes must be a number",
             "tetrominoes:": "no option ''; its options are train, test",
@@ -284,8 +287,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_in_a_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    call, words = REFUSED[name]
-    with pytest.raises(ValueError, match=words) as refused:
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as refused:
         call()
     assert "\n" not in str(refused.value)
     assert name != "no picture" or "0x" not in str(refused.value)  # no address of a stream

@@ -172,8 +172,8 @@ def test_rotated_mnist_turns_the_test_images_only(mnist, mnist_root):
 
 
 def test_affnist_loses_no_ink_and_fills_the_frame(mnist, mnist_root, monkeypatch):
-    few = [tuple(part[:4000] for part in split) for split in (mnist.train, mnist.test)]
-    mnist = replace(mnist, train=few[0], test=few[1])
+    splits = [tuple(part[:4000] for part in split) for split in (mnist.train, mnist.test)]
+    mnist = replace(mnist, train=splits[0], test=splits[1])
     monkeypatch.setattr("capsule_zoo.data.datasets.torchvision_images", lambda *_: mnist)
     made = affnist(mnist_root)
     assert made.train[0].shape == made.test[0].shape == (4000, 1, 40, 40)

@@ -96,17 +96,21 @@ class Empty(guides.Guide):
 
 
 class Yields(guides.Routing):
-    """A routing that yields what `found` makes of votes and of a belief."""
+    """A routing that yields what `make_beliefs` makes of votes and of a belief."""
 
-    found = staticmethod(lambda votes, belief: [])
+    make_beliefs = staticmethod(lambda votes, belief: [])
 
     def beliefs(self, votes, distribution):
-        return self.found(votes, guides.best_belief(votes, votes.uniform(), distribution))
+        return self.make_beliefs(votes, guides.best_belief(votes, votes.uniform(), distribution))
 
 
-def routed(found=None, energies: bool = False) -> None:
-    """Route by a routing of a user's own, whose beliefs are `found`; or ask for its energies."""
-    kind = type("Own", (Yields,), {"found": staticmethod(found)}) if found else guides.Routing
+def routed(beliefs=None, energies: bool = False) -> None:
+    """Route by a routing of a user's own, whose beliefs are `beliefs`; or ask for its energies."""
+    kind = (
+        type("Own", (Yields,), {"make_beliefs": staticmethod(beliefs)})
+        if beliefs
+        else guides.Routing
+    )
     distribution = guides.routing.ParentDistribution(torch.zeros(4), torch.zeros(4))
     call = kind(2).free_energies if energies else kind(2)
     call(guides.Votes.dense(torch.randn(3, 8, 4, 5)), distribution)
@@ -308,9 +312,9 @@ REFUSALS += [
     for kind in (guides.EMRouting, guides.VBRouting, guides.DynamicRouting)
 ]
 REFUSALS += [
-    (lambda kind=kind, wrong={name: value}: kind(**wrong), words)
+    (lambda kind=kind, wrong={name: value}: kind(**wrong), message)
     for kind in (guides.EMRouting, guides.VBRouting)
-    for name, value, words in (
+    for name, value, message in (
         ("anneal", 1.0, "anneal must lie in"),
         ("anneal", "geometric", "or be 'linear', not 'geom"),
         ("power", 0.0, "power must be positive"),
@@ -365,6 +369,6 @@ SCENES = {
     [guides.ExactMatching, guides.RansacMatching, guides.SinkhornMatching, guides.MixtureMatching],
 )
 def test_scenes_that_no_matching_explains_are_refused_with_a_remedy(guide):
-    for words, scenes in SCENES.items():
-        with pytest.raises(ValueError, match=words):
+    for message, scenes in SCENES.items():
+        with pytest.raises(ValueError, match=message):
             guide(constellations()).parse(*scenes)

@@ -584,11 +584,11 @@ def test_every_directed_entry_is_served(name):
         with pytest.raises(ValueError, match="site 'scene_presence'"):
             annealed_log_likelihood(entry.model, None, images, chains=2, temperatures=2)
         entry = entry.with_enumerated_presences
-    few = dict(chains=2, simulated=2, temperatures=2, leapfrogs=1)
+    settings = dict(chains=2, simulated=2, temperatures=2, leapfrogs=1)
     for start in (None, entry.guide) if name in FROM_GUIDES else (None,):
-        found = annealed_log_likelihood(entry.model, start, images, **few)
-        assert np.isfinite(found.sample_stats.log_weight).all()
-        assert np.isfinite(found.sample_stats.reverse_log_weight).all()
+        idata = annealed_log_likelihood(entry.model, start, images, **settings)
+        assert np.isfinite(idata.sample_stats.log_weight).all()
+        assert np.isfinite(idata.sample_stats.reverse_log_weight).all()
 
 
 _RANDOM = torch.float32, torch.Generator().manual_seed(0)

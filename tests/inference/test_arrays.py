@@ -57,13 +57,13 @@ LABELS = {
 
 
 @pytest.mark.parametrize("name", list_models())
-@pytest.mark.parametrize("words", LABELS)
-def test_labels_that_are_no_tensor_are_refused_with_a_remedy(name, words):
+@pytest.mark.parametrize("message", LABELS)
+def test_labels_that_are_no_tensor_are_refused_with_a_remedy(name, message):
     """Pyro's own training hands them on as they are; `labels.repeat` of numpy repeats otherwise."""
-    (entry, images), labels = make(name), LABELS[words]
+    (entry, images), labels = make(name), LABELS[message]
     calls = [lambda: entry.model(images, labels), lambda: entry.guide(images, labels=labels)]
     for call in calls:
-        check_refused(call, rf"^labels must be a tensor of integers \(B,\), {words}$")
+        check_refused(call, rf"^labels must be a tensor of integers \(B,\), {message}$")
     for loss in [Trace_ELBO(), ImportanceWeightedELBO(2)] if entry.model.normalized else []:
         svi = SVI(entry.model, entry.guide, pyro.optim.Adam({"lr": 1e-3}), loss)
         with pytest.raises(ValueError, match="labels must be a tensor of integers"):

@@ -102,18 +102,18 @@ WRONG = {  # what a guide to TwoLevels draws, and what is wrong with it
 
 @pytest.mark.parametrize("name", WRONG)
 def test_every_problem_is_listed_at_once(name):
-    draw, words = WRONG[name]
+    draw, fragments = WRONG[name]
     model = TwoLevels()
-    found = problems(model, Written(model, draw))
-    assert len(found) == len(words)
-    assert all(any(word in line for line in found) for word in words)
+    lines = problems(model, Written(model, draw))
+    assert len(lines) == len(fragments)
+    assert all(any(fragment in line for line in lines) for fragment in fragments)
 
 
 def test_a_scale_is_named_beside_a_wrong_event_rank():
-    model, (draw, words) = TwoLevels(), WRONG["event rank"]
-    found = problems(model, poutine.scale(Written(model, draw), 20.0))
-    words = [*words, "'pose' is scaled by 1 in the model but by 20 in the guide"]
-    assert all(any(word in line for line in found) for word in words)
+    model, (draw, fragments) = TwoLevels(), WRONG["event rank"]
+    lines = problems(model, poutine.scale(Written(model, draw), 20.0))
+    fragments = [*fragments, "'pose' is scaled by 1 in the model but by 20 in the guide"]
+    assert all(any(fragment in line for line in lines) for fragment in fragments)
 
 
 RIGHT = {
@@ -196,11 +196,11 @@ def test_models_that_do_not_observe_their_images_are_named():
 
     model, images, forgets = Conjugate(), IMAGES[:2], Forgets()
     drawn = "'image' is missing in the guide; the model draws it, without obs="
-    for program, own in ((forgets, forgets), (poutine.uncondition(model), model)):
-        assert any(drawn in line for line in problems(program, ExactGuide(own), images))
+    for program, guide_model in ((forgets, forgets), (poutine.uncondition(model), model)):
+        assert any(drawn in line for line in problems(program, ExactGuide(guide_model), images))
     hidden = poutine.block(model, hide=["image"])
-    found = problems(hidden, ExactGuide(model), images)
-    assert any("observes no site, so that the images have no density" in line for line in found)
+    lines = problems(hidden, ExactGuide(model), images)
+    assert any("observes no site, so that the images have no density" in line for line in lines)
     swapped = problems(ExactGuide(model), model, images)
     assert any("model and guide swapped" in line for line in swapped)
 
@@ -264,8 +264,8 @@ def test_parameters_statistics_and_modes_are_left_as_they_were():
 def test_a_site_that_is_masked_in_one_half_alone_is_refused(mask):
     model, images = Conjugate(), conjugate_images(2, torch.float32)
     guide = ExactGuide(model)
-    found = problems(poutine.mask(model, mask=mask), guide, images)
-    assert any("'code' is masked differently in model and guide" in line for line in found)
+    lines = problems(poutine.mask(model, mask=mask), guide, images)
+    assert any("'code' is masked differently in model and guide" in line for line in lines)
     check_pair(poutine.mask(model, mask=mask), poutine.mask(guide, mask=mask), images)
 
 

@@ -114,7 +114,7 @@ def test_without_a_default_an_objective_is_asked_for():
     class Energy(Conjugate):
         normalized = False
 
-    class Own(Objective):
+    class MeanSquare(Objective):
         def differentiable_loss(self, model, guide, images, labels=None):
             return model.mean.square()
 
@@ -122,5 +122,5 @@ def test_without_a_default_an_objective_is_asked_for():
     guide = LinearGuide(model)
     with pytest.raises(ValueError, match=r"^Energy is an energy model.*pass objective=, a subclas"):
         fit(model, guide, images, steps=1, **QUIET)
-    assert fit(model, guide, images, steps=1, objective=Own(), **QUIET).steps == 1
+    assert fit(model, guide, images, steps=1, objective=MeanSquare(), **QUIET).steps == 1
     assert fit(model, guide, images, steps=1, freeze="model", **QUIET).steps == 1

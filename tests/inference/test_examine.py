@@ -26,31 +26,33 @@ def examined():
 
 
 def test_the_bounds_and_losses_are_those_of_the_exact_evidence(examined):
-    found, rows = examined
+    examination, rows = examined
     exact = marginal(rows).mean().item()
-    assert found.lower == pytest.approx(exact, abs=0.05)
-    assert found.upper == pytest.approx(exact, abs=0.1)
+    assert examination.lower == pytest.approx(exact, abs=0.05)
+    assert examination.upper == pytest.approx(exact, abs=0.1)
     for name in ("gauss_newton", "mixture"):  # the posterior is normal
-        assert found.table.loc[name, "elbo"] == pytest.approx(exact, abs=1e-4)
-    lost = found.lower - found.table["elbo"]
-    np.testing.assert_allclose(found.table["lost_elbo"], lost, atol=1e-9)
-    assert found.table.loc["encoder", "elbo"] < exact + 0.01
+        assert examination.table.loc[name, "elbo"] == pytest.approx(exact, abs=1e-4)
+    lost = examination.lower - examination.table["elbo"]
+    np.testing.assert_allclose(examination.table["lost_elbo"], lost, atol=1e-9)
+    assert examination.table.loc["encoder", "elbo"] < exact + 0.01
 
 
 def test_the_result_can_be_read_and_drawn(examined):
-    found, _ = examined
-    assert {"iwae_100", "iwae", "ess", "pareto_k", "lost_iwae", "seconds"} <= {*found.table}
-    assert "log p(x) is" in str(found) and "loses least by its ELBO" in found.verdict
-    assert found.evaluations["mixture"].posterior["code"].sizes["image"] == 4
-    labels = [text.get_text() for text in found.draw().axes[0].get_yticklabels()]
+    examination, _ = examined
+    assert {"iwae_100", "iwae", "ess", "pareto_k", "lost_iwae", "seconds"} <= {*examination.table}
+    assert "log p(x) is" in str(examination) and "loses least by its ELBO" in examination.verdict
+    assert examination.evaluations["mixture"].posterior["code"].sizes["image"] == 4
+    labels = [text.get_text() for text in examination.draw().axes[0].get_yticklabels()]
     assert labels == ["encoder", "free form", "gauss newton", "mixture", "auto laplace"]
 
 
 def test_discrete_sites_leave_out_the_guides_that_cannot_serve_them():
-    found = examine(mixture, X, guides=["free_form", "mixture", "auto_laplace"], rows=2, **SHORT)
-    assert [*found.table.index] == ["free_form"]
-    assert {*found.left_out} == {"mixture", "auto_laplace"}
-    assert "auto_laplace is left out: auto_laplace serves continuous sites" in found.verdict
+    examination = examine(
+        mixture, X, guides=["free_form", "mixture", "auto_laplace"], rows=2, **SHORT
+    )
+    assert [*examination.table.index] == ["free_form"]
+    assert {*examination.left_out} == {"mixture", "auto_laplace"}
+    assert "auto_laplace is left out: auto_laplace serves continuous sites" in examination.verdict
 
 
 def test_an_encoder_of_linear_components_is_the_posterior():
@@ -129,8 +131,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_measured_is_refused_in_one_line(name):
-    settings, kind, words = REFUSED[name]
-    with pytest.raises(kind, match=words) as caught:
+    settings, kind, message = REFUSED[name]
+    with pytest.raises(kind, match=message) as caught:
         examine(components, X, **{**SHORT, **settings})
     assert "\n" not in str(caught.value)
 

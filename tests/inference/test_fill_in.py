@@ -163,8 +163,8 @@ def test_presences_of_scenes_that_are_summed_out_fit_the_observed_pixels():
     entry = create("scenes", **small_settings("scenes")).with_enumerated_presences
     observed = half_mask(entry.model.image_shape[1:], "left")
     images = torch.rand(3, *entry.model.image_shape)
-    found = fill_in(entry.model, entry.guide, images, observed, num_particles=3)
-    assert torch.isfinite(found.log_hidden).all()
+    result = fill_in(entry.model, entry.guide, images, observed, num_particles=3)
+    assert torch.isfinite(result.log_hidden).all()
 
 
 @pytest.mark.parametrize("which", [Exact, Wide])

@@ -111,7 +111,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), SETTINGS, ids=[words for _, words in SETTINGS])
+@pytest.mark.parametrize(
+    ("settings", "message"), SETTINGS, ids=[pattern for _, pattern in SETTINGS]
+)
 def test_settings_that_are_refused_leave_the_pair_alone(settings, message):
     model, guide = pair()
     before = states(model, guide)

@@ -114,9 +114,9 @@ def test_the_door_fits_points_and_widens_them():
     wide = fit_guide("widened", model, points, images, steps=2)
     assert evaluate(model, wide, images, num_particles=2).attrs["is_bound"]
     later = fit_guide("semi_amortized", model, start, images, steps=3, distribution="delta")
-    assert later.fitted(images).continuous_distribution == "delta"
+    assert later.fit_images(images).continuous_distribution == "delta"
     later = SemiAmortized(start, steps=3, kind="gauss_newton")
-    assert isinstance(later.fitted(images), GaussNewton)
+    assert isinstance(later.fit_images(images), GaussNewton)
 
 
 def test_the_kinds_and_their_settings_are_named():

@@ -145,9 +145,9 @@ REFUSALS = [
     (lambda: Comparison({"iwae": [0.0]}).draw(), r"columns are missing: elbo, elbo_se.*plot"),
     # verbs
     *(
-        (lambda verb=verb, wrong=wrong: on("vae", verb, **{"num_samples": 1, **wrong}), words)
+        (lambda verb=verb, wrong=wrong: on("vae", verb, **{"num_samples": 1, **wrong}), message)
         for verb in (encode, reconstruct, posterior_predictive)
-        for wrong, words in (
+        for wrong, message in (
             ({"num_samples": 0}, "num_samples must be at least 1"),
             ({"num_samples": 1.5}, "num_samples must be a whole number"),
             ({"seed": -1}, "seed must be a whole number"),
@@ -156,9 +156,9 @@ REFUSALS = [
         )
     ),
     *(
-        (lambda verb=verb, change=change: verb(*change(small_entry("vae"))), words)
+        (lambda verb=verb, change=change: verb(*change(small_entry("vae"))), message)
         for verb in (encode, reconstruct, posterior_predictive)
-        for change, words in (
+        for change, message in (
             (lambda e: (e.guide, e.model, images_for(e)), r"is a guide; call \w+\(model, guide"),
             (lambda e: (e.model, e.guide, images_for(e)[:, 0]), "images must have shape"),
             (lambda e: (e.model, e.guide, images_for(e).tolist()), "images must be .*not a list"),
@@ -187,8 +187,8 @@ REFUSALS = [
     ),
     # counterfactuals
     *(
-        (lambda action=action: on("part-whole", intervene, action), words)
-        for action, words in (
+        (lambda action=action: on("part-whole", intervene, action), message)
+        for action, message in (
             ({}, "do is empty"),
             ({"object_poses": 0.0}, "sites of PartWholeCapsules are .*'object_pose'"),
             ({"image": 0.0}, "do sets 'image', but the latent sites"),

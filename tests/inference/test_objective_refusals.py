@@ -45,9 +45,9 @@ from capsule_zoo.inference.transformations import infer_transformation
 
 def annealed(guide=LinearGuide, **settings):
     model = pair()[0]
-    how = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
+    defaults = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
     guide = guide(model).double() if callable(guide) else guide
-    return annealed_log_likelihood(model, guide, IMAGES, **how | settings)
+    return annealed_log_likelihood(model, guide, IMAGES, **defaults | settings)
 
 
 class Counted(Conjugate):
@@ -101,7 +101,7 @@ IMAGES = conjugate_images(2)
 POINTS = draw_scenes(
     10, 0.1, templates=[SHAPES["square"], SHAPES["triangle"]], seed=9
 ).points.double()
-THERE = ~POINTS[..., 0].isnan()
+PRESENT = ~POINTS[..., 0].isnan()
 REFUSALS = [
     # annealing and partition functions
     (lambda: annealed(chains=0), "chains must be at least 1"),
@@ -129,9 +129,12 @@ REFUSALS = [
     (lambda: log_partition(small_rbm("poisson", "poisson")), r"at most 2\^25 states"),
     # objectives
     *(
-        (lambda kind=kind, number=number: kind(number), words)
+        (lambda kind=kind, number=number: kind(number), message)
         for kind in (ImportanceWeightedELBO, ReweightedWakeSleep, ScoreFunctionELBO)
-        for number, words in ((0, "num_particles must be at least"), (2.5, "must be a whole numb"))
+        for number, message in (
+            (0, "num_particles must be at least"),
+            (2.5, "must be a whole numb"),
+        )
     ),
     (lambda: ScoreFunctionELBO(1), "num_particles must be at least 2"),
     (lambda: ImportanceWeightedELBO(alpha=-1), "alpha must be at least 0, not -1"),
@@ -203,8 +206,8 @@ REFUSALS = [
     (lambda: asked(starts=0), "starts must be at least 1"),
     (lambda: asked(torch.rand(2, 1, 3, 3)), r"images must be \(B, 1, 5, 6\)"),
     (lambda: taught(POINTS[0]), r"points\[None\]"),
-    (lambda: taught(present=THERE[:, :5]), r"present must be \(10, 7\)"),
-    (lambda: taught(present=torch.ones_like(THERE)), "set present to 0"),
+    (lambda: taught(present=PRESENT[:, :5]), r"present must be \(10, 7\)"),
+    (lambda: taught(present=torch.ones_like(PRESENT)), "set present to 0"),
     (lambda: taught(POINTS[:, :1]), "fewer than two"),
     (lambda: taught(largest=3), "at most largest=3 points"),
     (lambda: taught(starts=0), "starts"),

@@ -63,13 +63,15 @@ def components_together(x):
 def marginal(x: Tensor) -> Tensor:
     """Return the exact log p of each case of `components`, of what is not missing."""
     covariance = LOADINGS.T @ LOADINGS + NOISE**2 * torch.eye(5)
-    found = []
+    log_probs = []
     for row in x:
-        there = ~row.isnan()
-        part = covariance[there][:, there]
+        is_observed = ~row.isnan()
+        part = covariance[is_observed][:, is_observed]
         distribution = torch.distributions.MultivariateNormal(part.new_zeros(len(part)), part)
-        found.append(distribution.log_prob(row[there]) if len(part) else part.new_zeros(()))
-    return torch.stack(found)
+        log_probs.append(
+            distribution.log_prob(row[is_observed]) if len(part) else part.new_zeros(())
+        )
+    return torch.stack(log_probs)
 
 
 def evidence(program, *args, **options) -> np.ndarray:
@@ -123,9 +125,9 @@ def test_the_evidence_of_a_linear_regression_is_exact(program, by_name):
     x, y = double(3, 6, 2), double(4, 6)
     covariance = 4 * x @ x.T + 0.09 * torch.eye(6)
     distribution = torch.distributions.MultivariateNormal(torch.zeros(6).double(), covariance)
-    given = ((x,), {"observed": {"y": y}}) if by_name else ((x, y), {})
+    data = ((x,), {"observed": {"y": y}}) if by_name else ((x, y), {})
     np.testing.assert_allclose(
-        evidence(program, *given[0], **given[1]), [distribution.log_prob(y)], atol=1e-6
+        evidence(program, *data[0], **data[1]), [distribution.log_prob(y)], atol=1e-6
     )
 
 
@@ -142,13 +144,13 @@ def test_discrete_sites_are_summed_out(infer):
     model, rows = as_model(mixture, X, infer)
     assert [site.name for site in model.sites if site.enumerated] == ["kind"]
     code = double(5, 7, 1)
-    found = log_density(scored(model, {"code": code}, rows), rows)
-    each = [
+    log_prob = log_density(scored(model, {"code": code}, rows), rows)
+    terms = [
         dist.Normal(shift + code * LOADINGS[0], NOISE).log_prob(X).sum(1) + p.log()
         for shift, p in zip(SHIFTS, CLASSES, strict=True)
     ]
-    expected = torch.stack(each).logsumexp(0) + dist.Normal(0.0, 1.0).log_prob(code[:, 0])
-    torch.testing.assert_close(found, expected)
+    expected = torch.stack(terms).logsumexp(0) + dist.Normal(0.0, 1.0).log_prob(code[:, 0])
+    torch.testing.assert_close(log_prob, expected)
 
 
 def global_mixture(x):
@@ -171,14 +173,14 @@ def test_means_of_a_mixture_have_the_exact_evidence_by_enumeration():
     line = torch.linspace(-25, 25, 501, dtype=torch.float64)
     grid = torch.cartesian_prod(line, line)
     joint = torch.cat([on_grid(model, row, "means", part) for part in grid.split(50_000)])
-    found = joint.logsumexp(0) + 2 * math.log(line[1] - line[0])
+    log_evidence = joint.logsumexp(0) + 2 * math.log(line[1] - line[0])
     total = []
     for kinds in torch.cartesian_prod(*[torch.arange(2)] * 3):
         of = torch.nn.functional.one_hot(kinds, 2).double()
         covariance = 9 * of @ of.T + torch.eye(3)
         distribution = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance)
         total.append(CLASSES[kinds].log().sum() + distribution.log_prob(x))
-    torch.testing.assert_close(found, torch.stack(total).logsumexp(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(log_evidence, torch.stack(total).logsumexp(0), atol=1e-6, rtol=0)
 
 
 def heavy(y):
@@ -190,8 +192,10 @@ def test_a_heavy_tailed_prior_has_the_evidence_of_the_voigt_profile():
     y = torch.tensor(6.0, dtype=torch.float64)
     model, row = as_model(heavy, y)
     values = torch.linspace(-10, 22, 20_001, dtype=torch.float64)
-    found = on_grid(model, row, "slope", values).logsumexp(0) + math.log(values[1] - values[0])
-    assert found.item() == pytest.approx(math.log(voigt_profile(6.0, 0.7, 1.5)), abs=1e-6)
+    log_evidence = on_grid(model, row, "slope", values).logsumexp(0) + math.log(
+        values[1] - values[0]
+    )
+    assert log_evidence.item() == pytest.approx(math.log(voigt_profile(6.0, 0.7, 1.5)), abs=1e-6)
 
 
 def schools(errors, y=None):
@@ -209,11 +213,11 @@ def test_eight_schools_have_their_joint_density():
     assert not model.by_row and row.shape == (1, 8)
     mean, spread, effect = double(8, 3, 1), double(9, 3, 1).exp(), double(10, 3, 8)
     values = {"mean": mean, "spread": spread, "effect": effect}
-    found = log_density(scored(model, values, tiled(row, 3)), tiled(row, 3))
+    log_joint = log_density(scored(model, values, tiled(row, 3)), tiled(row, 3))
     expected = dist.Normal(0.0, 5.0).log_prob(mean) + dist.HalfCauchy(5.0).log_prob(spread)
     expected = expected + dist.Normal(mean, spread).log_prob(effect).sum(1, keepdim=True)
     expected = expected + dist.Normal(effect, errors).log_prob(y).sum(1, keepdim=True)
-    torch.testing.assert_close(found, expected[:, 0])
+    torch.testing.assert_close(log_joint, expected[:, 0])
 
 
 def covariates(x, y):
@@ -341,8 +345,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_taken_is_refused_in_one_line(name):
-    call, words = REFUSED[name]
-    with pytest.raises(UnservedProgram, match=words) as caught:
+    call, message = REFUSED[name]
+    with pytest.raises(UnservedProgram, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 
@@ -370,11 +374,13 @@ def test_parameters_have_their_trained_values_and_everything_stays_as_it_was():
     assert not module.training and module.inner.training
     assert list(pyro.get_param_store()) == ["scale"]
     assert torch.equal(pyro.get_param_store().get_state()["params"]["scale"], held)
-    for each, scale in ((fresh, 2.0), (model, 3.0)):
-        guide = gauss_newton(each, None, rows, steps=2)
-        found = log_mean(pooled_log_weight(evaluate(each, guide, rows, num_particles=2)))
+    for program_model, scale in ((fresh, 2.0), (model, 3.0)):
+        guide = gauss_newton(program_model, None, rows, steps=2)
+        log_evidence = log_mean(
+            pooled_log_weight(evaluate(program_model, guide, rows, num_particles=2))
+        )
         expected = dist.Normal(0.0, (scale**2 + 1) ** 0.5).log_prob(x)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(log_evidence, expected, atol=1e-6)
 
 
 def test_missing_covariates_are_refused():

@@ -47,9 +47,9 @@ def test_no_image_ends_below_its_start(pair, images, method):
     model, guide = pair
     before = {k: v.clone() for k, v in model.state_dict().items()}
     fitted = refine(model, guide, images, steps=30, method=method, lr=0.5)  # far too long steps
-    found = fitted.refinement
-    assert (found.end >= found.start).all() and (found.end > found.start).any()
-    assert len(found.path) == 31 and found.path[-1].isfinite()
+    refinement = fitted.refinement
+    assert (refinement.end >= refinement.start).all() and (refinement.end > refinement.start).any()
+    assert len(refinement.path) == 31 and refinement.path[-1].isfinite()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -58,10 +58,10 @@ def test_the_guide_holds_what_its_judge_has_seen(pair, images):
     """Starting again from the refined guide under the same noise begins where it ended."""
     model, guide = pair
     refined = refine(model, guide, images, steps=40, seed=3)
-    found = refined.refinement
-    assert found.end.mean() > found.start.mean() + 10
+    refinement = refined.refinement
+    assert refinement.end.mean() > refinement.start.mean() + 10
     again = refine(model, refined, images, steps=0, seed=3).refinement
-    torch.testing.assert_close(again.start, found.end)
+    torch.testing.assert_close(again.start, refinement.end)
 
 
 def test_every_image_is_refined_as_if_it_were_alone(pair, images):
@@ -139,16 +139,16 @@ def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images)
 def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     model, guide = pair
     semi = SemiAmortized(guide, steps=2)
-    first = semi.fitted(images)
-    assert semi.discretize().fitted(images.clone()) is first
-    assert semi.fitted(images[:2]) is not first
-    second = semi.fitted(images)
+    first = semi.fit_images(images)
+    assert semi.discretize().fit_images(images.clone()) is first
+    assert semi.fit_images(images[:2]) is not first
+    second = semi.fit_images(images)
     with torch.no_grad():
         model.template_logits.add_(1)
-    assert semi.fitted(images) is not second
-    third, read = semi.fitted(buffer := images.clone()), semi.fitted(buffer)
+    assert semi.fit_images(images) is not second
+    third, read = semi.fit_images(buffer := images.clone()), semi.fit_images(buffer)
     buffer.copy_(1 - images)
-    assert read is third and semi.fitted(buffer) is not third
+    assert read is third and semi.fit_images(buffer) is not third
 
 
 def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):

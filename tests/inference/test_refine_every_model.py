@@ -48,8 +48,8 @@ def test_no_image_ends_below_its_start(name, distribution):
         guide = refine(
             entry.model, start, images, steps=4, distribution=distribution, lr=0.5
         )  # far too long steps
-        found = guide.refinement
-        assert (found.end >= found.start).all() and found.end.isfinite().all()
+        refinement = guide.refinement
+        assert (refinement.end >= refinement.start).all() and refinement.end.isfinite().all()
         check_pair(entry.model, guide, images)
     check_pair(entry.model.discretize(), guide.discretize(), images)
     idata = evaluate(entry.model, guide, images, num_particles=2)

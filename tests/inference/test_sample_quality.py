@@ -78,12 +78,12 @@ def halves(number, seed):
 def test_the_classifier_learns():
     first = train_classifier(halves(600, 0), 2, epochs=3, seed=7)
     fresh = halves(200, 1)
-    seen = first.read(fresh.images, batch_size=64)
-    assert (seen.classes == fresh.labels.numpy()).mean() > 0.98
-    assert seen.features.shape == (200, 64) and (seen.features >= 0).all()
-    assert (seen.confidence > 0.5 - 1e-9).all() and (seen.confidence <= 1).all()
+    predictions = first.read(fresh.images, batch_size=64)
+    assert (predictions.classes == fresh.labels.numpy()).mean() > 0.98
+    assert predictions.features.shape == (200, 64) and (predictions.features >= 0).all()
+    assert (predictions.confidence > 0.5 - 1e-9).all() and (predictions.confidence <= 1).all()
     noise = first.read(torch.full((1, 1, 9, 10), 0.4)).confidence
-    assert noise < seen.confidence.mean()
+    assert noise < predictions.confidence.mean()
 
 
 def test_reading_does_not_depend_on_the_batches():

@@ -27,8 +27,8 @@ def of_toys(call):
 
 
 def annealed(model, guide, images, seed):
-    how = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=3, simulated=2)
-    stats = annealed_log_likelihood(model, guide, images, seed=seed, **how).sample_stats
+    settings = dict(temperatures=3, leapfrogs=2, pilot_chains=2, chains=3, simulated=2)
+    stats = annealed_log_likelihood(model, guide, images, seed=seed, **settings).sample_stats
     names = "log_weight", "simulated_log_weight", "reverse_log_weight"
     return torch.cat([torch.from_numpy(stats[name].values).flatten() for name in names])
 

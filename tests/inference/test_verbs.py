@@ -191,8 +191,8 @@ def test_models_that_tell_classes_classify():
 
 @pytest.mark.parametrize("name", sorted(CLASSIFIERS))
 def test_the_class_is_the_likeliest_label(name):
-    found = verbs_of((entry := small_entry(name)), images_for(entry), 0)
-    assert_close(found["classify"], found["encode label"].argmax(-1))
+    answers = verbs_of((entry := small_entry(name)), images_for(entry), 0)
+    assert_close(answers["classify"], answers["encode label"].argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["capsule-network", "capsule-network:overlapping"])

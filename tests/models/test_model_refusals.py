@@ -145,9 +145,9 @@ ARGUMENTS: list[tuple[Callable, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "arguments", "words"), ARGUMENTS, ids=lambda x: str(x)[:40])
-def test_a_bad_argument_is_refused_by_name(make, arguments, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("make", "arguments", "message"), ARGUMENTS, ids=lambda x: str(x)[:40])
+def test_a_bad_argument_is_refused_by_name(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
         make(**arguments)
 
 
@@ -405,8 +405,8 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_refused_in_words(name):
-    call, words = CALLS[name]
-    with pytest.raises(TooManyCovers if name == "covers" else ValueError, match=words):
+    call, message = CALLS[name]
+    with pytest.raises(TooManyCovers if name == "covers" else ValueError, match=message):
         call()
 
 
@@ -418,7 +418,7 @@ def test_models_that_draw_no_images_are_no_parts_of_scenes(part, entry):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (presence_of_the_guide, r"'part_presence'.*TraceEnum_ELBO"),
         (presence_of_the_model, "'object_presence'"),
@@ -426,14 +426,14 @@ def test_models_that_draw_no_images_are_no_parts_of_scenes(part, entry):
         (nuts_on_parents, r'TraceEnum_ELBO with a guide.*with_selection\("marginal"\)'),
     ],
 )
-def test_an_enumerated_presence_is_refused_by_guide_and_model(call, words):
+def test_an_enumerated_presence_is_refused_by_guide_and_model(call, message):
     """The loss would be wrong: terms outside the plate are not weighted by the probabilities."""
-    with pytest.raises(EnumeratedPresence, match=words):
+    with pytest.raises(EnumeratedPresence, match=message):
         call()
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
+    ("labels", "message"),
     [
         (torch.zeros(4), "labels must be integers"),
         (torch.tensor([0, 1, 2, 3]), r"labels must lie in 0 to 2.*, or build .* classes=4"),
@@ -441,10 +441,10 @@ def test_an_enumerated_presence_is_refused_by_guide_and_model(call, words):
         (torch.zeros(4, 1, dtype=torch.int64), "labels must be integers of shape"),
     ],
 )
-def test_bad_labels_are_refused_by_model_and_guide(labels, words):
+def test_bad_labels_are_refused_by_model_and_guide(labels, message):
     model = matrix(features=4, capsules=(2, 2, 2))
     for call in (model, ExactLabel(model)):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call(torch.rand(4, 1, 17, 17), labels)
 
 

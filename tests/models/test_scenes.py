@@ -220,7 +220,7 @@ def test_presences_of_more_slots_than_bits_are_told_apart(monkeypatch):
     _, guide, images = pair(slots=66)
     guide.eval()
     rows = torch.eye(66).to(images).expand(len(images), -1, -1)
-    monkeypatch.setattr(type(guide), "_climbed", lambda *_: rows)
+    monkeypatch.setattr(type(guide), "_climb", lambda *_: rows)
     distribution = guide.presence_distribution(images, guide.draw_proposals(images))
     assert (distribution.log_q > -math.inf).all()
 

@@ -28,15 +28,15 @@ class World(NamedTuple):
     vote for a chosen parent that is present is drawn from the parent's Gaussian.
 
     Attributes:
-        there: 1 for parents that are present, else 0, (N, J).
+        presence: 1 for parents that are present, else 0, (N, J).
         mean: means of the parents' Gaussians, (N, J, D); their variance is the same for all.
-        chosen: parent of each child, (N, I).
+        parents: parent of each child, (N, I).
         votes: votes of the children, (N, I, J, D).
     """
 
-    there: Tensor
+    presence: Tensor
     mean: Tensor
-    chosen: Tensor
+    parents: Tensor
     votes: Tensor
 
     @property
@@ -69,12 +69,12 @@ def e_step(number: int, e_step: str) -> Outcome:
     """Check responsibilities at known parents; the paper's E step gives absent parents none."""
     world = draw_world(number)
     variance = torch.full_like(world.mean, SCALE**2)[:, None]
-    logits = 200 * (world.there - 0.5)[:, None]
+    logits = 200 * (world.presence - 0.5)[:, None]
     belief = Belief(torch.empty(0), world.mean[:, None], variance, logits)
     responsibilities = EMRouting(e_step=e_step).responsibilities(
         Votes.dense(world.votes), belief, parent_distribution()
     )
-    return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
+    return choices_calibrated(world.parents, responsibilities[:, 0].mT, world.apart)
 
 
 @check("sbc_switchable_gaussians", of=[SwitchableGaussians, TraceEnum_ELBO])
@@ -84,7 +84,7 @@ def enumerated(number: int) -> Outcome:
     sizes = CHILDREN, PARENTS, SIZE
     layer = SwitchableGaussians(*sizes, beta_u=rule.beta_u[0].item(), noise=NOISE).double()
     values = {
-        "parent_presence": world.there,
+        "parent_presence": world.presence,
         "parent_mean": world.mean,
         "parent_variance": torch.full_like(world.mean, SCALE**2),
         "child_presence": torch.ones_like(world.votes[..., 0, 0]),
@@ -92,7 +92,7 @@ def enumerated(number: int) -> Outcome:
     guide = at(layer.sites, layer.plate_dims, values)
     elbo = TraceEnum_ELBO(max_plate_nesting=2)
     posterior = elbo.compute_marginals(layer, guide, world.votes)["child_parent"].probs
-    return choices_calibrated(world.chosen, posterior.detach(), world.apart)
+    return choices_calibrated(world.parents, posterior.detach(), world.apart)
 
 
 @check("sbc_em_routing", of=[EMRouting], routing=EMRouting(3), approximate=True)
@@ -102,7 +102,7 @@ def whole_routing(number: int, routing: Routing) -> Outcome:
     """Check responsibilities after three iterations from votes alone, as if a posterior."""
     world = draw_world(number)
     responsibilities = routing(Votes.dense(world.votes), parent_distribution()).responsibility
-    return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
+    return choices_calibrated(world.parents, responsibilities[:, 0].mT, world.apart)
 
 
 @check("sbc_vb_one_parent", of=[VBRouting])

@@ -99,7 +99,7 @@ class PaintedPartsView(View):
 
     def move(self, handle: int, pose: Tensor) -> None:
         """Move a capsule, and all below it, to a pose (6,) in the image."""
-        state = moved(self.state, handle, pose, self.levels)
+        state = move_capsule(self.state, handle, pose, self.levels)
         self.state = self.follow_mode(state, self.level_of(handle), changed=False)
 
     def level_of(self, handle: int) -> int:
@@ -146,11 +146,11 @@ class PaintedPartsView(View):
         self.move(handle, pose)
 
     @torch.no_grad()
-    def painted(self) -> Tensor:
+    def mean_image(self) -> Tensor:
         return self.model.render(self.parts())
 
     @torch.no_grad()
-    def colored(self) -> Tensor:
+    def color_parts(self) -> Tensor:
         return colored_parts(self.model, self.parts())[0]
 
     def outline(self, handle: int) -> Tensor:
@@ -164,7 +164,7 @@ class PaintedPartsView(View):
         )
 
 
-def moved(state: State, capsule: int, pose: Tensor, levels: list[slice]) -> State:
+def move_capsule(state: State, capsule: int, pose: Tensor, levels: list[slice]) -> State:
     """Return the state with one capsule and all below it moved to a pose (6,) in the image."""
     motion = poses.compose(pose, poses.inverse(state["pose"][capsule]))
     moves = torch.zeros(len(state["pose"]), dtype=torch.bool)
@@ -226,7 +226,7 @@ class PartWholeView(PaintedPartsView):
             return
         top, state = self.levels[0].stop, self.parse
         for capsule in range(top):
-            state = moved(state, capsule, self.state["pose"][capsule], self.levels)
+            state = move_capsule(state, capsule, self.state["pose"][capsule], self.levels)
         presence = torch.cat([self.state["presence"][:top], state["presence"][top:]])
         self.state = {**state, "presence": presence}
 
