@@ -151,14 +151,14 @@ MINIATURES = {
         None,
         12,
         (60, 20),
-        {"shape_codes.affnist.on_published_parts": small_shape_codes},
+        {"shape_codes.affnist.create_on_published_parts": small_shape_codes},
     ),
     "shape-codes/objects": Miniature(
         dict(kinds=(10,), main=10, steps=2, images=20, held_out=4, rotated=3, seeds=2),
         None,
         12,
         (60, 20),
-        {"shape_codes.objects.on_published_parts": small_shape_codes},
+        {"shape_codes.objects.create_on_published_parts": small_shape_codes},
     ),
     "shape-codes/clusters": Miniature(
         dict(components=5, numbers=(2, 10)),
@@ -179,7 +179,7 @@ MINIATURES = {
             "shape_codes.from_images.load_dataset": lambda dataset, name: load_dataset(
                 name, size=12, validation=300
             ),
-            "shape_codes.from_images.begun": small_shape_codes,
+            "shape_codes.from_images.create_untrained": small_shape_codes,
             "shape_codes.from_images.EPOCHS": 1,
         },
     ),
@@ -230,7 +230,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     patches: dict[str, Any] = {
         "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
         "zoo.guide_swaps.list_weights": dict,
-        "zoo.guide_swaps.begun": lambda name, *a: create_untrained(name, *a, **sizes_of(name)),
+        "zoo.guide_swaps.create_untrained": lambda name, *a: create_untrained(name, *a, **sizes_of(name)),
         "shape_codes.from_images.SIZES": SHAPES,
     }
     for place, value in {**patches, **small.patches}.items():
