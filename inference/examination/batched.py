@@ -90,17 +90,19 @@ class Lifting(Messenger):
         self._outside.__enter__()
 
     def _lift(self, msg: Any) -> None:
-        law, name = msg["fn"], msg["name"]
-        self._padding = max(0, self.nesting - len(law.batch_shape))
-        law = law.expand(torch.Size([1] * self._padding) + law.batch_shape)
-        if isinstance(law, ObservedPixels) and law.observed is not None:
-            law.observed = law.observed.expand(law.shape())
-        place = len(law.batch_shape) - self.nesting
-        msg["fn"] = self._lifted(law, place)
+        distribution, name = msg["fn"], msg["name"]
+        self._padding = max(0, self.nesting - len(distribution.batch_shape))
+        distribution = distribution.expand(
+            torch.Size([1] * self._padding) + distribution.batch_shape
+        )
+        if isinstance(distribution, ObservedPixels) and distribution.observed is not None:
+            distribution.observed = distribution.observed.expand(distribution.shape())
+        place = len(distribution.batch_shape) - self.nesting
+        msg["fn"] = self._lifted(distribution, place)
         if isinstance(msg["mask"], Tensor):
-            msg["mask"] = self._lifted(msg["mask"].expand(law.batch_shape), place)
+            msg["mask"] = self._lifted(msg["mask"].expand(distribution.batch_shape), place)
         if msg["value"] is not None:
-            value = msg["value"].expand(law.shape())
+            value = msg["value"].expand(distribution.shape())
             msg["value"] = self._lifted(value, place)
         msg["name"] = self.names.get(name, name)
         frames = msg["cond_indep_stack"]
@@ -108,15 +110,15 @@ class Lifting(Messenger):
             frame._replace(name=self.names.get(frame.name, frame.name)) for frame in frames
         )
         if not msg["is_observed"]:
-            how = "parallel" if name in self.enumerated else None
-            msg["infer"] = {**msg["infer"], "enumerate": how}
+            mode = "parallel" if name in self.enumerated else None
+            msg["infer"] = {**msg["infer"], "enumerate": mode}
 
     def _lifted(self, thing: Any, place: int) -> Any:
         """Return a value, or all values in a distribution, with the rows as a dim at a place."""
         if isinstance(thing, Tensor):
             return _functorch._remove_batch_dim(thing, self.level, self.number, place)
         if isinstance(thing, list | tuple) and not isinstance(thing, torch.Size):
-            return type(thing)(self._lifted(each, place) for each in thing)
+            return type(thing)(self._lifted(element, place) for element in thing)
         if not isinstance(thing, Distribution | Transform):
             return thing
         lifted = copy.copy(thing)
@@ -167,6 +169,6 @@ class Observing(Messenger):
         msg["is_observed"] = self.observed is not None
         msg["value"] = None
         if self.observed is not None:
-            msg["value"], *there = self.observed[msg["name"]]
-            if there:
-                msg["fn"] = ObservedPixels(msg["fn"], there[0])
+            msg["value"], *mask = self.observed[msg["name"]]
+            if mask:
+                msg["fn"] = ObservedPixels(msg["fn"], mask[0])

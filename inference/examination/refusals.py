@@ -39,8 +39,8 @@ def refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
 
 def _problem(site: dict) -> str:
     """Return why a site cannot be taken, and the remedy; "" if it can."""
-    law = site["fn"]
-    if isinstance(base_distribution(law), Unit):
+    distribution = site["fn"]
+    if isinstance(base_distribution(distribution), Unit):
         return (
             "is a pyro.factor, so that the joint density is not normalized and log p(data) has no "
             "meaning; write it as pyro.sample(..., obs=...)"
@@ -53,9 +53,9 @@ def _problem(site: dict) -> str:
             )
     if isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
-    shape = law.batch_shape
-    held = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in held]
+    shape = distribution.batch_shape
+    plate_dims = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in plate_dims]
     if bare:
         return (
             f"has a batch dim of {shape[bare[0]]} outside of any plate; write .to_event"
@@ -65,31 +65,37 @@ def _problem(site: dict) -> str:
         value = site["value"]
         if not isinstance(value, Tensor) or value.isinf().any():
             return "observes values that are not finite numbers; NaN may mark missing ones"
-        return _misfit(law, value)
-    if is_discrete(law) and not law.has_enumerate_support:
+        return _misfit(distribution, value)
+    if is_discrete(distribution) and not distribution.has_enumerate_support:
         return (
-            f"is drawn from {type(base_distribution(law)).__name__}, whose discrete values are "
+            f"is drawn from {_family(distribution)}, whose discrete values are "
             "countless, so that they cannot be summed out; sum them out by hand, or draw a "
             "Categorical"
         )
     return ""
 
 
-def _misfit(law: Any, value: Tensor) -> str:
+def _family(distribution: Any) -> str:
+    return type(base_distribution(distribution)).__name__
+
+
+def _misfit(distribution: Any, value: Tensor) -> str:
     """Return why a distribution cannot score an observed value; "" if it can."""
-    shape, form = tuple(law.shape()), tuple(value.shape)
+    shape, form = tuple(distribution.shape()), tuple(value.shape)
     if len(form) > len(shape) or any(
         size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)
     ):
         return f"observes values of shape {form}, but draws {shape}; give data of that shape"
     missing = value.isnan().expand(shape)
-    rank = law.event_dim
+    rank = distribution.event_dim
     if rank and missing.any():
         part = missing.flatten(-rank)
-        independent = isinstance(law, Independent) and law.reinterpreted_batch_ndims == rank
+        independent = (
+            isinstance(distribution, Independent) and distribution.reinterpreted_batch_ndims == rank
+        )
         if not independent and bool((part.any(-1) != part.all(-1)).any()):
             return (
-                f"is drawn from {type(base_distribution(law)).__name__}, of which a part cannot be "
+                f"is drawn from {_family(distribution)}, of which a part cannot be "
                 "missing; give independent values by .to_event, or leave these rows out"
             )
     return ""
