@@ -65,3 +65,9 @@ def test_the_first_notebook_lists_all_entries_and_links_all_notebooks():
     text = "".join(line for cell in cells_of(start, "markdown") for line in cell["source"])
     others = {path.name for path in NOTEBOOKS} - {"00_start_here.ipynb"}
     assert set(re.findall(r"\]\((\w+\.ipynb)\)", text)) == others
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_links_lead_to_notebooks(path):
+    linked = re.findall(r"\((\w+\.ipynb)[)#]", path.read_text())
+    assert all((FOLDER / name).is_file() for name in linked)

@@ -58,13 +58,13 @@ def examine_programs(
     """
     metrics: dict[str, Any] = {}
     numbers: dict[str, Numbers] = {}
-    found: dict[str, Examination] = {}
+    result: dict[str, Examination] = {}
     for program in programs:
         options.say(f"Examining {program}")
         module, name = import_module(f"capsule_zoo.examples.{program}"), SHORT.get(program, program)
         call, arguments, observed = module.example()
         began = time.process_time()
-        one = found[name] = examine(
+        one = result[name] = examine(
             call,
             *arguments,
             observed=observed,
@@ -88,21 +88,21 @@ def examine_programs(
         for column in _COLUMNS:
             for guide, value in one.table[column].items():
                 if np.isfinite(value):
-                    held = numbers.setdefault(f"{column}_{name}", {})
-                    held[str(guide)] = single(value, len(one.rows))
+                    by_guide = numbers.setdefault(f"{column}_{name}", {})
+                    by_guide[str(guide)] = single(value, len(one.rows))
     gaps = [metrics[f"gap_median_{SHORT.get(name, name)}"][0] for name in programs]
     metrics["gaps_below_half"] = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
     tables = {"guides": Table(numbers, "{quantity}_{variant}")}
-    return Result(metrics | tables, {"": plot_losses(found)})
+    return Result(metrics | tables, {"": plot_losses(result)})
 
 
-def plot_losses(found: dict[str, Examination]) -> Figure:
+def plot_losses(result: dict[str, Examination]) -> Figure:
     """Draw what each guide loses by its ELBO and with importance weights, a panel a program."""
-    figure, grid = panels(2, -(-len(found) // 2), (4.5, 1.9), (0, 0.6), sharex=True)
+    figure, grid = panels(2, -(-len(result) // 2), (4.5, 1.9), (0, 0.6), sharex=True)
     axes_in_order = grid.T.flatten()
-    for axes in axes_in_order[len(found) :]:
+    for axes in axes_in_order[len(result) :]:
         axes.set_axis_off()
-    for axes, (name, one) in zip(axes_in_order, found.items(), strict=False):
+    for axes, (name, one) in zip(axes_in_order, result.items(), strict=False):
         height = np.arange(len(one.table))[::-1]
         for column, label in (("lost_elbo", "ELBO"), ("lost_iwae", "1,000 importance weights")):
             axes.plot(one.table[column], height, "o", label=label)
@@ -128,14 +128,14 @@ def on_grid(log_joint: Callable[[Tensor, Tensor], Tensor], width: float, steps: 
 def by_row(log_joint: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Tensor) -> float:
     """Return the mean over rows of `on_grid`, for latents with a standard normal prior."""
     prior = Normal(0.0, 1.0)
-    found = []
+    result = []
     for row in rows:
 
         def joint(a: Tensor, b: Tensor, row: Tensor = row) -> Tensor:
             return log_joint(a, b, row) + prior.log_prob(a) + prior.log_prob(b)
 
-        found.append(on_grid(joint, 7.0))
-    return float(np.mean(found))
+        result.append(on_grid(joint, 7.0))
+    return float(np.mean(result))
 
 
 def exact_pca(module: Any, program: Callable, rows: Tensor) -> float:
@@ -227,9 +227,9 @@ def exact_vae(module: Any, program: Any, rows: Tensor) -> float:
 def exact_responses(module: Any, program: Callable, rows: Tensor) -> float:
     """Return log p of the answers, by Gauss-Hermite quadrature of difficulties and abilities."""
     answers = rows[0].view(20, 5)
-    nodes, weights = (torch.tensor(each) for each in np.polynomial.hermite_e.hermegauss(14))
+    nodes, weights = (torch.tensor(element) for element in np.polynomial.hermite_e.hermegauss(14))
     weights = (weights / weights.sum()).log()
-    abilities, mass = (torch.tensor(each) for each in np.polynomial.hermite_e.hermegauss(40))
+    abilities, mass = (torch.tensor(element) for element in np.polynomial.hermite_e.hermegauss(40))
     mass = (mass / mass.sum()).log()
     total = torch.full((14,) * 5, 0.0, dtype=torch.float64)
     for axis in range(5):

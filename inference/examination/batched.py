@@ -110,15 +110,15 @@ class Lifting(Messenger):
             frame._replace(name=self.names.get(frame.name, frame.name)) for frame in frames
         )
         if not msg["is_observed"]:
-            how = "parallel" if name in self.enumerated else None
-            msg["infer"] = {**msg["infer"], "enumerate": how}
+            mode = "parallel" if name in self.enumerated else None
+            msg["infer"] = {**msg["infer"], "enumerate": mode}
 
     def _lifted(self, thing: Any, place: int) -> Any:
         """Return a value, or all values in a distribution, with the rows as a dim at a place."""
         if isinstance(thing, Tensor):
             return _functorch._remove_batch_dim(thing, self.level, self.number, place)
         if isinstance(thing, list | tuple) and not isinstance(thing, torch.Size):
-            return type(thing)(self._lifted(each, place) for each in thing)
+            return type(thing)(self._lifted(element, place) for element in thing)
         if not isinstance(thing, Distribution | Transform):
             return thing
         lifted = copy.copy(thing)
@@ -169,6 +169,6 @@ class Observing(Messenger):
         msg["is_observed"] = self.observed is not None
         msg["value"] = None
         if self.observed is not None:
-            msg["value"], *there = self.observed[msg["name"]]
-            if there:
-                msg["fn"] = ObservedPixels(msg["fn"], there[0])
+            msg["value"], *mask = self.observed[msg["name"]]
+            if mask:
+                msg["fn"] = ObservedPixels(msg["fn"], mask[0])

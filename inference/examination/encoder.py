@@ -60,10 +60,10 @@ class AutoEncoder(Guide[ProgramModel]):
     def __init__(self, model: ProgramModel, rows: Tensor, network: nn.Module | None = None) -> None:
         super().__init__(model)
         self.families = families_of(model)
-        there = ~rows.isnan()
-        count = there.sum(0).clamp(min=1)
-        center = torch.where(there, rows, 0.0).sum(0) / count
-        spread = (torch.where(there, rows - center, 0.0).square().sum(0) / count).sqrt()
+        mask = ~rows.isnan()
+        count = mask.sum(0).clamp(min=1)
+        center = torch.where(mask, rows, 0.0).sum(0) / count
+        spread = (torch.where(mask, rows - center, 0.0).square().sum(0) / count).sqrt()
         self.register_buffer("center", center)
         self.register_buffer("spread", torch.where(spread > 0, spread, 1.0))
         self._place(rows)
@@ -137,21 +137,21 @@ class AutoEncoder(Guide[ProgramModel]):
             factor = self.scale * shape.exp()
         plates: dict[str, Any] = {}
         noise: list[Tensor] = []
-        drawn, place, first = {}, 0, 0
+        draws, place, first = {}, 0, 0
         for site in self.model.latent_sites:
             family, shape = self.families[site.name], self.shapes[site.name]
             size = shape.numel()
             if isinstance(family, ByLogits):
                 part = logits[:, first : first + size].reshape(-1, *shape)
                 distribution, first = family.distribution(part, site.event_dim), first + size
-                drawn[site.name] = draw_site(self.model, site, distribution, plates)
+                draws[site.name] = draw_site(self.model, site, distribution, plates)
                 continue
             columns = slice(place, place + size)
             part = loc[:, columns]
             if not self.correlated:
                 scale = factor[:, columns].reshape(-1, *shape)
                 distribution = family.normal(part.reshape(-1, *shape), scale, site.event_dim)
-                drawn[site.name] = draw_site(self.model, site, distribution, plates)
+                draws[site.name] = draw_site(self.model, site, distribution, plates)
                 place += size
                 continue
             rows = factor[:, columns]
@@ -160,10 +160,10 @@ class AutoEncoder(Guide[ProgramModel]):
             base = ChainedNormal(
                 part.reshape(-1, *shape), rows[:, None, :, columns], family.free_dim(site.event_dim)
             )
-            drawn[site.name] = draw_site(self.model, site, family.to_support(base), plates)
-            noise.append(base.noise(family.transform.inv(drawn[site.name]))[:, 0, :, 0])
+            draws[site.name] = draw_site(self.model, site, family.to_support(base), plates)
+            noise.append(base.noise(family.transform.inv(draws[site.name]))[:, 0, :, 0])
             place += size
-        return drawn
+        return draws
 
 
 def auto_encoder(

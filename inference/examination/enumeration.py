@@ -50,12 +50,12 @@ def read_outside(model: "ProgramModel", rows: Tensor) -> set[str]:
         name: {f.name for f in site["cond_indep_stack"] if f.vectorized}
         for name, site in sites.items()
     }
-    found = set()
+    result = set()
     for name in [site.name for site in model.sites if site.enumerated]:
         infer = sites[name]["infer"]
         symbol = infer["_dim_to_symbol"][infer["_enumerate_dim"]]
         for other, site in sites.items():
             read = symbol in site["packed"]["log_prob"]._pyro_dims
             if read and plates[name] - plates[other]:
-                found.add(name)
-    return found
+                result.add(name)
+    return result

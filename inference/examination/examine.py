@@ -175,12 +175,14 @@ def examine(
     if particles % _FEW or particles < _FEW:
         raise ValueError(f"particles must be a multiple of {_FEW}, not {particles!r}")
     seed = check_seed(seed)
-    model, given = as_model(program, *args, observed=observed)
-    measured = given if held_out is None else _held_out(model, args, observed, held_out)
+    model, training_rows = as_model(program, *args, observed=observed)
+    measured = training_rows if held_out is None else _held_out(model, args, observed, held_out)
     with show_progress(progress), isolated_parameters(model), use_seed(seed):
         announce(f"training an encoder of {model.__name__}, {steps} steps")
         began = time.process_time()
-        encoder = trained_encoder(model, given, network, steps=steps, seed=seed, progress=progress)
+        encoder = trained_encoder(
+            model, training_rows, network, steps=steps, seed=seed, progress=progress
+        )
         fits = Fits(model, encoder, measured[:rows], fitting, seed)
         fits.seconds["encoder"] = time.process_time() - began
         losses = fits.measured(
@@ -220,14 +222,14 @@ class Fits:
     def starts(self) -> dict[str, nn.Module]:
         """The guides at which chains may start, by name."""
         general = kinds_for(self.model, self.encoder)
-        found: dict[str, nn.Module] = {"encoder": self.encoder}
+        result: dict[str, nn.Module] = {"encoder": self.encoder}
         for name in STARTS:
             if name in general:
                 more = dict(modes=_MODES, climbing=_CLIMBING) if name == "mixture" else {}
                 options: dict[str, Any] = dict(steps=self.steps, seed=self.seed, **more)
                 fit: Any = partial(fit_guide, name)
-                found[name] = SemiAmortized(self.encoder, fit=fit, **options)
-        return found
+                result[name] = SemiAmortized(self.encoder, fit=fit, **options)
+        return result
 
     def fit(self, name: str) -> nn.Module:
         """Return a guide of a kind, fitted to the rows."""
@@ -286,8 +288,10 @@ def _held_out(
             "name all data that change"
         )
     program = model.call.program
-    known = signature(program.forward if isinstance(program, nn.Module) else program).parameters
-    positions = dict(zip(known, range(len(args)), strict=False))
+    parameters = signature(
+        program.forward if isinstance(program, nn.Module) else program
+    ).parameters
+    positions = dict(zip(parameters, range(len(args)), strict=False))
     names = {*positions, *(observed or {})}
     if strange := [name for name in held_out if name not in names]:
         raise UnservedProgram(
@@ -354,8 +358,8 @@ def _verdict(fits: Fits, losses: Losses, table: "pd.DataFrame", error: float) ->
         best = str(table["lost_elbo"].idxmin())
         lost = table["lost_elbo"].min()
         lines.append(f"{best!r} loses least by its ELBO, {lost:.3f} nats")
-    if words := bounds.get("warning"):
-        lines.append(words)
+    if message := bounds.get("warning"):
+        lines.append(message)
     heavy = [str(name) for name, k in table["pareto_k"].items() if k > HEAVY]
     if heavy:
         lines.append(

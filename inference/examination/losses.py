@@ -118,10 +118,10 @@ def losses(idata: "InferenceData", lower: np.ndarray, few: int | None = None) ->
     if few is not None:
         groups = log_weight.reshape(-1, few, log_weight.shape[1])
         bounds[f"iwae_{few}"] = np.mean([log_mean(group) for group in groups], axis=0)
-    found: dict[str, Any] = {name: idata.attrs[name] for name in ("data", "guide")}
+    result: dict[str, Any] = {name: idata.attrs[name] for name in ("data", "guide")}
     for name, values in bounds.items():
-        for label, each in ((name, values), (f"lost_{name}", lower - values)):
-            found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
+        for label, element in ((name, values), (f"lost_{name}", lower - values)):
+            result[label], result[f"{label}_se"] = float(element.mean()), standard_error(element)
     summary = summarize(idata)
-    found |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
-    return found | ({"remark": words} if (words := remark(summary)) else {})
+    result |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
+    return result | ({"remark": message} if (message := remark(summary)) else {})

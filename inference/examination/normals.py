@@ -137,9 +137,9 @@ def nuts_guide(
             sampler = MCMC(kernel, number, warmup_steps=number, disable_progbar=True)
             with pyro.validation_enabled(False):
                 sampler.run(rows)
-            drawn = sampler.get_samples()
-        free = [points.continuous(name).transform.inv(drawn[name]) for name in points.locs]
-        chains.append(torch.cat([each.reshape(number, len(rows), -1) for each in free], 2))
+            samples = sampler.get_samples()
+        free = [points.continuous(name).transform.inv(samples[name]) for name in points.locs]
+        chains.append(torch.cat([element.reshape(number, len(rows), -1) for element in free], 2))
     both = torch.stack(chains)  # (chains, draws, B, D)
     worst = float(split_gelman_rubin(both, chain_dim=0, sample_dim=1).max())
     every = both.flatten(0, 1)

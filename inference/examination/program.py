@@ -82,7 +82,7 @@ class Call:
             self.program(*args, **kwargs)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_constant(self) -> Iterator[None]:
         """Keep the program's parameters and running statistics as they are."""
         with eval_mode(self.owner), frozen(self.owner):
             yield
@@ -155,21 +155,26 @@ class ProgramModel(Model):
     ) -> Tensor:
         """Run the program on rows (B, F), or draw rows of the given number; return the rows."""
         rows = self.space.templates(batch_size) if images is None else images
-        own = {new: name for name, new in self.names.items()}
-        observed = {own.get(name, name): each for name, each in self.space.observed(rows).items()}
-        given = {} if images is None else observed
-        inputs = {"arguments": self.space.arguments(rows), "observed": given}
+        original = {new: name for name, new in self.names.items()}
+        observed = {
+            original.get(name, name): element for name, element in self.space.observed(rows).items()
+        }
+        values = {} if images is None else observed
+        inputs = {"arguments": self.space.arguments(rows), "observed": values}
 
         def program(row: Inputs) -> None:
-            with Observing(set(observed), row["observed"] if given else None):
+            with Observing(set(observed), row["observed"] if values else None):
                 self.call.run({**self._counts, **row["arguments"]})
 
-        enumerated = {own.get(site.name, site.name) for site in self.sites if site.enumerated}
+        enumerated = {original.get(site.name, site.name) for site in self.sites if site.enumerated}
         nesting = -1 - self.plate_dims[IMAGES_PLATE]
         settings = len(rows), nesting, self.names, enumerated
-        with self.call.held(), poutine.trace() if images is None else nullcontext() as drawn:
+        with (
+            self.call.hold_constant(),
+            poutine.trace() if images is None else nullcontext() as draws,
+        ):
             run_batched(program, inputs, *settings)
-        return self.space.read(drawn.trace) if drawn else rows
+        return self.space.read(draws.trace) if draws else rows
 
     def enumerating(self, names: set[str]) -> "ProgramModel":
         """Return the same model, in which these sites are summed out."""
@@ -184,7 +189,9 @@ class ProgramModel(Model):
         """
         call = call_of(self.call.program, args, observed)
         other, rows = _modeled(replace(call, parameters=self.call.parameters))
-        forms = [[part._replace(fill=0.0) for part in each.space.parts] for each in (self, other)]
+        forms = [
+            [part._replace(fill=0.0) for part in element.space.parts] for element in (self, other)
+        ]
         if forms[0] != forms[1] or other.by_row != self.by_row:
             raise UnservedProgram(
                 f"these data of {self.__name__} have other sites or shapes than those to which "
@@ -230,18 +237,18 @@ def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) 
             "arguments of the program may also follow it"
         )
     values = {name: _tensor(value) for name, value in (observed or {}).items()}
-    known = signature(program.forward if isinstance(program, nn.Module) else program)
-    kwargs = {name: value for name, value in values.items() if name in known.parameters}
+    form = signature(program.forward if isinstance(program, nn.Module) else program)
+    kwargs = {name: value for name, value in values.items() if name in form.parameters}
     conditions = {name: value for name, value in values.items() if name not in kwargs}
     for name, value in conditions.items():
         conditions[name] = torch.as_tensor(value)
     call = Call(program, tuple(map(_tensor, args)), kwargs, conditions)
     try:
-        known.bind(*call.args, **kwargs)
+        form.bind(*call.args, **kwargs)
     except TypeError as error:
         raise UnservedProgram(
             f"{name_of(program)} cannot be called with these arguments: {error}; give "
-            f"its arguments {', '.join(known.parameters) or '(none)'}, in order or by observed="
+            f"its arguments {', '.join(form.parameters) or '(none)'}, in order or by observed="
         ) from None
     return call
 
@@ -255,7 +262,7 @@ def _tensor(value: Any) -> Any:
 def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
     """Return the model of a call, and its rows, compared with the program itself."""
     isolated = isolated_parameters(call.program, call.owner)
-    with isolated, use_seed(0), torch.no_grad(), call.held():
+    with isolated, use_seed(0), torch.no_grad(), call.hold_constant():
         call, trace = _traced(call)
         sites = _sites_of(call, trace)
         refuse_unserved(name_of(call.program), sites)
@@ -280,12 +287,12 @@ def _traced(call: Call) -> tuple[Call, Trace]:
         raise UnservedProgram(
             f"{name_of(call.program)} cannot run on these data: {one_line(error)}"
         ) from error
-    held = dict(call.parameters)
+    parameters = dict(call.parameters)
     for name, node in trace.nodes.items():
-        if node["type"] == "param" and name not in held:
+        if node["type"] == "param" and name not in parameters:
             value = node["value"]
-            held[name] = value if isinstance(value, nn.Parameter) else value.detach()
-    return replace(call, parameters=held), trace
+            parameters[name] = value if isinstance(value, nn.Parameter) else value.detach()
+    return replace(call, parameters=parameters), trace
 
 
 def _sites_of(call: Call, trace: Trace) -> dict[str, dict]:
@@ -299,11 +306,11 @@ def _sites_of(call: Call, trace: Trace) -> dict[str, dict]:
         for name, site in scored_sites(trace).items()
         if not site["infer"].get("_deterministic")
     }
-    for given in call.conditions:
-        if given not in sites:
+    for condition in call.conditions:
+        if condition not in sites:
             names = ", ".join(map(repr, sites)) or "none"
             raise UnservedProgram(
-                f"observed names {given!r}, which is neither an argument nor a site of "
+                f"observed names {condition!r}, which is neither an argument nor a site of "
                 f"{name_of(call.program)}; its sites are {names}"
             )
     return sites
@@ -396,10 +403,10 @@ def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor
         model, rows = _built(call, sites, columns, names, frame.name)
         with _as_unfit("its rows depend on each other"):
             latents, joint = _joint(model, rows)
-            own = {
+            original = {
                 name: value.squeeze(place + 1).movedim(0, place) for name, value in latents.items()
             }
-            _compare(joint.sum(), _plain(call, sites, names, own))
+            _compare(joint.sum(), _plain(call, sites, names, original))
             return model, rows
     raise _Unfit("no plate lies around all sites")
 
@@ -418,8 +425,8 @@ def _whole(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]
     model, row = _built(call, sites, columns, names, None)
     with _as_unfit("several runs of it differ from one"):
         latents, joint = _joint(model, tile_batch(row, 2))
-        own = {name: value[1] for name, value in latents.items()}
-        _compare(joint[1], _plain(call, sites, names, own))
+        original = {name: value[1] for name, value in latents.items()}
+        _compare(joint[1], _plain(call, sites, names, original))
     return model, row
 
 
@@ -440,7 +447,7 @@ def _plain(
         latents: values of the latent sites by their new names, in the shape of the program's or
             with further dims of size 1.
     """
-    observed, given = {}, {}
+    observed, latent_values = {}, {}
     for name, site in sites.items():
         value = site["value"]
         if site["is_observed"]:
@@ -451,21 +458,21 @@ def _plain(
             if missing.any():
                 observed[name].append(~missing)
         else:
-            given[name] = latents[names.get(name, name)].reshape(value.shape)
+            latent_values[name] = latents[names.get(name, name)].reshape(value.shape)
     with pyro.validation_enabled(False):
-        with poutine.condition(data=given), Observing(set(observed), observed):
+        with poutine.condition(data=latent_values), Observing(set(observed), observed):
             trace = poutine.trace(call.run).get_trace()
         trace.compute_log_prob(lambda name, _: name in sites)
         return sum((trace.nodes[name]["log_prob_sum"] for name in sites), torch.zeros(()))
 
 
 @contextmanager
-def _as_unfit(words: str) -> Iterator[None]:
+def _as_unfit(message: str) -> Iterator[None]:
     """Raise what goes wrong in a program as `_Unfit`."""
     try:
         yield
     except _Unfit as error:
-        raise _Unfit(f"{words} ({error})") from None
+        raise _Unfit(f"{message} ({error})") from None
     except Exception as error:
         raise _Unfit(
             f"it does not run for several rows at once ({one_line(error)}); write branches on "
@@ -473,11 +480,11 @@ def _as_unfit(words: str) -> Iterator[None]:
         ) from error
 
 
-def _compare(found: Tensor, expected: Tensor) -> None:
+def _compare(result: Tensor, expected: Tensor) -> None:
     """Raise _Unfit unless log densities agree."""
-    tolerance = 1e-3 if found.dtype == torch.float32 else 1e-6
-    expected = expected.to(found)
-    if found.isnan() or expected.isnan():
+    tolerance = 1e-3 if result.dtype == torch.float32 else 1e-6
+    expected = expected.to(result)
+    if result.isnan() or expected.isnan():
         raise _Unfit("its log density is not a number; NaN may mark observed values alone")
-    if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
-        raise _Unfit(f"log densities {found.item():.6g} and {expected.item():.6g}")
+    if not torch.allclose(result, expected, rtol=tolerance, atol=tolerance):
+        raise _Unfit(f"log densities {result.item():.6g} and {expected.item():.6g}")

@@ -54,8 +54,8 @@ def _problem(site: dict) -> str:
     if isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return "is scaled by poutine.scale, so that its density is not normalized; leave it out"
     shape = distribution.batch_shape
-    held = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in held]
+    plate_dims = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+    bare = [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in plate_dims]
     if bare:
         return (
             f"has a batch dim of {shape[bare[0]]} outside of any plate; write .to_event"
@@ -68,12 +68,15 @@ def _problem(site: dict) -> str:
         return _misfit(distribution, value)
     if is_discrete(distribution) and not distribution.has_enumerate_support:
         return (
-            f"is drawn from {type(base_distribution(distribution)).__name__}, whose discrete "
-            "values are "
+            f"is drawn from {_family(distribution)}, whose discrete values are "
             "countless, so that they cannot be summed out; sum them out by hand, or draw a "
             "Categorical"
         )
     return ""
+
+
+def _family(distribution: Any) -> str:
+    return type(base_distribution(distribution)).__name__
 
 
 def _misfit(distribution: Any, value: Tensor) -> str:
@@ -92,7 +95,7 @@ def _misfit(distribution: Any, value: Tensor) -> str:
         )
         if not independent and bool((part.any(-1) != part.all(-1)).any()):
             return (
-                f"is drawn from {type(base_distribution(distribution)).__name__}, of which a part "
-                "cannot be missing; give independent values by .to_event, or leave these rows out"
+                f"is drawn from {_family(distribution)}, of which a part cannot be "
+                "missing; give independent values by .to_event, or leave these rows out"
             )
     return ""

@@ -107,24 +107,26 @@ class Rows(ObservationSpace):
 
     def observed(self, rows: Tensor) -> dict[str, list[Tensor]]:
         """Return the values of each observed site, filled in, and which are there if some miss."""
-        found = {}
+        result = {}
         for part in self.parts:
             if part.site is not None:
                 values = rows[:, part.columns]
                 missing = values.isnan()
-                found[part.site] = [_cast(values.masked_fill(missing, part.fill), part, part.shape)]
+                result[part.site] = [
+                    _cast(values.masked_fill(missing, part.fill), part, part.shape)
+                ]
                 if bool(missing.any()):
-                    found[part.site].append(~missing.reshape(len(rows), *part.shape))
-        return found
+                    result[part.site].append(~missing.reshape(len(rows), *part.shape))
+        return result
 
     def read(self, trace: Trace) -> Tensor:
         """Return the rows that a run without data drew, missing where the templates are."""
-        drawn = {name: trace.nodes[name]["value"] for name in self.sites}
-        rows = self.templates(len(next(iter(drawn.values())))).clone()
+        draws = {name: trace.nodes[name]["value"] for name in self.sites}
+        rows = self.templates(len(next(iter(draws.values())))).clone()
         for part in self.parts:
             if part.site is not None:
                 old = rows[:, part.columns]
-                values = drawn[part.site].reshape(len(rows), -1).to(rows)
+                values = draws[part.site].reshape(len(rows), -1).to(rows)
                 rows[:, part.columns] = values.masked_fill(old.isnan(), math.nan)
         return rows
 
@@ -150,17 +152,17 @@ class Columns:
         """Append values (N, ...) of a site, of an argument, or of both; see `Part`."""
         flat = values.reshape(len(values), -1)
         start = self.parts[-1].columns.stop if self.parts else 0
-        there = flat[~flat.isnan()]
-        fill = float(there.min()) if there.numel() else 0.0
+        mask = flat[~flat.isnan()]
+        fill = float(mask.min()) if mask.numel() else 0.0
         columns = slice(start, start + flat.shape[1])
         self.parts.append(Part(columns, flat.dtype, fill, **place))  # type: ignore[arg-type]
         self.values.append(flat)
 
     def joined(self) -> Tensor:
         """Return the rows (N, F), in double precision if any value has it."""
-        double = any(each.dtype == torch.float64 for each in self.values)
+        double = any(element.dtype == torch.float64 for element in self.values)
         dtype = torch.float64 if double else torch.get_default_dtype()
-        return torch.cat([each.to(dtype) for each in self.values], 1)
+        return torch.cat([element.to(dtype) for element in self.values], 1)
 
 
 def same_data(first: Tensor, second: Tensor) -> bool:

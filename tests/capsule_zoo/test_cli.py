@@ -209,6 +209,23 @@ def test_a_warning_to_the_user_is_one_line(monkeypatch):
     assert line == "capsule-zoo: warning: be careful\n"
 
 
+def test_what_another_library_plans_is_no_warning_of_ours(monkeypatch):
+    """ArviZ says so once a day, in several lines."""
+    from capsule_zoo import registry
+
+    def imported(*_: object) -> list[str]:
+        warnings.warn("\nThe library will change.\nSee its page.", FutureWarning, stacklevel=2)
+        warnings.warn("be careful", stacklevel=2)
+        return ["vae"]
+
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(registry, "list_models", imported)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert run("list") == 0
+    assert {str(each.message) for each in seen} == {"be careful"}
+
+
 def test_errors_of_ours_keep_their_traceback(monkeypatch):
     from capsule_zoo import registry
 

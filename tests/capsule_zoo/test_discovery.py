@@ -73,6 +73,13 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
         describe("matrix-capsule")
 
 
+def test_settings_of_weights_are_those_they_were_trained_with():
+    found = describe("part-whole-affnist")
+    assert found.settings["image_shape"].default == (1, 40, 40)
+    assert found.settings["guide.reader.centered"].default is True
+    assert describe("part-whole").settings["guide.reader.centered"].default is False
+
+
 def test_the_description_of_weights_ends_in_their_card():
     for name in list_weights():
         overview, card = describe(name), read_recipe(name)

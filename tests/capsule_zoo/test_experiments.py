@@ -37,6 +37,14 @@ def test_a_run_of_another_entry_is_not_measured(tmp_path):
         load_or_train("part-whole", data, Options(run=str(tmp_path), progress=False))
 
 
+def test_a_given_run_is_measured_as_it_is(tmp_path):
+    entry = create("vae", **small_settings("vae"))
+    save_entry(entry, tmp_path, data="digits")
+    found = load_or_train("vae", load_dataset("digits"), Options(run=str(tmp_path), progress=False))
+    state = found.model.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in entry.model.state_dict().items())
+
+
 def test_a_mean_has_its_standard_error_unless_it_is_of_one():
     values = [1.0, 2.0, 6.0]
     for form in (values, torch.tensor(values), torch.tensor(values).numpy()):

@@ -44,6 +44,12 @@ def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
     torch.testing.assert_close(painted, expected)
 
 
+def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
+    rows = grids.in_rows("parts", torch.arange(29), 12)
+    assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
+    assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
+
+
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
     guide = configure(
         PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2

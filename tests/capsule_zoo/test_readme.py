@@ -38,6 +38,13 @@ def test_the_readme_is_short_and_has_two_numbers_a_model():
         )
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_what_it_links_to_is_there(name):
+    page = PAGES[name]
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link.partition("#")[0]).is_file(), link
+
+
 def test_every_family_with_records_stands_on_a_page_that_the_readme_links_to():
     families = {path.parent.name for path in (ROOT / "results").glob("*/*.json")}
     linked = [name for name in PAGES if f"({name})" in README.read_text()]

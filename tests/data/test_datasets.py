@@ -257,6 +257,18 @@ def test_train_and_test_folders_are_kept_apart(tmp_path):
     assert data.test.images.unique().tolist() == pytest.approx([0.4])
 
 
+def test_flat_train_and_test_folders_belong_together_and_two_images_are_enough(tmp_path):
+    write(tmp_path / "train" / "1.png", 51)
+    write(tmp_path / "test" / "2.png", 102)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert data.train.labels is data.test.labels is None and data.num_classes == 0
+    assert data.test.images.unique().tolist() == pytest.approx([0.4])
+    assert (len(data.train), len(data.validation), len(data.test)) == (1, 0, 1)
+    (tmp_path / "train" / "1.png").rename(tmp_path / "test" / "1.png")
+    halves = load_dataset(f"folder:{tmp_path / 'test'}")
+    assert (len(halves.train), len(halves.validation), len(halves.test)) == (1, 0, 1)
+
+
 def test_the_first_images_of_a_folder_are_of_all_classes(tmp_path):
     """Files are read class by class, and `data.test[:n]` is what everything is measured on."""
     for split, kind, k in itertools.product(("train", "test"), ("a", "b"), range(20)):

@@ -70,6 +70,13 @@ def test_every_program_has_a_space():
     assert type(space_of(lambda images: None)) is AnyImages
 
 
+def test_values_of_the_observed_site_become_one_batch():
+    space, values = ImageSpace((1, 2, 3)), torch.rand(4, 5, 1, 1, 2, 3)
+    assert torch.equal(space.as_batch(values), values.view(20, 1, 2, 3))
+    assert torch.equal(space.as_batch(values[0]), values[0, :, 0])
+    assert ImageSpace((1, 2, 3), (0.5, 2.0)).fill == 0.5  # of a missing pixel
+
+
 def test_the_error_of_an_image_is_summed_over_its_pixels():
     predicted, observed = torch.rand(4, 3, 2, 5), torch.rand(4, 3, 2, 5)
     error = ImageSpace((3, 2, 5)).squared_error(predicted, observed)
