@@ -97,7 +97,7 @@ def guide_losses(
             images.
         images: number of test images.
         particles: draws of every guide for its bounds.
-        few: draws of one more bound, a divisor of `particles`.
+        group_size: draws of one more bound, a divisor of `particles`.
         steps: updates of every general guide, and those that widen a guide of points.
         refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton
             distributions from which chains start. Codes of more than 512 numbers have one point,
@@ -133,7 +133,7 @@ def guide_losses(
         test,
         guides,
         particles=particles,
-        few=group_size,
+        group_size=group_size,
         seed=seed,
         **settings,
     )

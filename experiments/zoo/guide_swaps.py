@@ -171,7 +171,7 @@ def gaps(
         training=options.shorten_steps(training),
         guides=guides,
         particles=particles,
-        few=min(100, particles),
+        group_size=min(100, particles),
         steps=fitting,
     )
     variants = {}
@@ -200,7 +200,7 @@ def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
         entry, data = with_objects(entry, data, OBJECTS)
     with use_device(entry, job.options):
         bounds, rows = guide_losses(entry, data, guides, **settings)
-    kinds = "elbo", f"iwae_{settings['few']}", "iwae"
+    kinds = "elbo", f"iwae_{settings['group_size']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]
     numbers = {name: numbers_of(row, quantities, *counts) for name, row in rows.items()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from capsule_zoo.inference.examination.program import ProgramModel
 
 
-def summed(model: "ProgramModel", rows: Tensor) -> "ProgramModel":
+def enumerate_sites(model: "ProgramModel", rows: Tensor) -> "ProgramModel":
     """Return the model with discrete sites summed out where that is exact.
 
     Raises:

@@ -42,17 +42,24 @@ GENERAL = (
 )
 NORMALS = "auto_low_rank", "auto_laplace"
 KINDS = "encoder", *GENERAL, *NORMALS, "nuts"
-_FEW = 100  # draws of the smaller importance-weighted bound
+_GROUP_SIZE = 100  # draws of the smaller importance-weighted bound
 STARTS = "free_form", "corrected", "mixture"  # at which chains may start, besides the encoder
 _MODES, _CLIMBING = 4, 16  # of the mixture
 _CHAINS = {True: 8, False: 64}  # by whether a row is one of many
 _PRIOR_SHARE = {True: 0.0, False: 0.25}  # of chains: an encoder of all data fits no others
 _NUTS_DRAWS = 400
-_KEPT = 100  # posterior draws of each guide in its evaluation
+_POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds, above which the table says so
 _COLUMNS = (
-    *("elbo", f"iwae_{_FEW}", "iwae", "ess", "pareto_k"),
-    *("lost_elbo", "lost_elbo_se", f"lost_iwae_{_FEW}", "lost_iwae", "lost_iwae_se", "seconds"),
+    *("elbo", f"iwae_{_GROUP_SIZE}", "iwae", "ess", "pareto_k"),
+    *(
+        "lost_elbo",
+        "lost_elbo_se",
+        f"lost_iwae_{_GROUP_SIZE}",
+        "lost_iwae",
+        "lost_iwae_se",
+        "seconds",
+    ),
 )
 
 
@@ -95,8 +102,8 @@ class Examination:
 
     def __str__(self) -> str:
         table = self.table.drop(columns="remark").dropna(axis=1, how="all")
-        shown = table.round(3).to_string(na_rep="")
-        return f"{shown}\n\n{self.verdict}"
+        text = table.round(3).to_string(na_rep="")
+        return f"{text}\n\n{self.verdict}"
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
         """Draw the nats that each guide loses, by its ELBO and with importance weights."""
@@ -172,8 +179,8 @@ def examine(
     if chains is not None:
         check_whole(1, chains=chains)
     check_whole(0, fitting=fitting, simulated=simulated)
-    if particles % _FEW or particles < _FEW:
-        raise ValueError(f"particles must be a multiple of {_FEW}, not {particles!r}")
+    if particles % _GROUP_SIZE or particles < _GROUP_SIZE:
+        raise ValueError(f"particles must be a multiple of {_GROUP_SIZE}, not {particles!r}")
     seed = check_seed(seed)
     model, training_rows = as_model(program, *args, observed=observed)
     measured = training_rows if held_out is None else _held_out(model, args, observed, held_out)
@@ -185,7 +192,7 @@ def examine(
         )
         fits = Fits(model, encoder, measured[:rows], fitting, seed)
         fits.seconds["encoder"] = time.process_time() - began
-        losses = fits.measured(
+        losses = fits.measure(
             names,
             particles=particles,
             chains=chains or _CHAINS[model.by_row],
@@ -244,7 +251,7 @@ class Fits:
         fit = partial(normal_guide if name in NORMALS else fit_guide, name, *start)
         return fit(steps=self.steps, seed=self.seed)
 
-    def measured(self, names: Sequence[str], **settings: Any) -> Losses:
+    def measure(self, names: Sequence[str], **settings: Any) -> Losses:
         """Return what guides lose; those that do not serve the program are left out."""
         general = kinds_for(self.model, self.encoder)
         for name in names:
@@ -266,9 +273,9 @@ class Fits:
                 self.starts,
                 self.rows,
                 {name: partial(self.fit, name) for name in names if name not in self.left_out},
-                few=_FEW,
+                group_size=_GROUP_SIZE,
                 seed=self.seed,
-                draws=_KEPT,
+                draws=_POSTERIOR_DRAWS,
                 left_out=self.left_out,
                 **settings,
             )

@@ -59,7 +59,7 @@ def measure_losses(
     guides: Mapping[str, Callable[[], nn.Module]],
     *,
     particles: int,
-    few: int | None,
+    group_size: int | None,
     seed: int,
     draws: int = 0,
     left_out: dict[str, str] | None = None,
@@ -72,7 +72,7 @@ def measure_losses(
         test: the images.
         guides: by name, a function that returns the guide, fitted to these images.
         particles: draws of every guide for its bounds.
-        few: draws of one more bound, a divisor of `particles`; see `losses`.
+        group_size: draws of one more bound, a divisor of `particles`; see `losses`.
         seed: seed of everything.
         draws: posterior draws of every guide to keep.
         left_out: gets the reason why a guide cannot be fitted or is not finite, by name; None lets
@@ -98,26 +98,30 @@ def measure_losses(
         if not idata.attrs["is_bound"]:  # a guide of points that was corrected is one still
             continue
         seconds += idata.attrs["seconds"] / particles
-        rows[name] = losses(idata, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
+        rows[name] = losses(idata, lower, group_size) | {
+            "milliseconds": 1000 * seconds / len(lower)
+        }
         evaluations[name], fitted[name] = idata, guide
     bounds = annealed_bounds(annealed, evaluations)
     bounds |= {name: annealed.attrs[name] for name in ("start", "seconds")}
     return Losses(bounds, rows, annealed, evaluations, fitted)
 
 
-def losses(idata: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
+def losses(
+    idata: "InferenceData", lower: np.ndarray, group_size: int | None = None
+) -> dict[str, Any]:
     """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
 
     Also its ess, pareto_k and names.
 
     Args:
-        few: draws of one more bound, `iwae_<few>`, the mean over all such groups of draws.
+        group_size: draws of one more bound, `iwae_<group_size>`, the mean over groups of draws.
     """
     log_weight = pooled_log_weight(idata)
     bounds = {"elbo": per_image_elbo(idata), "iwae": log_mean(log_weight)}
-    if few is not None:
-        groups = log_weight.reshape(-1, few, log_weight.shape[1])
-        bounds[f"iwae_{few}"] = np.mean([log_mean(group) for group in groups], axis=0)
+    if group_size is not None:
+        groups = log_weight.reshape(-1, group_size, log_weight.shape[1])
+        bounds[f"iwae_{group_size}"] = np.mean([log_mean(group) for group in groups], axis=0)
     result: dict[str, Any] = {name: idata.attrs[name] for name in ("data", "guide")}
     for name, values in bounds.items():
         for label, element in ((name, values), (f"lost_{name}", lower - values)):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.check import is_discrete, name_of, one_line
 from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
-from capsule_zoo.inference.examination.enumeration import summed
+from capsule_zoo.inference.examination.enumeration import enumerate_sites
 from capsule_zoo.inference.examination.refusals import UnservedProgram as UnservedProgram
 from capsule_zoo.inference.examination.refusals import refuse_unserved
 from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
@@ -157,7 +157,8 @@ class ProgramModel(Model):
         rows = self.space.templates(batch_size) if images is None else images
         original = {new: name for name, new in self.names.items()}
         observed = {
-            original.get(name, name): element for name, element in self.space.observed(rows).items()
+            original.get(name, name): element
+            for name, element in self.space.observed_values(rows).items()
         }
         values = {} if images is None else observed
         inputs = {"arguments": self.space.arguments(rows), "observed": values}
@@ -274,7 +275,7 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
             except _Unfit as error:
                 name = name_of(call.program)
                 raise UnservedProgram(f"{name} cannot be taken: {error}") from None
-        return summed(model, rows), rows
+        return enumerate_sites(model, rows), rows
 
 
 def _traced(call: Call) -> tuple[Call, Trace]:
@@ -347,7 +348,7 @@ def _built(
     call: Call, sites: Mapping[str, dict], columns: Columns, names: dict, plate: str | None
 ) -> tuple[ProgramModel, Tensor]:
     """Return the model with these columns, and its rows."""
-    rows = columns.joined()
+    rows = columns.join()
     dims = {
         names.get(frame.name, frame.name): frame.dim
         for site in sites.values()

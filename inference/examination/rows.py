@@ -105,7 +105,7 @@ class Rows(ObservationSpace):
             if part.argument is not None
         }
 
-    def observed(self, rows: Tensor) -> dict[str, list[Tensor]]:
+    def observed_values(self, rows: Tensor) -> dict[str, list[Tensor]]:
         """Return the values of each observed site, filled in, and which are there if some miss."""
         result = {}
         for part in self.parts:
@@ -158,7 +158,7 @@ class Columns:
         self.parts.append(Part(columns, flat.dtype, fill, **place))  # type: ignore[arg-type]
         self.values.append(flat)
 
-    def joined(self) -> Tensor:
+    def join(self) -> Tensor:
         """Return the rows (N, F), in double precision if any value has it."""
         double = any(element.dtype == torch.float64 for element in self.values)
         dtype = torch.float64 if double else torch.get_default_dtype()

@@ -220,10 +220,10 @@ def test_what_another_library_plans_is_no_warning_of_ours(monkeypatch):
 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(registry, "list_models", imported)
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         assert run("list") == 0
-    assert {str(each.message) for each in seen} == {"be careful"}
+    assert {str(record.message) for record in records} == {"be careful"}
 
 
 def test_errors_of_ours_keep_their_traceback(monkeypatch):

@@ -74,9 +74,9 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
 
 
 def test_settings_of_weights_are_those_they_were_trained_with():
-    found = describe("part-whole-affnist")
-    assert found.settings["image_shape"].default == (1, 40, 40)
-    assert found.settings["guide.reader.centered"].default is True
+    description = describe("part-whole-affnist")
+    assert description.settings["image_shape"].default == (1, 40, 40)
+    assert description.settings["guide.reader.centered"].default is True
     assert describe("part-whole").settings["guide.reader.centered"].default is False
 
 

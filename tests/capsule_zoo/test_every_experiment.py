@@ -230,7 +230,9 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
     patches: dict[str, Any] = {
         "matrix_capsules.viewpoints.load_views": lambda _: (few_views(), few_views()),
         "zoo.guide_swaps.list_weights": dict,
-        "zoo.guide_swaps.create_untrained": lambda name, *a: create_untrained(name, *a, **sizes_of(name)),
+        "zoo.guide_swaps.create_untrained": lambda name, *a: create_untrained(
+            name, *a, **sizes_of(name)
+        ),
         "shape_codes.from_images.SIZES": SHAPES,
     }
     for place, value in {**patches, **small.patches}.items():
