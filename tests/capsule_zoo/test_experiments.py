@@ -40,8 +40,10 @@ def test_a_run_of_another_entry_is_not_measured(tmp_path):
 def test_a_given_run_is_measured_as_it_is(tmp_path):
     entry = create("vae", **small_settings("vae"))
     save_entry(entry, tmp_path, data="digits")
-    found = load_or_train("vae", load_dataset("digits"), Options(run=str(tmp_path), progress=False))
-    state = found.model.state_dict()
+    run_entry = load_or_train(
+        "vae", load_dataset("digits"), Options(run=str(tmp_path), progress=False)
+    )
+    state = run_entry.model.state_dict()
     assert all(torch.equal(v, state[k]) for k, v in entry.model.state_dict().items())
 
 
