@@ -113,7 +113,7 @@ def watch(patch: pytest.MonkeyPatch) -> None:
     _replace_everywhere(patch, pretrain, _watched(pretrain, "images", "train"))
     for fitted, argument in FITTED.items():
         _replace_everywhere(patch, fitted, _watched(fitted, argument, "train"))
-    patch.setattr(study, "saved", _watched_job(study.save_outcome))
+    patch.setattr(study, "save_outcome", _watched_job(study.save_outcome))
     _split_of.clear()
     for reader, argument in READERS.items():
         _replace_everywhere(patch, reader, _remembered(reader, argument))

@@ -5,7 +5,7 @@ guide had to run a part of the model for its draws, the model need not run that 
 
     with sharing():                       # opened around one evaluation of a loss
         guide(images)                     # calls: share(value, [*codes, *model.parameters()])
-        replayed_model(images)            # calls: shared([*codes, *model.parameters()]), or None
+        replayed_model(images)            # calls: find_value([*codes, *model.parameters()]), or None
 
 `capsule_zoo.inference.loss_per_image` (and so `fit`) and `log_weights` (and so `evaluate`) open the
 context. Outside it nothing is shared, and nothing is kept.
@@ -46,7 +46,7 @@ def sharing() -> Iterator[None]:
 
 
 def share(value: Any, rests_on: Iterable[Tensor]) -> None:
-    """Store a value for `shared` in place of the value before it.
+    """Store a value for `find_value` in place of the value before it.
 
     Outside `sharing` the function does nothing.
 

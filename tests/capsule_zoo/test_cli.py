@@ -165,7 +165,7 @@ def test_reproduce_writes_a_record(scratch, tmp_path, capsys):
         experiment("test/toy")(toy)
 
 
-@pytest.mark.parametrize("words", [("evaluate",), ("figure", "samples")])
+@pytest.mark.parametrize("command", [("evaluate",), ("figure", "samples")])
 def test_a_path_is_the_folder_of_a_run(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = get_refusal(capsys, *command, "runs/nothing")

@@ -10,7 +10,7 @@ from capsule_zoo.experiments.zoo import equal_network
 from capsule_zoo.experiments.zoo.equal_network import Equal, errors_of_changed, reader_of
 from capsule_zoo.inference import fgsm
 from capsule_zoo.models.routing.vector_capsules import primary_capsules
-from capsule_zoo.registry import create, load, registered, save_entry, small_settings
+from capsule_zoo.registry import create, find_registration, load, save_entry, small_settings
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"guide": {"channels": 16}}, "matrix-capsules": NETWORK}
@@ -68,7 +68,7 @@ def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name, pre
         torch.testing.assert_close(features.flatten(1), read.relu())
 
 
-@pytest.mark.parametrize("preset", registered("cnn").presets)
+@pytest.mark.parametrize("preset", find_registration("cnn").presets)
 def test_an_equal_network_is_trained_with_labels(preset):
     entry = create("cnn", image_shape=(1, 17, 17), preset=preset)
     assert entry.training["inputs"].labels

@@ -16,7 +16,7 @@ from capsule_zoo.data import points
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
-from capsule_zoo.registry import create, load, registered
+from capsule_zoo.registry import create, find_registration, load
 from capsule_zoo.runs import folder as runs
 from capsule_zoo.runs.measurements import guides_of
 from tools.publish import publish
@@ -55,7 +55,7 @@ def steps_of(folder: Path) -> tuple[int, int]:
 
 def test_the_data_of_every_entry_need_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path))
-    for data in {registered(name.partition(":")[0]).data for name in list_models()}:
+    for data in {find_registration(name.partition(":")[0]).data for name in list_models()}:
         assert len(load_tests(data).test) >= 400
 
 

@@ -11,10 +11,10 @@ from miniature import names_in_record
 from capsule_zoo import examples
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.zoo.examine import EXACT, NAMES
-from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.examination.program import as_model
 from capsule_zoo.inference.log_weight import log_density
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.records import read_record
 
 BY_ROW = {"probabilistic_pca", "poisson_factors", "vae_digits"}
@@ -43,8 +43,8 @@ def test_the_exact_evidence_is_that_of_the_program_on_a_grid(name):
     grid = torch.cartesian_prod(line, line)
     site, row = model.latent_sites[0], rows[:1]
     shape = (len(grid), 1, 2) if site.event_dim else (len(grid), 2)
-    values, copies = {site.name: grid.view(shape)}, tiled(row, len(grid))
-    joint = log_density(scored(model, values, copies), copies).double()
+    values, copies = {site.name: grid.view(shape)}, tile_batch(row, len(grid))
+    joint = log_density(score_latents(model, values, copies), copies).double()
     log_evidence = joint.logsumexp(0).item() + 2 * np.log((line[1] - line[0]).item())
     assert log_evidence == pytest.approx(EXACT[name](module, program, row.double()), abs=2e-3)
 

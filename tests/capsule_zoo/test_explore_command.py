@@ -73,7 +73,7 @@ def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("installed", "words"),
+    ("installed", "message"),
     [
         (("voila", "ipywidgets", "anywidget"), "open it by: voila 'my explorer.ipynb'"),
         (("jupyterlab", "ipywidgets", "anywidget"), "open it by: jupyter lab 'my explorer.ipynb'"),
@@ -110,7 +110,7 @@ def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["parthole"], "did you mean 'part-whole'"),
         (["cnn"], "these have one: "),

@@ -45,7 +45,7 @@ def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
 
 
 def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
-    rows = grids.in_rows("parts", torch.arange(29), 12)
+    rows = grids.split_into_rows("parts", torch.arange(29), 12)
     assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
     assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
 

@@ -47,7 +47,7 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "words"),
+    ("code", "name", "message"),
     [
         (None, "no_such_module", "found no module 'no_such_module'"),
         (None, "my_module.py", r"name of a module.*not 'my_module.py'|found no module"),

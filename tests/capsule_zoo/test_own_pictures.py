@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.sample_quality import train_classifier
-from capsule_zoo.registry import create, load, registered, save_entry, small_settings
+from capsule_zoo.registry import create, find_registration, load, save_entry, small_settings
 from capsule_zoo.runs.folder import _begin, open_pictures, open_run, resume_recipe
 from capsule_zoo.runs.recipe import Recipe
 
@@ -195,5 +195,5 @@ def test_training_says_where_color_does_not_work(entry, pictures, tmp_path):
     Image.new("RGB", (8, 8), (255, 0, 0)).save(pictures / "red.png")
     settings = {"data": str(pictures), "size": "8", "limits": {"steps": 1}}
     with pytest.warns(UserWarning, match=f"are in color, of which {entry} draws blurs: make the"):
-        _begin(Recipe(entry, **settings), registered(entry), None)
-    _begin(Recipe("vae", **settings), registered("vae"), None)
+        _begin(Recipe(entry, **settings), find_registration(entry), None)
+    _begin(Recipe("vae", **settings), find_registration("vae"), None)

@@ -11,7 +11,7 @@ from miniature import few_digits
 from capsule_zoo.data import Split
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole import classification as part_whole
-from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, parts_kept
+from capsule_zoo.experiments.part_whole.augment import count_copies, likeness, part_consistency
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.experiments.part_whole.transformations import count_choosing_parts, rotate_to_best
 from capsule_zoo.experiments.shape_codes.objects import encode_at_each_rotation, read_kinds
@@ -119,7 +119,7 @@ def test_parts_are_kept_unless_they_swap(monkeypatch, swap, fraction):
     parts = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
     monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(parts))
     entry = create("part-whole", **small_settings("part-whole"))
-    assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == fraction
+    assert part_consistency(entry, torch.rand(1, 1, 12, 12), 90)[0] == fraction
 
 
 def test_a_turned_template_is_a_copy_and_a_ring_is_not():

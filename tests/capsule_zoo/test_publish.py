@@ -92,7 +92,7 @@ def test_records_are_put_on_the_card_later(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "records", "words"),
+    ("name", "records", "message"),
     [
         ("../evil", [], "lower case with hyphens"),
         ("/elsewhere/evil", [], "lower case with hyphens"),

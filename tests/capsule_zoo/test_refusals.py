@@ -322,7 +322,9 @@ def test_nothing_is_measured_that_could_not_be_kept(place, capsys, monkeypatch):
         assert "runs/taken cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["evaluate", "run"], ["segment", "run"], ["reproduce", DIGITS]])
+@pytest.mark.parametrize(
+    "command", [["evaluate", "run"], ["segment", "run"], ["reproduce", DIGITS]]
+)
 def test_every_seed_is_in_range(command, place, capsys):
     assert run(*command, "--seed", 10**23) == 2
     assert "--seed" in capsys.readouterr().err

@@ -323,7 +323,7 @@ def test_a_guide_of_another_model_is_not_saved(entry, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [({"class": "PartHole"}, "did you mean"), ({"parents": 3}, "unknown argument")],
 )
 def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, message):

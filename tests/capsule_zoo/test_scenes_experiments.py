@@ -59,7 +59,7 @@ def test_what_is_measured_last_counts_and_not_what_is_best(monkeypatch):
     dataset = SimpleNamespace(test=Split(torch.rand(2, 1, 12, 10)))
     monkeypatch.setattr(counts, "load_dataset", lambda *_: dataset)
     monkeypatch.setattr(
-        counts, "begun", lambda *_, **__: create("scenes", **small_settings("scenes"))
+        counts, "create_untrained", lambda *_, **__: create("scenes", **small_settings("scenes"))
     )
     monkeypatch.setattr(counts, "train", pretended)
     monkeypatch.setattr(counts, "accuracy", lambda *_, **__: (next(fractions), 0.01, 2))

@@ -73,7 +73,7 @@ def test_every_setting_may_be_given_at_its_default_value(name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (dict(objcts=4), "unknown setting of part-whole 'objcts'; did you mean 'objects'"),
         (dict(objects="four"), "objects of part-whole must be a whole number, not 'four'"),
@@ -184,7 +184,7 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
 
 
 @pytest.mark.parametrize(
-    ("hint", "words"),
+    ("hint", "text"),
     [
         (int | None, "a whole number or None"),
         (tuple[int, int], "2 whole numbers such as (8, 8)"),

@@ -20,7 +20,7 @@ from capsule_zoo import experiments
 from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
 from capsule_zoo.experiments.study import Job, Study, save_outcome, side_by_side
-from capsule_zoo.experiments.training import begun, train
+from capsule_zoo.experiments.training import create_untrained, train
 from capsule_zoo.inference import IncompatibleGuide, Inputs, NonFiniteLoss, Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
@@ -260,7 +260,9 @@ def test_time_of_earlier_runs_counts(tmp_path):
 
 
 def train_vae(job: Job[int]) -> float:
-    entry = begun("vae", few_digits(24, 8, size=12), job.options, latent=job.variant, **OTHERS)
+    entry = create_untrained(
+        "vae", few_digits(24, 8, size=12), job.options, latent=job.variant, **OTHERS
+    )
     settings = dict(lr=0.002, inputs=Inputs(Shift(1)), batch_size=8)
     run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, **settings)
     return float(run.history["loss"].iloc[-1])

@@ -21,7 +21,7 @@ def number(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("value", "se", "shown"),
+    ("value", "se", "text"),
     [
         (363.0698, 2.7583, ("363.1", "2.8")),
         (0.9572, 0.0020240, ("0.9572", "0.0020")),

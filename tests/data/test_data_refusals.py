@@ -17,9 +17,9 @@ from capsule_zoo.data import (
     MissingData,
     Split,
     Standardize,
+    half_mask,
     hide,
     load_dataset,
-    occluded,
 )
 from capsule_zoo.data import Dataset as Splits
 from capsule_zoo.data.pictures import open_image, read_array
@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "'toy' has classes .* not trained on: b, d; it was .* c",
     ),
     # pixels
-    "side": (lambda: occluded((2, 2), "up"), "side must be one of left, right, top, bottom"),
+    "side": (lambda: half_mask((2, 2), "up"), "side must be one of left, right, top, bottom"),
     "mask of floats": (lambda: hide(GRAY, torch.ones(4, 6)), "bool, not torch.float32"),
     "mask as a list": (lambda: hide(GRAY, [[True]]), r"must have the shape.*not \(1, 1\)"),
     "mask as numbers": (lambda: hide(GRAY, [[1.0]]), "bool, not torch.float32"),

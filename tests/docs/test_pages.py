@@ -35,7 +35,7 @@ def docstrings(pages):
 
 
 @pytest.mark.parametrize(
-    ("what", "known"),
+    ("marker", "names"),
     [("entry", list_models()), ("experiments", {n.split("/")[0] for n in list_experiments()})],
 )
 def test_everything_registered_is_asked_for_once(pages, marker, names):

@@ -70,7 +70,7 @@ def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, overlaid, 
     images = noise(model)
     loss, gradients, times = loss_and_gradients(model, guide, images, labels)
     assert times == (0, 0)
-    monkeypatch.setattr(recurrent_capsules, "shared", lambda rests_on: None)
+    monkeypatch.setattr(recurrent_capsules, "find_value", lambda rests_on: None)
     alone, expected, times = loss_and_gradients(model, guide, images, labels)
     assert times == (1, labels is not None)
     torch.testing.assert_close(loss, alone)

@@ -32,7 +32,7 @@ from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, sco
 from capsule_zoo.inference.annealing.transitions import (
     Moves,
     change_coordinate,
-    rotation,
+    flip_bits,
     transition,
 )
 from capsule_zoo.inference.log_weight import log_density
@@ -444,7 +444,7 @@ def test_units_of_capsules_change_many_at_a_time_or_with_their_switch():
     assert path.beside["capsule1_switch"] == ["capsule1_hidden"]
     old = path.draw()
     moves, epsilon = Moves(1, 0, old.position), torch.full((400,), 0.9).double()
-    new, terms, _ = rotation(path, old, path.terms(old), 1.0, epsilon, moves)
+    new, terms, _ = flip_bits(path, old, path.terms(old), 1.0, epsilon, moves)
     assert ((path.moving_values(new) != path.moving_values(old)).sum(1) > 1).any()
     torch.testing.assert_close(terms.at(1.0), path.terms(new).at(1.0))
     switch, at = change_coordinate(old.choices["capsule1_switch"], path.choices["capsule1_switch"])

@@ -175,7 +175,7 @@ def test_a_model_with_every_site_summed_out_takes_an_empty_guide_and_no_other():
 
 
 @pytest.mark.parametrize(
-    ("scale", "words"),
+    ("scale", "text"),
     [
         (20.0, "by 1 in the model but by 20 in the guide"),
         (torch.tensor([0.5, 1.0, 1.0]), "by 1 in the model but by 0.5 to 1 in the guide"),
@@ -216,7 +216,7 @@ OF_OTHER_PLATES = {
 }
 
 
-@pytest.mark.parametrize("words", OF_OTHER_PLATES)
+@pytest.mark.parametrize("message", OF_OTHER_PLATES)
 def test_plates_that_the_model_has_not_are_refused(message):
     model = Conjugate().double()
 

@@ -13,12 +13,12 @@ from scipy.special import voigt_profile
 from torch import Tensor, nn
 
 from capsule_zoo.inference import evaluate
-from capsule_zoo.inference.annealing.path import scored
+from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
-from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.common.spaces import tile_batch
 
 
 def double(seed: int, *shape: int) -> Tensor:
@@ -144,7 +144,7 @@ def test_discrete_sites_are_summed_out(infer):
     model, rows = as_model(mixture, X, infer)
     assert [site.name for site in model.sites if site.enumerated] == ["kind"]
     code = double(5, 7, 1)
-    log_prob = log_density(scored(model, {"code": code}, rows), rows)
+    log_prob = log_density(score_latents(model, {"code": code}, rows), rows)
     terms = [
         dist.Normal(shift + code * LOADINGS[0], NOISE).log_prob(X).sum(1) + p.log()
         for shift, p in zip(SHIFTS, CLASSES, strict=True)
@@ -163,8 +163,8 @@ def global_mixture(x):
 
 def on_grid(model, row: Tensor, name: str, values: Tensor) -> Tensor:
     """Return the log joint density of copies of a row at the values of a site, (number,)."""
-    rows = tiled(row, len(values))
-    return log_density(scored(model, {name: values}, rows), rows)
+    rows = tile_batch(row, len(values))
+    return log_density(score_latents(model, {name: values}, rows), rows)
 
 
 def test_means_of_a_mixture_have_the_exact_evidence_by_enumeration():
@@ -213,7 +213,7 @@ def test_eight_schools_have_their_joint_density():
     assert not model.by_row and row.shape == (1, 8)
     mean, spread, effect = double(8, 3, 1), double(9, 3, 1).exp(), double(10, 3, 8)
     values = {"mean": mean, "spread": spread, "effect": effect}
-    log_joint = log_density(scored(model, values, tiled(row, 3)), tiled(row, 3))
+    log_joint = log_density(score_latents(model, values, tile_batch(row, 3)), tile_batch(row, 3))
     expected = dist.Normal(0.0, 5.0).log_prob(mean) + dist.HalfCauchy(5.0).log_prob(spread)
     expected = expected + dist.Normal(mean, spread).log_prob(effect).sum(1, keepdim=True)
     expected = expected + dist.Normal(effect, errors).log_prob(y).sum(1, keepdim=True)

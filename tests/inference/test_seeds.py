@@ -6,7 +6,7 @@ from small_entries import images_for, small_entry
 from small_rbms import small as small_rbm
 from toys import conjugate_images, pair
 
-from capsule_zoo.data import Split, occluded
+from capsule_zoo.data import Split, half_mask
 from capsule_zoo.inference import evaluate, fill_in, infer, intervene, log_partition, mean_images
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.calibration import check_calibration
@@ -57,7 +57,7 @@ CALLS = {
     "infer": lambda: of_vae(lambda m, g, x, seed: infer(g, x, seed=seed)["image_code"]),
     "mean_images": lambda: of_vae(lambda m, g, x, seed: mean_images(m, 3, seed=seed)),
     "fill_in": lambda: of_vae(
-        lambda m, g, x, seed: fill_in(m, g, x, occluded((5, 6), "left"), seed=seed).drawn
+        lambda m, g, x, seed: fill_in(m, g, x, half_mask((5, 6), "left"), seed=seed).drawn
     ),
     "intervene": lambda: of_vae(
         lambda m, g, x, seed: intervene(m, g, x, {"image_code": lambda z: z + 1}, seed=seed).images
