@@ -137,7 +137,7 @@ def divide_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> 
     """Return a source that tests on a fifth of the images, always the same, and at least on one.
 
     Args:
-        known: images, or scenes of points, and their labels.
+        names: images, or scenes of points, and their labels.
 
     Raises:
         ValueError: there is only one image.

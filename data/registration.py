@@ -67,7 +67,7 @@ def refuse_taken(category: str, name: str, holder: object, new: object) -> None:
     """Raise ValueError if a name has a holder, unless the new one is its notebook's, run again.
 
     Args:
-        what: what is registered, such as "an entry".
+        category: what is registered, such as "an entry".
         holder: what has the name, a function, a class or a module; None for a free name.
     """
     if holder is not None and not runs_again(holder, new):

@@ -108,7 +108,7 @@ def _link_names(line: str) -> str:
         if match["mark"]:
             return "\\" + match["mark"]
         name = (match["code"] or "").removesuffix("()")
-        if name in pages.documented_elsewhere():
+        if name in pages.find_documented_modules():
             return f":py:obj:`{name}`"
         return f":py:obj:`~{public_names()[name]}`" if name in public_names() else match[0]
 

@@ -167,7 +167,7 @@ def experiment(
 
     Args:
         data: the data set's name; by default `<name>`.
-        shown: further attributes of `Experiment`.
+        details: further attributes of `Experiment`.
     """
     check_experiment_name(name)
     _, _, short_name = name.partition("/")

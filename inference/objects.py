@@ -242,7 +242,7 @@ def box_overlaps(boxes: Tensor, presence: Tensor, truth: Objects) -> Tensor:
     """Compute the overlap (IoU) of every true box with the best box that was found, (objects,).
 
     Args:
-        boxes: (N, S, 4); `found` says which of them are of an object, (N, S).
+        boxes: (N, S, 4); `presence` says which of them are of an object, (N, S).
     """
     overlap = box_overlap(truth.boxes[:, :, None], boxes[:, None])
     best = torch.where(presence[:, None], overlap, 0).amax(-1)

@@ -99,7 +99,7 @@ def unknown_name_message(kind: str, name: str, names: Collection[str]) -> str:
     Args:
         kind: kind of the named object, such as "entry".
         name: the given name.
-        known: the allowed names.
+        names: the allowed names.
     """
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?"

@@ -81,7 +81,7 @@ def read_settings(
     The word none is None for a setting that may be None and takes no text.
 
     Args:
-        known: the settings by name, with their types.
+        arguments: the settings by name, with their types.
 
     Raises:
         ValueError: a word is not of this form.

@@ -79,7 +79,7 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> "Figu
 def spectra(
     rows: Mapping[str, np.ndarray], labels: np.ndarray, images_per_class: int = 100
 ) -> "Figure":
-    """Draw the features of images, class by class: a strip for each of up to `each` images.
+    """Draw the features of images, class by class, a strip an image, up to `images_per_class`.
 
     Args:
         rows: features (N, F) by name, one row of panels for each name. They have a scale of their

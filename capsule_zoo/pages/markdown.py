@@ -27,7 +27,8 @@ from capsule_zoo.data.files import write_whole
 from capsule_zoo.records import FOLDER, Metric, metric_title, read_record
 
 _BLOCK = re.compile(
-    r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
+    r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<patterns>[^>]*) -->\n)"
+    r".*?(?P<end><!-- end -->)",
     flags=re.DOTALL,
 )
 _VALUE = re.compile(r"(<!-- value: (?P<name>\S+) (?P<metric>\S+) -->).*?(?P<end><!-- end -->)")
@@ -96,7 +97,7 @@ def verdict(ours: Metric, other: Metric, higher: bool) -> str:
 def _fill_block(block: re.Match[str], folder: str | Path) -> str:
     if block["kind"] == "ratios":
         return ratios(block["name"], folder)
-    record, patterns = read_record(block["name"], folder), block["chosen"].split()
+    record, patterns = read_record(block["name"], folder), block["patterns"].split()
     for pattern in patterns:
         if not fnmatch.filter(record["metrics"], pattern):
             raise ValueError(f"the record {block['name']!r} has no metric that matches {pattern!r}")
@@ -245,8 +246,8 @@ def grids_of(
     """Return the grids of a record, and the names of its metrics in no grid.
 
     Args:
-        chosen: names of the metrics to show; by default all of them. A row or column without any
-            of them is left out.
+        metric_names: names of the metrics to show; by default all of them. A row or column
+            without any of them is left out.
     """
     rest = [name for name in record["metrics"] if metric_names is None or name in metric_names]
     grids = []

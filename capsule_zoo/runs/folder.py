@@ -70,10 +70,10 @@ TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 def resume_recipe(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
     """Return the recipe of the run of entry `name` in a folder, to go on with it.
 
-    If the data of the run are files that are no longer where they were, `given` may name others.
+    If the data of the run are files that have moved, `overrides` may name others.
 
     Raises:
-        ValueError: the folder holds a run of another entry or a damaged config.json, or `given`
+        ValueError: the folder holds a run of another entry or a damaged config.json, or `overrides`
             changes a setting that must stay the same.
     """
     saved = Recipe.read(read_recipe(folder))
@@ -117,7 +117,7 @@ def train(
     Args:
         name: one of `list_models()`.
         folder: where to write, from the first checkpoint on.
-        given: fields of `Recipe` that differ from the defaults; on resuming, limits and lr that
+        overrides: fields of `Recipe` that differ from the defaults; on resuming, limits and lr that
             differ from the run's own.
         resume: continue from the folder's checkpoint.
         overwrite: replace an existing run in the folder at the new run's first checkpoint.
@@ -243,7 +243,8 @@ class RunFolder:
         folder: its path.
         entry: the trained entry.
         config: contents of config.json, other than what rebuilds the entry.
-        begun: True if the folder already holds this run; by default it does if it has a checkpoint.
+        has_checkpoint: True if the folder already holds this run; by default, if it has a
+            checkpoint.
         make_writer: makes a writer of TensorBoard's events, if they are wanted.
     """
 

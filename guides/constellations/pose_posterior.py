@@ -35,7 +35,7 @@ class SimilarityPosterior(dist.TorchDistribution):
 
     Args:
         fit: of the object's points, (*batch).
-        there: True where the object is present, (*batch); elsewhere the distribution is the prior.
+        presence: True where the object is present, (*batch); elsewhere the prior is used.
         noise: on the points.
         tau: standard deviation of the prior.
     """

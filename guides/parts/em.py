@@ -125,7 +125,7 @@ def route(
     """Infer parents by EM that starts at the prior presences and identity poses.
 
     Args:
-        seen: what children say of parents with presence logits (B, parents) and poses.
+        compute_evidence: what children say of parents with presence logits (B, parents) and poses.
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         affinity: log rho, (children, parents), and the dummy's weight.

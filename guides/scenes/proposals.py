@@ -247,7 +247,7 @@ def fold_batch(distribution: SlotDistribution | SubsetDistribution, outer: torch
 
 
 class SceneGuide(Guide[Scenes]):
-    """The base of guides that propose an object for every slot; a subclass writes `found`.
+    """The base of guides that propose an object for every slot; a subclass writes `draw_proposals`.
 
     Its density rests on the proposals, which are not sites: see `Guide.auxiliary`. In the form
     `with_enumerated_presences` they are.

@@ -64,7 +64,7 @@ class MedianTones(Guide[Tones]):
 
 
 class WindowReader(SceneGuide):
-    """The base of guides that look, and then read a window; a subclass writes `found`.
+    """The base of guides that look, and then read a window; a subclass writes `draw_proposals`.
 
     Args:
         model: the scenes.

@@ -70,7 +70,7 @@ def draw_summed(
 
     Args:
         images: (N, C, H, W).
-        given: values (N, ...) of the other sites.
+        latents: values (N, ...) of the other sites.
     """
     discrete = model.discretize()
     draws: dict[str, list[Tensor]] = {site.name: [] for site in discrete.sites}
@@ -164,7 +164,7 @@ def mean_images(
     """Return images without pixel noise, E[image | drawn latents], (number, C, H, W).
 
     Args:
-        given: values (number, ...) of the sites that are not to be drawn.
+        latents: values (number, ...) of the sites that are not to be drawn.
         images: (number, C, H, W) to run the model on when all latents are given; an energy model
             then does not have to run a chain for its draws.
     """
@@ -204,7 +204,7 @@ def image_log_likelihood(
 
     Args:
         images: (N, C, H, W).
-        given: values (N, ...) by site.
+        latents: values (N, ...) by site.
     """
     return _run(
         model, _log_prob([model.space.site]), len(images), latents, seed, batch_size, images
@@ -212,12 +212,12 @@ def image_log_likelihood(
 
 
 @require_model
-@accept_arrays("given", like="model")
+@accept_arrays("latents", like="model")
 def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
     Args:
-        given: values (N, ...) of sites that depend on no sites other than each other.
+        latents: values (N, ...) of sites that depend on no sites other than each other.
     """
     number = len(next(iter(latents.values())))
     return _run(model, _log_prob(list(latents)), number, latents, 0, batch_size)
@@ -237,7 +237,7 @@ def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     return read
 
 
-@accept_arrays("given", "images", like="model")
+@accept_arrays("latents", "images", like="model")
 def _run(
     model: Model,
     read: Callable[[Trace], Tensor],

@@ -107,7 +107,7 @@ def _classifier(model: Model, guide: nn.Module) -> Any:
 
 @contextmanager
 def _prediction_mode(model: Model, guide: nn.Module, example: Tensor) -> Iterator[None]:
-    """Open the context in which classes are predicted, after a check on `few` images."""
+    """Open the context in which classes are predicted, after a check on example images."""
     with isolated_parameters(model, guide), eval_mode(model, guide), torch.no_grad():
         if not hasattr(model, "predict"):
             warn_of_another_model(model, guide, example)

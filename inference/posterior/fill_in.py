@@ -1,6 +1,6 @@
 """Fill in missing pixels, and measure how well the hidden pixels were predicted.
 
->>> mask = occluded((28, 28), "left")                     # True where a pixel is observed
+>>> mask = half_mask((28, 28), "left")                     # True where a pixel is observed
 >>> found = fill_in(model, guide, images, mask, steps=100)
 >>> found.images, found.log_hidden                        # filled in; nats of each hidden half
 

@@ -26,7 +26,7 @@ class Budget:
     Attributes:
         steps: optimizer steps in all, infinite when only time counts.
         seconds: time in all, infinite when only steps count.
-        given: the limits in the user's words.
+        description: the limits in the user's words.
     """
 
     steps: float

@@ -73,7 +73,7 @@ def map_in_chunks(
 
     Args:
         function: takes tensors and returns a tuple of tensors, row by row.
-        each: tensors of the batch, rows first.
+        numbers: tensors of the batch, rows first.
         shared: tensors that all rows use.
         numbers: size of the largest intermediate result of one row. A chunk has 2^22 numbers, or
             2^26 on an accelerator.

@@ -9,7 +9,7 @@ missing pixels are summed out when their factors are left out:
 The value at a missing pixel never affects the score or its gradient. A guide reads the image, and
 its networks see `fill` at a missing pixel (`Guide.with_missing_pixels`).
 
->>> hidden = hide(images, occluded((28, 28), "left"))           # NaN in the left half
+>>> hidden = hide(images, half_mask((28, 28), "left"))           # NaN in the left half
 >>> evaluate(model.with_missing_pixels(), guide.with_missing_pixels(), hidden)
 """
 

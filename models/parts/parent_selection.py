@@ -99,7 +99,7 @@ class ChildDistribution(NamedTuple):
 
         Args:
             parent: choices that broadcast to (B, children); they may be enumerated.
-            there: t, (B, children).
+            presence: t, (B, children).
         """
         presence = presence[..., None]
         scale_on = Vindex(self.scale_on)[..., parent, :]

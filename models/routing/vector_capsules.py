@@ -65,7 +65,7 @@ def margin_loss(length: Tensor, presence: Tensor) -> Tensor:
 
     Args:
         length: lengths of the class capsules, (*batch, classes).
-        there: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
+        presence: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
     """
     missed, imagined = (0.9 - length).clamp_min(0), (length - 0.1).clamp_min(0)
     return (presence * missed.square() + 0.5 * (1 - presence) * imagined.square()).sum(-1)
@@ -220,7 +220,7 @@ def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, fan_in: float) -> None:
     """Initialize weights to keep the scale of inputs of which an activation passes about half.
 
     Args:
-        seen: how many inputs an output sees, on average.
+        fan_in: how many inputs an output sees, on average.
     """
     nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
     if layer.bias is not None:

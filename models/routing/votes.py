@@ -78,7 +78,7 @@ class Windows(NamedTuple):
         """Gather the entries of all windows for each cell, (N, cells, claims, types).
 
         Args:
-            seen: one number for each seen child, (N, positions, window x types).
+            values: one number for each seen child, (N, positions, window x types).
             fill: value for a cell that is in fewer windows than others.
         """
         entries = values.reshape(len(values), self.cells.numel(), -1)

@@ -114,9 +114,9 @@ class ShapeKinds(Relation):
 
         Args:
             presence: probabilities, (K, P).
-            mean, deviation: of the poses, (K, P, 6).
+            mean, std: of the poses, (K, P, 6).
             loadings: how codes move the poses, (K, P, 6, d).
-            known: whether a part's poses are known, (P,); other parts keep their arrangement.
+            mask: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
         mask = mask[:, None]
         self.transform.copy_(torch.where(mask, mean - poses.identity_like(mean), self.transform))

@@ -11,8 +11,8 @@ def test_air_of_the_tutorial(load_benchmark):
     torch.testing.assert_close(distribution[1:] / distribution[:-1], torch.full((3,), 0.01))
     pictures, shift = torch.rand(2, 9, 9), torch.tensor([[0.1, -0.2], [0.0, 0.3]])
     scale = torch.tensor([3.0, 2.0])
-    canvases = script.warped(pictures, scale, shift, 90)
-    back = script.warped(canvases, 1 / scale, -shift / scale[:, None], 9)
+    canvases = script.warp_pictures(pictures, scale, shift, 90)
+    back = script.warp_pictures(canvases, 1 / scale, -shift / scale[:, None], 9)
     assert (back - pictures)[:, 2:-2, 2:-2].abs().mean() < 0.05
     before = [p.clone() for p in air.parameters()]
     air.svi().step(torch.rand(4, 1, 20, 20))

@@ -279,8 +279,8 @@ def test_every_experiment_is_run_here_or_beside_its_distributions():
 def test_every_experiment_describes_itself_and_its_settings(name):
     experiment = find_experiment(name)
     assert experiment.summary and experiment.data in dataset_names()
-    experiment.check(experiment.filled({}))
-    json.dumps(experiment.filled({}))
+    experiment.check(experiment.fill_settings({}))
+    json.dumps(experiment.fill_settings({}))
     assert [s.name for s in experiment.settings.values() if not s.description] == []
 
 

@@ -172,7 +172,7 @@ def test_a_sum_of_all_capsules_is_the_reconstruction():
 def test_spectra_hold_each_class_in_a_panel_of_its_own():
     labels = np.array([0, 1, 0, 2, 1, 0])
     features = np.eye(6)
-    figure = energy.spectra({"one": features, "five": 5 * features}, labels, each=2)
+    figure = energy.spectra({"one": features, "five": 5 * features}, labels, images_per_class=2)
     panels = picture_arrays(figure)
     for panel, rows in zip(panels, 2 * ([0, 2], [1, 4], [3]), strict=True):
         np.testing.assert_array_equal(panel > 0, features[rows] > 0)

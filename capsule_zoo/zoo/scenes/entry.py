@@ -43,8 +43,8 @@ def part_entry(
 
     Args:
         name: the name of an entry, or of trained weights or a run folder.
-        given: settings of an untrained entry, unless `settings` replace them.
-        what: the name of the argument of `scenes`.
+        settings: settings of an untrained entry, unless `settings` replace them.
+        role: the name of the argument of `scenes`.
         others: further values of it.
 
     Raises:

@@ -114,7 +114,7 @@ def counts_by_number(fractions: "Mapping[str, Numbers]", max_trained_number: int
 
     Args:
         fractions: by way to read, the fraction at each number.
-        seen: the largest number that was trained on; a dotted line lies above it.
+        max_trained_number: the largest number that was trained on; a dotted line lies above it.
     """
     figure = number_curves(
         {"fraction of correct counts": fractions}, "number of objects in the scene"

@@ -138,7 +138,7 @@ def cluster_parts(
         parts: presences (N, P) and poses (N, P, 6).
         number: number of clusters.
         seed: seed of their first means.
-        chosen: index of the part sets that the clusters are fitted to; the others join the nearest.
+        subset: index of the part sets that the clusters are fitted to; the others join the nearest.
     """
     from sklearn.cluster import KMeans  # takes a second, and few need it
 
