@@ -41,7 +41,7 @@ class FoundObjects:
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
             Pixels less than half as bright as the brightest gray object are of the ground.
         owners: the slot that it most likely shows if it shows an object, however little of it
-            objects cover; 0 where none does, (B, H, W). See `shown`.
+            objects cover; 0 where none does, (B, H, W).
         cover: fraction of each pixel that objects cover, (B, H, W).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
