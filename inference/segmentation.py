@@ -14,7 +14,7 @@ from torch import Tensor
 from capsule_zoo.data.tensors import accept_arrays
 
 
-@accept_arrays("found", "true", "present")
+@accept_arrays("segments", "true", "present")
 def segmentation_accuracy(
     segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
@@ -53,7 +53,7 @@ def _best_match(agree: Tensor) -> Tensor:
     return torch.tensor(scores, device=agree.device)
 
 
-@accept_arrays("found", "true")
+@accept_arrays("segments", "true")
 def relabel(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
     orders = [
@@ -66,7 +66,7 @@ def relabel(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
     return options[best, torch.arange(len(segments), device=segments.device)]
 
 
-@accept_arrays("found", "true", "present")
+@accept_arrays("segments", "true", "present")
 def adjusted_rand_index(segments: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
     from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
@@ -75,7 +75,7 @@ def adjusted_rand_index(segments: Tensor, true: Tensor, present: Tensor) -> Tens
     return torch.tensor(scores)
 
 
-@accept_arrays("found", "true", "present")
+@accept_arrays("segments", "true", "present")
 def variation_of_information(segments: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
     from sklearn.metrics import mutual_info_score as shared  # takes a second, and few need it

@@ -212,12 +212,12 @@ def image_log_likelihood(
 
 
 @require_model
-@accept_arrays("given", like="model")
+@accept_arrays("latents", like="model")
 def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
     """Compute the log density of values at the top of the model, (N,), in nats.
 
     Args:
-        given: values (N, ...) of sites that depend on no sites other than each other.
+        latents: values (N, ...) of sites that depend on no sites other than each other.
     """
     number = len(next(iter(latents.values())))
     return _run(model, _log_prob(list(latents)), number, latents, 0, batch_size)
@@ -237,7 +237,7 @@ def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     return read
 
 
-@accept_arrays("given", "images", like="model")
+@accept_arrays("latents", "images", like="model")
 def _run(
     model: Model,
     read: Callable[[Trace], Tensor],

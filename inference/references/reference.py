@@ -76,8 +76,8 @@ class Reference:
         images: the observed image, (1, ...).
         settings: every joint value of the discrete sites, (settings, ...) by site.
         draws: reference draws of the unconstrained vector, (S, D), float64.
-        mean, deviation: of every coordinate, (D,), exact or from more draws than are kept.
-        square_mean, square_deviation: of the squares.
+        mean, scale: of every coordinate, (D,), exact or from more draws than are kept.
+        square_mean, squared_deviation: of the squares.
         log_evidence: log p(image) in nats where it is known exactly, else None.
         checks: how the draws were made, and what they passed: method, seed, chains, R-hat, ESS.
     """

@@ -137,7 +137,7 @@ class TintedMixture(dist.TorchDistribution):
         drawn: warped templates and alphas of the parts, (parts, C + 1, B, H, W), alpha last, with
             all batch dims flattened into B.
         tint: colors of the parts, (*batch, parts, C).
-        there: presences t of the parts, (*batch, parts).
+        presence: presences t of the parts, (*batch, parts).
         behind: color of the background, (C,).
         claim: weight of the background, a positive scalar.
         scale: standard deviation of a pixel.

@@ -12,16 +12,16 @@ def distribution_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float
     leaves = {
         "drawn": torch.rand(5, channels + 1, number, 6, 7, dtype=dtype),
         "tint": torch.rand(*batch, 5, channels, dtype=dtype),
-        "there": torch.rand(*batch, 5, dtype=dtype),
+        "presence": torch.rand(*batch, 5, dtype=dtype),
         "behind": torch.rand(channels, dtype=dtype),
         "claim": torch.tensor(0.2, dtype=dtype),
     }
     leaves["drawn"] = leaves["drawn"] + 0.01
-    leaves["there"] = leaves["there"] + 0.01
+    leaves["presence"] = leaves["there"] + 0.01
     if zeros:
         leaves["drawn"][:, :, :, 0] = 0  # outside every template
         leaves["drawn"][2, -1, :, 3:] = 0  # a color without a weight
-        leaves["there"][..., 1] = 0
+        leaves["presence"][..., 1] = 0
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
     return TintedMixture(**leaves, scale=scale), list(leaves.values())
 
