@@ -138,7 +138,7 @@ def _watched_job(saved: Callable) -> Callable:
 
     def run(task: partial, job: Job) -> Any:
         marks = getattr(job.variant, "is_try", False), task.keywords.get("is_try", False)
-        if any(marks) or task.func.__name__ == "tried":
+        if any(marks) or task.func.__name__ == "try_setting":
             _barred.add("test")
         try:
             return saved(task, job)

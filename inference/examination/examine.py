@@ -45,8 +45,8 @@ KINDS = "encoder", *GENERAL, *NORMALS, "nuts"
 _GROUP_SIZE = 100  # draws of the smaller importance-weighted bound
 STARTS = "free_form", "corrected", "mixture"  # at which chains may start, besides the encoder
 _MODES, _CLIMBING = 4, 16  # of the mixture
-_CHAINS = {True: 8, False: 64}  # by whether a row is one of many
-_PRIOR_SHARE = {True: 0.0, False: 0.25}  # of chains: an encoder of all data fits no others
+_CHAINS = {True: 8, False: 256}  # by whether a row is one of many
+_PRIOR_SHARE = {True: 0.0, False: 0.5}  # of chains: an encoder of all data fits no others
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds, above which the table says so
@@ -137,7 +137,7 @@ def examine(
     fitting: int = 200,
     particles: int = 1000,
     chains: int | None = None,
-    temperatures: int = 100,
+    temperatures: int = 200,
     simulated: int = 8,
     seed: int = 0,
     progress: bool = False,
@@ -163,7 +163,7 @@ def examine(
         steps: updates of the encoder.
         fitting: updates of every other guide.
         particles: draws of each guide for its largest bound, a multiple of 100.
-        chains: annealed chains of each row; by default 8, or 64 where all data are one row.
+        chains: annealed chains of each row; by default 8, or 256 where all data are one row.
         temperatures, simulated: see `annealed_log_likelihood`.
         seed: seed of everything.
         progress: show progress bars.

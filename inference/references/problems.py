@@ -141,6 +141,5 @@ def load_reference(name: str) -> Reference:
     held = load_checkpoint(FOLDER / f"{name}.safetensors")
     model.load_state_dict(held.pop("model"))
     held["draws"] = held["draws"].double()
-    held["scale"] = held.pop("deviation")  # the name in files
     settings = PROBLEMS[name].settings(model, held["images"])
     return Reference(name=name, model=model, settings=settings, **held)

@@ -11,7 +11,7 @@ def equal(load_benchmark):
 
 def test_times_are_of_an_image_and_ratios_to_the_equal_network(equal, monkeypatch):
     monkeypatch.setattr(equal, "entries", lambda: {"a": None, "a_equal": None})
-    monkeypatch.setattr(equal, "timed", lambda entry, number: None)
+    monkeypatch.setattr(equal, "make_timer", lambda entry, number: None)
     taken = {"a": 4.0, "a_equal": 0.5}
     monkeypatch.setattr(
         equal,

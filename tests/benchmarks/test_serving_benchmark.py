@@ -16,13 +16,15 @@ def test_every_call_answers_its_number_of_images(serving, weights):
         def spy(*arguments, verb=verb, answers=answers):
             answers.append(verb(*arguments))
 
-        assert serving.timed(spy, weights, 2)() > 0
+        assert serving.make_timer(spy, weights, 2)() > 0
         outputs = answers[0].values() if isinstance(answers[0], dict) else answers
         assert [len(values) for values in outputs] == [2] * len(outputs)
 
 
 def test_a_rate_is_images_a_second(serving, monkeypatch):
-    monkeypatch.setattr(serving, "timed", lambda verb, weights, number: lambda: 0.25 * number**0.5)
+    monkeypatch.setattr(
+        serving, "make_timer", lambda verb, weights, number: lambda: 0.25 * number**0.5
+    )
     rates = serving.measure(2)
     assert rates.keys() == serving.CALLS.keys()
     assert {value for value, _, _ in rates["one_a_call"].values()} == {4.0}

@@ -138,10 +138,10 @@ def test_a_bad_file_is_told_and_nothing_else_happens(panel):
 
 
 def test_an_error_while_the_view_is_shown_is_told(panel, monkeypatch):
-    def painted():
+    def fail():
         raise ValueError("no <picture>")
 
-    monkeypatch.setattr(panel.view, "painted", painted)
+    monkeypatch.setattr(panel.view, "mean_image", fail)
     panel.reset.click()
     assert "no &lt;picture&gt;" in panel.status.value
 

@@ -61,7 +61,7 @@ def test_the_mean_gradient_of_a_draw_is_that_of_the_bound(monkeypatch):
     totals, error = [torch.zeros(2, 4, dtype=torch.double) for _ in exact], torch.zeros(2)
     for row in range(4):
         distribution = SubsetDistribution(weight, rows, log_q=log_q, baseline=baseline)
-        monkeypatch.setattr(distribution, "drawn", lambda row=row: torch.full((2, 1), row))
+        monkeypatch.setattr(distribution, "draw_rows", lambda row=row: torch.full((2, 1), row))
         loss = summed_presences._loss_of_a_draw(distribution, baseline, torch.zeros(2))
         slopes = torch.autograd.grad(loss, (logits, weight, baseline), retain_graph=True)
         q = log_q[:, row].exp().detach()

@@ -113,7 +113,7 @@ def fit_factor_analyzers(
     mixture = whole._replace(
         **{
             name: getattr(whole, name).expand(kinds, *getattr(whole, name).shape[1:]).clone()
-            for name in ("share", "presence", "mean", "variance")
+            for name in ("fraction", "presence", "mean", "variance")
         },
         loadings=parts.pose.new_zeros(kinds, *parts.pose.shape[1:], factors),
     )
