@@ -99,7 +99,7 @@ class PartReader(Submodule, PyroModule):
         inputs, height, width = model.painted.shape
         if rotations > 1 and height != width:
             raise ValueError(
-                f"turns above 1 need square images, not {height}x{width}; give rotations=1"
+                f"rotations above 1 need square images, not {height}x{width}; give rotations=1"
             )
         self.bounds = max_scale, anisotropy
         self.coordinates = coordinates
