@@ -193,7 +193,7 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
     register_toy([])
     reproduce("test/toy", replace(QUIET, minutes=4), folder=tmp_path, images=7)
     record = read_record("test/toy", tmp_path)
-    assert record["settings"] == {"images": 7, "share": 0.5, "name": "a"}
+    assert record["settings"] == {"images": 7, "fraction": 0.5, "name": "a"}
     options = "test/toy --minutes 4 --set images=7"
     assert record["command"] == f"capsule-zoo --import {__name__} reproduce {options}"
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
@@ -204,13 +204,13 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
         ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
         ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
         ({"images": 0}, "images of test/toy must be positive, not 0"),
-        ({"share": -0.1}, "fraction of test/toy must be positive, not -0.1"),
+        ({"fraction": -0.1}, "fraction of test/toy must be positive, not -0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             reproduce("test/toy", QUIET, folder=tmp_path / "new", **wrong)
     assert not (tmp_path / "new").exists()
     reproduce("test/toy", QUIET, folder=tmp_path / "none", fraction=0)
-    assert read_record("test/toy", tmp_path / "none")["settings"]["share"] == 0
+    assert read_record("test/toy", tmp_path / "none")["settings"]["fraction"] == 0
 
 
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
@@ -248,7 +248,7 @@ def test_time_of_earlier_runs_counts(tmp_path):
     for name, seconds in (("a", 50.0), ("b/c", 100.0)):
         (place / name).mkdir(parents=True)
         (place / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
-    settings = {"images": 3, "share": 0.5, "name": "broken"}
+    settings = {"images": 3, "fraction": 0.5, "name": "broken"}
     assert experiments._begin(place, "test/toy", QUIET, settings, "") == 150
     assert save_outcome(count, Job("b", tmp_path, replace(QUIET, runs=place / "b")))["pair"] == [
         1,
