@@ -99,7 +99,7 @@ def _moments(x: Tensor) -> dict[str, Tensor]:
     squares = x.square()
     return {
         "mean": x.mean(0),
-        "deviation": x.std(0),
+        "scale": x.std(0),
         "square_mean": squares.mean(0),
         "squared_deviation": squares.std(0),
     }
@@ -214,7 +214,7 @@ def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
     first, second, fourth = (weights @ power for power in powers)
     return {
         "mean": first,
-        "deviation": (second - first**2).sqrt(),
+        "scale": (second - first**2).sqrt(),
         "square_mean": second,
         "squared_deviation": (fourth - second**2).sqrt(),
         "draws": draws,

@@ -171,7 +171,7 @@ class ChainedNormal(dist.TorchDistribution):
         variance = self.factor.square().sum(-1, keepdim=True)
         images = math.prod(self.factor.shape[self.lead : -1])
         repeats = math.prod(self.loc.shape[self.lead :]) // images
-        return self._joined(variance.expand(*variance.shape[:-1], repeats))
+        return self._join_rows(variance.expand(*variance.shape[:-1], repeats))
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
         """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""

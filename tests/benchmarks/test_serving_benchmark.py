@@ -22,7 +22,9 @@ def test_every_call_answers_its_number_of_images(serving, weights):
 
 
 def test_a_rate_is_images_a_second(serving, monkeypatch):
-    monkeypatch.setattr(serving, "make_timer", lambda verb, weights, number: lambda: 0.25 * number**0.5)
+    monkeypatch.setattr(
+        serving, "make_timer", lambda verb, weights, number: lambda: 0.25 * number**0.5
+    )
     rates = serving.measure(2)
     assert rates.keys() == serving.CALLS.keys()
     assert {value for value, _, _ in rates["one_a_call"].values()} == {4.0}

@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         r"test must each be a Split\(images, labels\)",
     ),
     "classes not known": (
-        lambda: Splits("toy", SPLIT, SPLIT, SPLIT, ("b", "c", "d")).in_classes(["c"]),
+        lambda: Splits("toy", SPLIT, SPLIT, SPLIT, ("b", "c", "d")).match_classes(["c"]),
         "'toy' has classes .* not trained on: b, d; it was .* c",
     ),
     # pixels

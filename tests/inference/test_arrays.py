@@ -185,7 +185,7 @@ OF_IMAGES = {
     "reconstruct": ("vae", reconstruct),
     "infer": ("vae", lambda m, g, x: infer(g, x)["image_code"]),
     "latents": ("vae", lambda m, g, x: latents(g, x, ["image_code"])),
-    "refine": ("vae", lambda m, g, x: refine(m, g, x, steps=1).end),
+    "refine": ("vae", lambda m, g, x: refine(m, g, x, steps=1).refinement.end),
     "fill_in": ("vae", lambda m, g, x: fill_in(m, g, x, num_particles=2).images),
     "widen": ("part-whole", lambda m, g, x: widen(m, g, x, steps=1).scale("part_pose")),
     "classify": ("cnn", classify),

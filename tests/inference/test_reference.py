@@ -126,7 +126,7 @@ def test_files_say_how_their_draws_were_made(problem):
     assert {"method", "seed", "version", "torch"} <= set(checks)
     if "rhat" in checks:
         assert checks["rhat"] < reference_draws.RHAT and checks["ess"] > reference_draws.ESS
-    assert problem.draws.shape == (reference_draws.KEPT, problem.dimension)
+    assert problem.draws.shape == (reference_draws.NUM_DRAWS, problem.dimension)
     errors = problem.score(problem.draws)
     assert errors.mean_error < 3 * errors.noise and errors.worst < 6 * errors.noise
     assert errors.kl is None

@@ -63,7 +63,9 @@ CALLS = {
         lambda m, g, x, seed: intervene(m, g, x, {"image_code": lambda z: z + 1}, seed=seed).images
     ),
     "refine": lambda: of_vae(
-        lambda m, g, x, seed: refine(m, g, x, steps=2, distribution="normal", seed=seed).end
+        lambda m, g, x, seed: (
+            refine(m, g, x, steps=2, distribution="normal", seed=seed).refinement.end
+        )
     ),
     "calibration": lambda: of_toys(
         lambda m, g, x, seed: check_calibration(m, g, number=100, seed=seed).ranks

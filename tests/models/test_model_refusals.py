@@ -312,7 +312,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: log_prob_of_pixels(
             dist.MultivariateNormal(torch.zeros(4), torch.eye(4)),
             torch.zeros(4),
-            torch.ones(4, dtype=torch.bool),
+            torch.arange(4) > 0,
         ),
         r"MultivariateNormal.*\.to_event\(3\)",
     ),

@@ -17,7 +17,7 @@ def distribution_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float
         "claim": torch.tensor(0.2, dtype=dtype),
     }
     leaves["drawn"] = leaves["drawn"] + 0.01
-    leaves["presence"] = leaves["there"] + 0.01
+    leaves["presence"] = leaves["presence"] + 0.01
     if zeros:
         leaves["drawn"][:, :, :, 0] = 0  # outside every template
         leaves["drawn"][2, -1, :, 3:] = 0  # a color without a weight
