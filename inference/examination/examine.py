@@ -234,8 +234,7 @@ class Fits:
             if name in general:
                 more = dict(modes=_MODES, climbing=_CLIMBING) if name == "mixture" else {}
                 options: dict[str, Any] = dict(steps=self.steps, seed=self.seed, **more)
-                fit: Any = partial(fit_guide, name)
-                result[name] = SemiAmortized(self.encoder, fit=fit, **options)
+                result[name] = SemiAmortized(self.encoder, kind=name, **options)
         return result
 
     def fit(self, name: str) -> nn.Module:

@@ -5,7 +5,7 @@ guide had to run a part of the model for its draws, the model need not run that 
 
     with sharing():                       # opened around one evaluation of a loss
         guide(images)                     # calls: share(value, [*codes, *model.parameters()])
-        replayed_model(images)            # calls: find_value([*codes, *model.parameters()]), or None
+        replayed_model(images)            # calls: find_value([*codes, *model.parameters()])
 
 `capsule_zoo.inference.loss_per_image` (and so `fit`) and `log_weights` (and so `evaluate`) open the
 context. Outside it nothing is shared, and nothing is kept.

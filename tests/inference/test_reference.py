@@ -268,7 +268,7 @@ def test_files_are_made_again_to_the_same_numbers(tmp_path, monkeypatch):
     monkeypatch.undo()
     stored = load_reference("constellation")
     torch.testing.assert_close(again.images, stored.images)
-    for name in ("mean", "deviation", "square_mean", "squared_deviation", "draws"):
+    for name in ("mean", "scale", "square_mean", "squared_deviation", "draws"):
         torch.testing.assert_close(getattr(again, name), getattr(stored, name))
     assert again.log_evidence == pytest.approx(stored.log_evidence, abs=1e-9)
 

@@ -314,7 +314,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
             torch.zeros(4),
             torch.arange(4) > 0,
         ),
-        r"MultivariateNormal.*\.to_event\(3\)",
+        r"MultivariateNormal.*\.to_event\(1\)",
     ),
     "missing pixels, RBM": (lambda: CapsuleRBM(4, 2, 2).with_missing_pixels(), "directed model"),
     "missing pixels, no space": (
