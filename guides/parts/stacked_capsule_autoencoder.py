@@ -118,7 +118,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         stop_inputs: bool = True,
     ) -> None:
         _check_noise(noise, noise_width)
-        outputs = 7 + getattr(model, "part_features", 0)  # other models are refused next
+        outputs = 7 + getattr(model, "part_features", 0)  # other models are refused in the base
         super().__init__(model, pose, reader, above, outputs)
         rotations, centered = self.read_parts.rotations, self.read_parts.centered
         if rotations > 1 or centered:

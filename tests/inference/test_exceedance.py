@@ -224,7 +224,8 @@ def test_a_half_cauchy_prior_has_a_finite_distribution(modes):
     truth = model.log_evidence(images).detach()
     assert truth[0].item() == pytest.approx(-31.3113, abs=2e-4)
     iwae = log_weight.logsumexp(0) - math.log(500)
-    assert (iwae < truth + 0.5).all() and (iwae[0] - truth[0]).abs() < 0.5
+    # By Markov's inequality a bound exceeds log p by 9 once in 8,000 images.
+    assert (iwae < truth + 9).all() and (iwae[0] - truth[0]).abs() < 0.5
 
 
 class HeavyTails(Conjugate):

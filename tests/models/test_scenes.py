@@ -279,7 +279,7 @@ def test_another_canvas_keeps_the_size_of_objects_in_pixels():
     ]
     assert areas[0] == pytest.approx(36, abs=1) and areas[1] == pytest.approx(36, abs=1)
     assert larger(batch_size=2).shape == (2, 1, 20, 24)
-    objects = find_objects(larger, guide.with_model(larger), torch.rand(2, 1, 20, 24).double())
+    objects = find_objects(larger, guide.on_model(larger), torch.rand(2, 1, 20, 24).double())
     torch.testing.assert_close(objects.count_probabilities.sum(-1), torch.ones(2).double())
 
 
