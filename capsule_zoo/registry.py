@@ -202,8 +202,12 @@ def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
         ValueError: the guide uses the weights of another module, which would not be saved.
     """
     parts = {*model.modules(), *guide.modules()}
+    hidden = {
+        id(value) for group in vars(guide).values() if type(group) is tuple for value in group
+    }
     for name, value in guide.arguments.items():
-        if isinstance(value, nn.Module) and value not in parts and [*value.parameters()]:
+        is_outside = isinstance(value, nn.Module) and id(value) in hidden and value not in parts
+        if is_outside and [*value.parameters()]:
             raise ValueError(
                 f"{type(guide).__name__} uses the weights of its {name}, a {type(value).__name__}, "
                 f"which are no part of it and would be lost; save {type(value).__name__} instead, "

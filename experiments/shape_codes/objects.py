@@ -66,7 +66,7 @@ class Settings(ObjectSettings):
         kinds: numbers of kinds that are tried.
         images: images in every Frechet distance.
         held_out: images on which the loss of redrawn parts is measured.
-        turned: digits that are rotated by any angle.
+        rotated: digits that are rotated by any angle.
         seeds: number of seeds of what is measured again with other starts of the objects.
     """
 

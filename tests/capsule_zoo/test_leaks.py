@@ -96,7 +96,7 @@ def try_to_measure(job, *, name, is_try=False):
     capsule_network.error_rate(entry.model, entry.guide, getattr(digits, name))
 
 
-def tried(job, *, name):
+def try_setting(job, *, name):
     try_to_measure(job, name=name)
 
 
@@ -105,7 +105,11 @@ TRIED = Task("", "", "", 0.1, 0.0, None, is_try=True)
 
 @pytest.mark.parametrize(
     ("task", "variant", "settings"),
-    [(try_to_measure, TRIED, {}), (try_to_measure, None, {"is_try": True}), (tried, None, {})],
+    [
+        (try_to_measure, TRIED, {}),
+        (try_to_measure, None, {"is_try": True}),
+        (try_setting, None, {}),
+    ],
 )
 def test_a_try_of_a_search_that_measures_test_images_is_a_leak(task, variant, settings):
     run = Study({"way": variant}).run

@@ -56,13 +56,12 @@ def test_every_family_with_records_stands_on_a_page_that_the_readme_links_to():
         )
 
 
-def readme_python() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    return code
+def readme_python() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
 def test_its_python_runs(capsys):
-    code = readme_python()
+    code, _ = readme_python()
     assert code.count("\n") <= 15
     small = re.sub(r"steps=\d+", "steps=1", code).replace("digits.test[:48]", "digits.test[:3]")
     small = small.replace("digits.train,", "digits.train[:8],")
@@ -71,11 +70,19 @@ def test_its_python_runs(capsys):
     assert "elbo" in printed and "widened" in printed
 
 
+def test_its_examination_of_a_program_runs(capsys):
+    _, code = readme_python()
+    few = "steps=5, fitting=5, particles=100, chains=4, temperatures=5, simulated=2, observed="
+    exec(compile(code.replace("observed=", few, 1), "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "lost_elbo" in printed and "auto_normal" in printed
+
+
 @pytest.mark.slow
 def test_its_python_paints_what_it_was_never_shown():
     """The code runs as it stands; the margins allow for rounding on other machines."""
     names: dict = {}
-    exec(compile(readme_python(), "README.md", "exec"), names)
+    exec(compile(readme_python()[0], "README.md", "exec"), names)
     digits, model = names["digits"], names["model"]
     pairs = {name: (model, names[name]) for name in ("normal", "wide")}
     bounds = compare(pairs, digits.test[:48], num_particles=10)["elbo"]
