@@ -46,9 +46,6 @@ class Rows(ObservationSpace):
     Args:
         parts: what the columns hold.
         examples: rows (N, F), whose arguments and missing values simulated rows have.
-
-    Attributes:
-        sites: names of the observed sites.
     """
 
     site = ""  # no single site holds a whole row
