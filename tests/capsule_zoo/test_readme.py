@@ -72,8 +72,8 @@ def test_its_python_runs(capsys):
 
 def test_its_examination_of_a_program_runs(capsys):
     _, code = readme_python()
-    few = "steps=5, fitting=5, particles=100, chains=4, temperatures=5, simulated=2, observed="
-    exec(compile(code.replace("observed=", few, 1), "README.md", "exec"), {})
+    short = "steps=5, fitting=5, particles=100, chains=4, temperatures=5, simulated=2, observed="
+    exec(compile(code.replace("observed=", short, 1), "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "lost_elbo" in printed and "auto_normal" in printed
 
