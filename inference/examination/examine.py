@@ -46,7 +46,7 @@ _GROUP_SIZE = 100  # draws of the smaller importance-weighted bound
 STARTS = "free_form", "corrected", "mixture"  # at which chains may start, besides the encoder
 _MODES, _CLIMBING = 4, 16  # of the mixture
 _CHAINS = {True: 8, False: 256}  # by whether a row is one of many
-_PRIOR_SHARE = {True: 0.0, False: 0.5}  # of chains: an encoder of all data fits no others
+_PRIOR_FRACTION = {True: 0.0, False: 0.5}  # of chains: an encoder of all data fits no others
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds, above which the table says so
@@ -198,7 +198,7 @@ def examine(
             chains=chains or _CHAINS[model.by_row],
             temperatures=temperatures,
             simulated=simulated,
-            prior_fraction=_PRIOR_SHARE[model.by_row],
+            prior_fraction=_PRIOR_FRACTION[model.by_row],
             progress=progress,
         )
     return _examination(fits, losses)
