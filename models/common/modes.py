@@ -2,7 +2,7 @@
 
 Pyro has one stack of handlers and one parameter store in a process, and torch one random state.
 Threads therefore take turns: every context that a public function opens around a Pyro program
-holds `TURN`, so that a second thread waits until the first has left the context.
+holds `PYRO_LOCK`, so that a second thread waits until the first has left the context.
 """
 
 from collections.abc import Callable, Iterator
