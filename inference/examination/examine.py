@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from capsule_zoo.inference.evaluation.summary import HEAVY
 from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
 from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
-from capsule_zoo.inference.examination.program import ProgramModel, UnservedProgram, as_model
+from capsule_zoo.inference.examination.pairs import rows_by_name
+from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide, kinds_for
@@ -183,7 +183,7 @@ def examine(
         raise ValueError(f"particles must be a multiple of {_GROUP_SIZE}, not {particles!r}")
     seed = check_seed(seed)
     model, training_rows = as_model(program, *args, observed=observed)
-    measured = training_rows if held_out is None else _held_out(model, args, observed, held_out)
+    measured = training_rows if held_out is None else rows_by_name(model, held_out, "held_out")
     with show_progress(progress), isolated_parameters(model), use_seed(seed):
         announce(f"training an encoder of {model.__name__}, {steps} steps")
         began = time.process_time()
@@ -278,35 +278,6 @@ class Fits:
                 left_out=self.left_out,
                 **settings,
             )
-
-
-def _held_out(
-    model: ProgramModel, args: tuple, observed: Mapping[str, Any] | None, held_out: Any
-) -> Tensor:
-    """Return the rows of held-out data.
-
-    Raises:
-        UnservedProgram: it names an argument or a site that the given data do not have.
-    """
-    if not isinstance(held_out, Mapping):
-        raise UnservedProgram(
-            f'held_out must be {{"argument or site": values}}, not a {type(held_out).__name__}; '
-            "name all data that change"
-        )
-    program = model.call.program
-    parameters = signature(
-        program.forward if isinstance(program, nn.Module) else program
-    ).parameters
-    positions = dict(zip(parameters, range(len(args)), strict=False))
-    names = {*positions, *(observed or {})}
-    if strange := [name for name in held_out if name not in names]:
-        raise UnservedProgram(
-            f"held_out names {strange[0]!r}, which is not among the given data, "
-            f"{', '.join(sorted(names))}"
-        )
-    replaced = [held_out.get(name, args[place]) for name, place in positions.items()]
-    named = {name: held_out.get(name, value) for name, value in (observed or {}).items()}
-    return model.rows_of(*replaced, *args[len(replaced) :], observed=named)
 
 
 def _examination(fits: Fits, losses: Losses) -> Examination:

@@ -38,6 +38,7 @@ from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_distributions import Continuous, UnservedSite
 from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
+from capsule_zoo.inference.examination.pairs import model_of_program, replace_program
 from capsule_zoo.inference.functions import check_declared
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
@@ -79,10 +80,12 @@ def fit_guide(
 
     Args:
         kind: one of the names at the top of this module.
-        model: the model; of scenes that of `entry.with_enumerated_presences`.
+        model: the model; of scenes that of `entry.with_enumerated_presences`. Or a plain Pyro
+            program; `start` is then a guide that was made for it, or None.
         start: the guide whose answers are the first guess. With None, free_form, low_rank,
             gauss_newton, mixture and auto_normal start at draws from the prior.
-        images: (B, C, H, W), a split, or whatever `evaluate` reads.
+        images: (B, C, H, W), a split, or whatever `evaluate` reads. Of a plain program its data: a
+            tensor, or values by the names of arguments and sites.
         steps: steps of the optimizer; of semi_amortized at most 20 are made.
         seed: seed of the noise.
         settings: further arguments, by kind:
@@ -99,6 +102,10 @@ def fit_guide(
         NonFiniteGuide: the guide, or the objective under it, is not finite for some image.
     """
     fitter = _fitter_of(kind, _FITTERS, settings)
+    if start is None:
+        model, images = model_of_program(model, images)
+    else:
+        model, images = replace_program(model, start, images)
     if kind != "widened":  # which serves plain programs too
         form = f'fit_guide("{kind}", model, start, images)'
         check_declared(form, {"model": model, "images": images})
