@@ -26,7 +26,7 @@ from capsule_zoo.guides.per_image.site_distributions import ByLogits, Continuous
 from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.fit import fit_to_end
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import use_seed
@@ -239,5 +239,5 @@ def trained_encoder(
         pace, checks = Pace(schedule, clip=_CLIP), Checks(progress=progress)
         settings: dict[str, Any] = dict(pace=pace, checks=checks, lr=_RATE, batch_size=_BATCH)
         if number:
-            fit(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
+            fit_to_end(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
     return guide

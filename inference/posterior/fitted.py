@@ -44,7 +44,7 @@ from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
-from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.fit import fit_to_end
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
@@ -294,7 +294,7 @@ def fit_to_images(
         settings: further arguments of `fit`.
     """
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model", seed=seed)
-    fit(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
+    fit_to_end(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
 
 
 _FITTERS: dict[str, Callable[..., nn.Module]] = {

@@ -156,6 +156,17 @@ def fit(
             return replace(trainer.progress.run(stopped), units=trainer.units)
 
 
+def fit_to_end(*arguments: Any, **settings: Any) -> Run:
+    """Return what `fit` returns, or raise KeyboardInterrupt where the user interrupted it.
+
+    For fits that are a part of a longer call, which is not to go on with what is half trained.
+    """
+    run = fit(*arguments, **settings)
+    if run.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return run
+
+
 def _warn_of_warmup(trainer: Trainer, budget: Budget, stopped: str) -> None:
     """Warn of a run whose time ended while its learning rate still rose."""
     steps, warmup = trainer.progress.step, trainer.updates.pace.warmup or 0
