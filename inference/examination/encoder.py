@@ -8,7 +8,7 @@ diagonal of prior and data alike; with more than 64 numbers, sites are independe
 reads the row in units of its columns, and which values are missing, and starts at the prior.
 
 >>> guide = auto_encoder(program, x)
->>> evaluate(guide.model, guide, guide.model.rows_of(x_new))
+>>> evaluate(program, guide, x_new)
 """
 
 from collections.abc import Callable, Mapping
@@ -177,9 +177,9 @@ def auto_encoder(
 ) -> AutoEncoder:
     """Return an encoder for a Pyro program, trained by `fit` on its data and on data that it draws.
 
-    The program is not trained. `guide.model` is the program as a model of the zoo, for `evaluate`,
-    `compare`, `fit_guide`, `annealed_log_likelihood` and `check_calibration`; `guide.model.rows_of`
-    returns data as the rows that they take.
+    The program is not trained. `evaluate`, `compare`, `fit`, `fit_guide`, `annealed_log_likelihood`
+    and `check_calibration` take the program next to this guide, with its data. Other functions take
+    `guide.model`, the program as a model of the zoo, and rows by `guide.model.rows_of`.
 
     Args:
         program, args, observed: the program and its data, see `examine`.

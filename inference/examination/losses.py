@@ -84,8 +84,8 @@ def measure_losses(
     lower = log_mean(pooled_log_weight(annealed))
     rows: dict[str, dict[str, Any]] = {}
     evaluations, fitted = {}, {}
-    shown = None if left_out is None else False
-    for name, fit_one in track([*guides.items()], "measuring guides", "guides", enabled=shown):
+    enabled = None if left_out is None else False
+    for name, fit_one in track([*guides.items()], "measuring guides", "guides", enabled=enabled):
         began = time.perf_counter()
         try:
             guide = fit_one()
