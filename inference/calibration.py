@@ -38,6 +38,7 @@ from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.annealing.path import score_latents, simulate
 from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import discrete_form, is_per_image
+from capsule_zoo.inference.examination.pairs import replace_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density
 from capsule_zoo.models.checks import check_seed, check_whole
@@ -160,7 +161,8 @@ def check_calibration(
     uniform.
 
     Args:
-        model: any model that can be called as `model(batch_size=number)`.
+        model: any model that can be called as `model(batch_size=number)`, or the plain Pyro program
+            for which the guide was made.
         guide: any guide whose parameters do not belong to certain images.
         number: simulations from the model.
         draws: draws from the guide for each of them, L.
@@ -184,6 +186,7 @@ def check_calibration(
             f"{name_of(guide)} has parameters for certain images and cannot answer simulated ones; "
             "give an amortized guide"
         )
+    model, _ = replace_program(model, guide, None)
     model, guide = discrete_form(model), discrete_form(guide)
     if simulated is None and not getattr(model, "normalized", True):
         raise ValueError(

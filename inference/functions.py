@@ -161,7 +161,9 @@ def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
         raise ValueError(
             f"model is a {name_of(model)}, a plain Pyro program, and {form.partition('(')[0]} "
             "needs one that declares its sites: subclass capsule_zoo.models.Model, "
-            f"{_declaration(arguments)}; fit, evaluate and compare take the program as it is"
+            f"{_declaration(arguments)}; fit, evaluate and compare take the program as it is; "
+            "or give guide.model and guide.model.rows_of(data), of guide = auto_encoder(program, "
+            "data)"
         )
 
 

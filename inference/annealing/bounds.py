@@ -70,6 +70,7 @@ from capsule_zoo.inference.evaluation.summary import (
     pool_chains,
     standard_error,
 )
+from capsule_zoo.inference.examination.pairs import model_of_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.not_finite import NonFiniteGuide
@@ -113,12 +114,14 @@ def annealed_log_likelihood(
     It serves every directed model whose latents are continuous, Bernoulli or categorical.
 
     Args:
-        model: the model, on its present device and in its present precision.
+        model: the model, on its present device and in its present precision. Or a plain Pyro
+            program, next to a guide that was made for it, or None.
         guide: the start of every chain, a guide with a density at all sites; None starts at the
             prior. A good guide needs fewer temperatures. Any guide gives valid bounds, but chains
             of a poor one can miss modes: of several guides, by name, chains start at the one with
             the highest importance-weighted bound of 100 draws, on average over the images.
-        images: (N, C, H, W), a tensor, a NumPy array, or a `Split`.
+        images: (N, C, H, W), a tensor, a NumPy array, or a `Split`. Of a plain program its data: a
+            tensor, or values by the names of arguments and sites.
         chains: annealed chains of each image, K.
         temperatures: distributions between the start and the posterior; the time grows with their
             number.
@@ -174,6 +177,8 @@ def annealed_log_likelihood(
     refuse_unnormalized(model)
     began = time.perf_counter()
     guides = _name_guides(guide)
+    if not guides:
+        model, images = model_of_program(model, images)
     options: dict[str, Any] = dict(labels=None, seed=seed, discrete=discrete)
     pairs = {name: prepare(model, proposal, images, **options) for name, proposal in guides.items()}
     for name, pair in pairs.items():

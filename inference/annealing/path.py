@@ -380,7 +380,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
         except TypeError as error:
             raise ValueError(
                 f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
-                f"simulated ({error}); pass simulated=0"
+                f"simulated ({error}); pass simulated=0, or a guide of auto_encoder(program, data)"
             ) from error
     return space_of(model).read(trace), {
         name: site["value"] for name, site in latent_sites(trace).items()

@@ -75,6 +75,8 @@ def evaluate(
             AutoLowRankMultivariateNormal, AutoIAFNormal, AutoLaplaceApproximation, AutoStructured)
             have one for the whole batch, and are fitted and evaluated on one image at a time. None
             of them draws discrete sites: for a model with relaxed presences pass `discrete=False`.
+            A plain program next to a guide of `auto_encoder` or `fit_guide` that was made for it is
+            taken as `guide.model`, and its data, a tensor or values by name, as rows.
         images: (N, C, H, W), or all that `fit` takes: a `Split`, a `Dataset` (its test split), a
             list of batches, or a torch `Dataset` or `DataLoader`, which is read batch by batch, so
             that its images need not fit in memory. The result is that of all images at once.

@@ -30,6 +30,7 @@ from capsule_zoo.inference.check import (
     refuse_non_finite_parameters,
 )
 from capsule_zoo.inference.evaluation.bound import bound_on
+from capsule_zoo.inference.examination.pairs import replace_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.common.modes import eval_mode, use_seed
@@ -101,6 +102,7 @@ def prepare(
         ValueError, IncompatibleGuide: see `evaluate`.
     """
     images = images.test if isinstance(images, Dataset) else images
+    model, images = replace_program(model, guide, images)
     name = str(images.name) if isinstance(images, Split) else "images"
     whole = is_per_image(guide)
     pixels, classes = open_images(model, images, guide, labels=labels is True, ordered=whole)

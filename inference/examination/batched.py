@@ -23,6 +23,7 @@ from torch.distributions import Distribution, Transform
 from capsule_zoo.models.common.missing_pixels import ObservedPixels
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE
 
+_ROWS_PLATE = "plate of rows"  # the name of the plate inside of `Naming`
 Inputs = Mapping[Any, Any]  # tensors (B, ...), in lists or not
 
 
@@ -52,8 +53,21 @@ def run_batched(
         return index
 
     # checks of values are branches, which vmap does not take
-    with validation_enabled(False), pyro.plate(IMAGES_PLATE, number, dim=-1 - nesting):
+    dim = -1 - nesting
+    with validation_enabled(False), Naming(), pyro.plate(_ROWS_PLATE, number, dim=dim):
         torch.vmap(run, randomness="same")(dict(inputs), torch.arange(number))
+
+
+class Naming(Messenger):
+    """The messenger that names the plate of the rows `images`, as a program may name its own."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] == _ROWS_PLATE:
+            msg["name"] = IMAGES_PLATE
+        msg["cond_indep_stack"] = tuple(
+            frame._replace(name=IMAGES_PLATE) if frame.name == _ROWS_PLATE else frame
+            for frame in msg["cond_indep_stack"]
+        )
 
 
 class Lifting(Messenger):
@@ -84,7 +98,9 @@ class Lifting(Messenger):
         if msg["infer"].get("_deterministic"):
             msg["stop"] = True  # what is computed from other sites has no density
             return
-        if not site_is_subsample(msg):
+        if site_is_subsample(msg):  # of a plate, which may be called `images`
+            msg["name"] = self.names.get(msg["name"], msg["name"])
+        else:
             self._lift(msg)
         self._outside = temporarily_pop_interpreter_stack()
         self._outside.__enter__()

@@ -8,7 +8,7 @@ diagonal of prior and data alike; with more than 64 numbers, sites are independe
 reads the row in units of its columns, and which values are missing, and starts at the prior.
 
 >>> guide = auto_encoder(program, x)
->>> evaluate(guide.model, guide, guide.model.rows_of(x_new))
+>>> evaluate(program, guide, x_new)
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from capsule_zoo.guides.per_image.site_distributions import ByLogits, Continuous
 from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.fit import fit_to_end
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import use_seed
@@ -177,9 +177,9 @@ def auto_encoder(
 ) -> AutoEncoder:
     """Return an encoder for a Pyro program, trained by `fit` on its data and on data that it draws.
 
-    The program is not trained. `guide.model` is the program as a model of the zoo, for `evaluate`,
-    `compare`, `fit_guide`, `annealed_log_likelihood` and `check_calibration`; `guide.model.rows_of`
-    returns data as the rows that they take.
+    The program is not trained. `evaluate`, `compare`, `fit`, `fit_guide`, `annealed_log_likelihood`
+    and `check_calibration` take the program next to this guide, with its data. Other functions take
+    `guide.model`, the program as a model of the zoo, and rows by `guide.model.rows_of`.
 
     Args:
         program, args, observed: the program and its data, see `examine`.
@@ -239,5 +239,5 @@ def trained_encoder(
         pace, checks = Pace(schedule, clip=_CLIP), Checks(progress=progress)
         settings: dict[str, Any] = dict(pace=pace, checks=checks, lr=_RATE, batch_size=_BATCH)
         if number:
-            fit(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
+            fit_to_end(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
     return guide

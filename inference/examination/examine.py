@@ -11,20 +11,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from capsule_zoo.data.progress import announce, show_progress
+from capsule_zoo.data.progress import Bar, show_progress
 from capsule_zoo.inference.annealing.exceedance import annealed_bound
 from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.evaluation.summary import HEAVY
 from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
 from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
-from capsule_zoo.inference.examination.program import ProgramModel, UnservedProgram, as_model
+from capsule_zoo.inference.examination.pairs import rows_by_name
+from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.fitted import SemiAmortized, fit_guide, kinds_for
@@ -125,6 +125,22 @@ class Examination:
         return figure
 
 
+class InterruptedExamination(KeyboardInterrupt):
+    """The error of an interrupt before the first row of a table.
+
+    Attributes:
+        guides: guides of the program by name, "encoder" first, which is trained. The others are
+            fitted to rows when they are called on them, if they are not yet.
+    """
+
+    def __init__(self, guides: dict[str, nn.Module]) -> None:
+        super().__init__(
+            "examine was interrupted before the first row; the trained encoder is in the guides of "
+            'this error, error.guides["encoder"]'
+        )
+        self.guides = guides
+
+
 def examine(
     program: Callable,
     *args: Any,
@@ -168,7 +184,10 @@ def examine(
         seed: seed of everything.
         progress: show progress bars.
 
+    An interrupt ends the table after the rows that are finished, and the verdict says so.
+
     Raises:
+        InterruptedExamination: an interrupt before the first row; the error holds what was fitted.
         UnservedProgram: the program cannot be taken; the message names the site and the remedy.
         ValueError: an unknown guide, or a number out of range.
     """
@@ -183,24 +202,34 @@ def examine(
         raise ValueError(f"particles must be a multiple of {_GROUP_SIZE}, not {particles!r}")
     seed = check_seed(seed)
     model, training_rows = as_model(program, *args, observed=observed)
-    measured = training_rows if held_out is None else _held_out(model, args, observed, held_out)
-    with show_progress(progress), isolated_parameters(model), use_seed(seed):
-        announce(f"training an encoder of {model.__name__}, {steps} steps")
+    measured = training_rows if held_out is None else rows_by_name(model, held_out, "held_out")
+    parts = 2 + len(STARTS) + len(names)
+    with (
+        show_progress(progress),
+        isolated_parameters(model),
+        use_seed(seed),
+        Bar(f"examining {model.__name__}", "parts", parts, enabled=progress, lasting=True) as bar,
+    ):
+        bar.advance(0, "training the encoder")
         began = time.process_time()
         encoder = trained_encoder(
             model, training_rows, network, steps=steps, seed=seed, progress=progress
         )
-        fits = Fits(model, encoder, measured[:rows], fitting, seed)
+        fits = Fits(model, encoder, measured[:rows], fitting, seed, bar)
         fits.seconds["encoder"] = time.process_time() - began
-        losses = fits.measure(
-            names,
-            particles=particles,
-            chains=chains or _CHAINS[model.by_row],
-            temperatures=temperatures,
-            simulated=simulated,
-            prior_fraction=_PRIOR_FRACTION[model.by_row],
-            progress=progress,
-        )
+        try:
+            losses = fits.measure(
+                names,
+                particles=particles,
+                chains=chains or _CHAINS[model.by_row],
+                temperatures=temperatures,
+                simulated=simulated,
+                prior_fraction=_PRIOR_FRACTION[model.by_row],
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            raise InterruptedExamination(fits.starts) from None
+        bar.advance(parts)
     return _examination(fits, losses)
 
 
@@ -211,6 +240,7 @@ class Fits:
     Attributes:
         model, encoder, rows: the model, the first guess, and the data (B, F).
         steps, seed: of each fit.
+        bar: the progress of the whole call.
         left_out: why guides could not be fitted, by name.
         disagreement: the largest R-hat of chains, by name.
         seconds: the time of fits that chains need too, by name.
@@ -221,6 +251,7 @@ class Fits:
     rows: Tensor
     steps: int
     seed: int
+    bar: Bar
     left_out: dict[str, str] = field(default_factory=dict)
     disagreement: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -250,6 +281,11 @@ class Fits:
         fit = partial(normal_guide if name in NORMALS else fit_guide, name, *start)
         return fit(steps=self.steps, seed=self.seed)
 
+    def _fit_for_row(self, name: str, place: int) -> nn.Module:
+        """Return a fitted guide, whose row is next in the table."""
+        self.bar.advance(2 + len(STARTS) + place, f"measuring {name}")
+        return self.fit(name)
+
     def measure(self, names: Sequence[str], **settings: Any) -> Losses:
         """Return what guides lose; those that do not serve the program are left out."""
         general = kinds_for(self.model, self.encoder)
@@ -257,7 +293,7 @@ class Fits:
             if name in GENERAL and name not in general:
                 self.left_out[name] = f"it does not serve the sites of {self.model.__name__}"
         for name in [name for name in self.starts if name != "encoder"]:
-            announce(f"fitting {name}")
+            self.bar.advance(1 + STARTS.index(name), f"fitting {name}")
             began = time.process_time()
             try:
                 self.fit(name)
@@ -265,48 +301,24 @@ class Fits:
                 self.left_out[name] = one_line(error)
                 del self.starts[name]
             self.seconds[name] = time.process_time() - began
+        self.bar.advance(1 + len(STARTS), "annealing")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the verdict says it
             return measure_losses(
                 self.model,
                 self.starts,
                 self.rows,
-                {name: partial(self.fit, name) for name in names if name not in self.left_out},
+                {
+                    name: partial(self._fit_for_row, name, place)
+                    for place, name in enumerate(names)
+                    if name not in self.left_out
+                },
                 group_size=_GROUP_SIZE,
                 seed=self.seed,
                 draws=_POSTERIOR_DRAWS,
                 left_out=self.left_out,
                 **settings,
             )
-
-
-def _held_out(
-    model: ProgramModel, args: tuple, observed: Mapping[str, Any] | None, held_out: Any
-) -> Tensor:
-    """Return the rows of held-out data.
-
-    Raises:
-        UnservedProgram: it names an argument or a site that the given data do not have.
-    """
-    if not isinstance(held_out, Mapping):
-        raise UnservedProgram(
-            f'held_out must be {{"argument or site": values}}, not a {type(held_out).__name__}; '
-            "name all data that change"
-        )
-    program = model.call.program
-    parameters = signature(
-        program.forward if isinstance(program, nn.Module) else program
-    ).parameters
-    positions = dict(zip(parameters, range(len(args)), strict=False))
-    names = {*positions, *(observed or {})}
-    if strange := [name for name in held_out if name not in names]:
-        raise UnservedProgram(
-            f"held_out names {strange[0]!r}, which is not among the given data, "
-            f"{', '.join(sorted(names))}"
-        )
-    replaced = [held_out.get(name, args[place]) for name, place in positions.items()]
-    named = {name: held_out.get(name, value) for name, value in (observed or {}).items()}
-    return model.rows_of(*replaced, *args[len(replaced) :], observed=named)
 
 
 def _examination(fits: Fits, losses: Losses) -> Examination:

@@ -75,14 +75,17 @@ def measure_losses(
         group_size: draws of one more bound, a divisor of `particles`; see `losses`.
         seed: seed of everything.
         draws: posterior draws of every guide to keep.
-        left_out: gets the reason why a guide cannot be fitted or is not finite, by name; None lets
-            the error out.
+        left_out: gets the reason why a guide cannot be fitted or is not finite, by name, and an
+            interrupt ends the loop after the first guide; None lets every error out. The caller
+            then shows the progress of the loop.
         annealing: arguments of `annealed_log_likelihood`.
     """
     annealed = annealed_log_likelihood(model, starts, test, seed=seed, **annealing)
     lower = log_mean(pooled_log_weight(annealed))
-    rows, evaluations, fitted = {}, {}, {}
-    for name, fit_one in track([*guides.items()], "measuring guides", "guides"):
+    rows: dict[str, dict[str, Any]] = {}
+    evaluations, fitted = {}, {}
+    enabled = None if left_out is None else False
+    for name, fit_one in track([*guides.items()], "measuring guides", "guides", enabled=enabled):
         began = time.perf_counter()
         try:
             guide = fit_one()
@@ -90,18 +93,24 @@ def measure_losses(
                 guide.fit_images(test if isinstance(test, Tensor) else test.images)
             seconds = time.perf_counter() - began
             idata = evaluate(model, guide, test, num_particles=particles, seed=seed, draws=draws)
+            if not idata.attrs["is_bound"]:  # a guide of points that was corrected is one still
+                continue
+            seconds += idata.attrs["seconds"] / particles
+            evaluations[name], fitted[name] = idata, guide
+            rows[name] = losses(idata, lower, group_size) | {
+                "milliseconds": 1000 * seconds / len(lower)
+            }
         except (UnservedSite, NonFiniteGuide) as error:
             if left_out is None:
                 raise
             left_out[name] = one_line(error)
             continue
-        if not idata.attrs["is_bound"]:  # a guide of points that was corrected is one still
-            continue
-        seconds += idata.attrs["seconds"] / particles
-        rows[name] = losses(idata, lower, group_size) | {
-            "milliseconds": 1000 * seconds / len(lower)
-        }
-        evaluations[name], fitted[name] = idata, guide
+        except KeyboardInterrupt:
+            if left_out is None or not rows:
+                raise
+            names = [*guides]
+            left_out |= dict.fromkeys(names[names.index(name) :], "the call was interrupted")
+            break
     bounds = annealed_bounds(annealed, evaluations)
     bounds |= {name: annealed.attrs[name] for name in ("start", "seconds")}
     return Losses(bounds, rows, annealed, evaluations, fitted)

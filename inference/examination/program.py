@@ -249,7 +249,7 @@ def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) 
     except TypeError as error:
         raise UnservedProgram(
             f"{name_of(program)} cannot be called with these arguments: {error}; give "
-            f"its arguments {', '.join(form.parameters) or '(none)'}, in order or by observed="
+            f"its arguments {', '.join(form.parameters) or '(none)'}, in order or by name"
         ) from None
     return call
 

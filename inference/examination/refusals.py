@@ -30,7 +30,7 @@ def refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
     if not any(site["is_observed"] for site in sites.values()):
         raise UnservedProgram(
             f"{program} observes no site, so that there is no data to explain; pass obs= to a "
-            'pyro.sample, or observed={"site": values}'
+            'pyro.sample, or give its values by name, {"site": values}'
         )
     for name, site in sites.items():
         if reason := _problem(site):

@@ -38,12 +38,13 @@ from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_distributions import Continuous, UnservedSite
 from capsule_zoo.inference.evaluation.prepare import Images, prepare_images
+from capsule_zoo.inference.examination.pairs import model_of_program, replace_program
 from capsule_zoo.inference.functions import check_declared
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.posterior.widen import widen
-from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.fit import fit_to_end
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
@@ -79,10 +80,12 @@ def fit_guide(
 
     Args:
         kind: one of the names at the top of this module.
-        model: the model; of scenes that of `entry.with_enumerated_presences`.
+        model: the model; of scenes that of `entry.with_enumerated_presences`. Or a plain Pyro
+            program; `start` is then a guide that was made for it, or None.
         start: the guide whose answers are the first guess. With None, free_form, low_rank,
             gauss_newton, mixture and auto_normal start at draws from the prior.
-        images: (B, C, H, W), a split, or whatever `evaluate` reads.
+        images: (B, C, H, W), a split, or whatever `evaluate` reads. Of a plain program its data: a
+            tensor, or values by the names of arguments and sites.
         steps: steps of the optimizer; of semi_amortized at most 20 are made.
         seed: seed of the noise.
         settings: further arguments, by kind:
@@ -99,6 +102,10 @@ def fit_guide(
         NonFiniteGuide: the guide, or the objective under it, is not finite for some image.
     """
     fitter = _fitter_of(kind, _FITTERS, settings)
+    if start is None:
+        model, images = model_of_program(model, images)
+    else:
+        model, images = replace_program(model, start, images)
     if kind != "widened":  # which serves plain programs too
         form = f'fit_guide("{kind}", model, start, images)'
         check_declared(form, {"model": model, "images": images})
@@ -287,7 +294,7 @@ def fit_to_images(
         settings: further arguments of `fit`.
     """
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model", seed=seed)
-    fit(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
+    fit_to_end(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
 
 
 _FITTERS: dict[str, Callable[..., nn.Module]] = {

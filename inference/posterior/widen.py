@@ -42,7 +42,7 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.functions import check_module
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.fit import fit_to_end
 from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.common.modes import eval_mode, frozen
@@ -208,7 +208,7 @@ def widen(
         check_pair(model, guide, example)
         widened = Widened(model, guide, example, scale)
     with frozen(guide):
-        fit(
+        fit_to_end(
             model,
             widened,
             images,

@@ -20,6 +20,7 @@ from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.data.progress import show_progress
 from capsule_zoo.data.readable import Data
 from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.examination.pairs import refuse_training, replace_program
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objectives.base import check_objective
@@ -75,7 +76,8 @@ def fit(
 
     Args:
         model, guide: torch modules called as `model(images)`, or functions with `pyro.param`, whose
-            parameters stay in Pyro's store; `check_pair` must find that they fit.
+            parameters stay in Pyro's store; `check_pair` must find that they fit. A guide of
+            `auto_encoder` is trained next to its program, whose parameters stay as they are.
         data: a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`; or images
             (N, C, H, W), a tensor or a numpy array, in the model's range of pixels, or a list of
             batches of them, with or without labels; or a map-style
@@ -110,6 +112,9 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
+    if freeze != "model":
+        refuse_training(model, guide)
+    model, data = replace_program(model, guide, data)
     guide_settings = pace_arguments(getattr(guide, "fit_settings", {}))
     rate = {} if lr is None else {"lr": lr}
     arguments = combine_settings({"lr": 1e-3}, guide_settings, {"pace": pace, **rate})
@@ -149,6 +154,17 @@ def fit(
             if workers.is_first and checks.before.whole is None:
                 _warn_of_warmup(trainer, budget, stopped)
             return replace(trainer.progress.run(stopped), units=trainer.units)
+
+
+def fit_to_end(*arguments: Any, **settings: Any) -> Run:
+    """Return what `fit` returns, or raise KeyboardInterrupt where the user interrupted it.
+
+    For fits that are a part of a longer call, which is not to go on with what is half trained.
+    """
+    run = fit(*arguments, **settings)
+    if run.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return run
 
 
 def _warn_of_warmup(trainer: Trainer, budget: Budget, stopped: str) -> None:

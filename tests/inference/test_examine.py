@@ -1,19 +1,25 @@
 """`examine` and `auto_encoder`: the table against the truth, refusals, and what stays untouched."""
 
 import math
+import signal
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
 from test_programs import LOADINGS, NOISE, X, components, double, marginal, mixture, schools
 
-from capsule_zoo.inference import auto_encoder, evaluate, examine, summarize
+from capsule_zoo.data import progress
+from capsule_zoo.inference import auto_encoder, evaluate, examine, fit_guide, summarize
 from capsule_zoo.inference.calibration import check_calibration
-from capsule_zoo.inference.examination.encoder import trained_encoder
+from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
+from capsule_zoo.inference.examination.examine import InterruptedExamination
 from capsule_zoo.inference.examination.normals import normal_guide, nuts_guide
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
+from capsule_zoo.inference.posterior.widen import Widened
+from capsule_zoo.inference.training.trainer import Trainer
 
 SHORT: dict = dict(steps=60, fitting=20, temperatures=12, simulated=3, particles=100)
 
@@ -142,3 +148,77 @@ def test_all_data_as_one_row_are_held_out_only_by_equal_sizes():
     with pytest.raises(UnservedProgram, match="other sites or shapes"):
         settings = dict(observed={"y": y}, held_out={"errors": torch.ones(6), "y": y[:6]})
         examine(schools, torch.ones(8).double(), **settings, **SHORT)
+
+
+def interrupt_training_of(kind: type, monkeypatch) -> None:
+    """Send this process an interrupt in the first step that trains a guide of a kind."""
+    step = Trainer._step
+
+    def step_and_interrupt(trainer, *arguments):
+        if isinstance(trainer.pair.guide, kind):
+            signal.raise_signal(signal.SIGINT)
+        return step(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", step_and_interrupt)
+
+
+def test_an_interrupt_keeps_the_finished_rows(monkeypatch):
+    interrupt_training_of(AutoLaplaceApproximation, monkeypatch)
+    names = ["encoder", "gauss_newton", "auto_laplace", "auto_normal"]
+    examination = examine(components, X, guides=names, rows=2, **SHORT)
+    assert [*examination.table.index] == [*examination.guides] == ["encoder", "gauss_newton"]
+    exact = marginal(X[:2]).mean().item()
+    assert examination.table.loc["gauss_newton", "elbo"] == pytest.approx(exact, abs=1e-4)
+    assert {*examination.left_out} == {"auto_laplace", "auto_normal"}
+    assert "auto_normal is left out: the call was interrupted" in examination.verdict
+
+
+def test_an_interrupt_before_the_first_row_keeps_what_was_fitted(monkeypatch):
+    pyro.get_param_store().clear()
+
+    def interrupt(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("capsule_zoo.inference.examination.losses.evaluate", interrupt)
+    with pytest.raises(InterruptedExamination, match=r"error\.guides") as caught:
+        examine(components, X, guides=["gauss_newton"], rows=2, **SHORT)
+    guides = caught.value.guides
+    assert {"encoder", "free_form", "mixture"} <= {*guides}
+    for name in ("encoder", "mixture"):
+        idata = evaluate(components, guides[name], X, num_particles=100)
+        assert summarize(idata)["iwae"] == pytest.approx(marginal(X).mean().item(), abs=0.3)
+    assert not list(pyro.get_param_store())
+
+
+INTERRUPTED = {
+    "encoder": (AutoEncoder, lambda _: auto_encoder(components, X, steps=5)),
+    "auto_normal": (AutoNormal, lambda _: fit_guide("auto_normal", components, None, X, steps=5)),
+    "widened": (Widened, lambda points: fit_guide("widened", components, points, X, steps=5)),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_leaves_no_guide_half_trained(name, monkeypatch):
+    kind, call = INTERRUPTED[name]
+    points = fit_guide("free_form", components, None, X, steps=2, distribution="delta")
+    interrupt_training_of(kind, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        call(points)
+
+
+def test_one_line_says_how_far_the_whole_call_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    settings = {"guides": ["encoder", "gauss_newton"], "rows": 2, **SHORT}
+    examine(components, X, **settings)
+    assert capsys.readouterr().err == ""
+    examine(components, X, **settings, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    whole = [line.partition(": ")[2] for line in lines if line.startswith("examining components")]
+    done = [int(line.split()[0]) for line in whole]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == 7
+    assert all(" of 7 parts" in line for line in whole) and " left, " in whole[1]
+    order = "training the encoder", "fitting free_form", "annealing", "measuring gauss_newton"
+    places = [next(i for i, line in enumerate(whole) if part in line) for part in order]
+    assert places == sorted(places)
+    assert not [line for line in lines if line.startswith("measuring guides")]

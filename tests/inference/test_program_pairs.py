@@ -1,0 +1,172 @@
+"""Plain programs with guides that were made for them, in the functions that take models."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from test_programs import (
+    LOADINGS,
+    NOISE,
+    X,
+    components,
+    components_by_pixel,
+    components_together,
+    double,
+    marginal,
+    parametrized,
+    schools,
+)
+
+from capsule_zoo.inference import Checks, auto_encoder, compare, encode, evaluate, fit, fit_guide
+from capsule_zoo.inference.annealing import annealed_log_likelihood
+from capsule_zoo.inference.calibration import check_calibration
+from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
+from capsule_zoo.inference.examination.program import UnservedProgram, as_model
+
+SCHOOLS = {"errors": 10 + double(7, 8).abs(), "y": 10 * double(6, 8)}
+NEW = {"y": 10 * double(8, 8)}
+FIRST, SECOND = double(31, 1, 5), double(32, 1, 5)
+QUICK: dict = dict(chains=3, temperatures=6, leapfrogs=2, simulated=2)
+
+
+def components_of_images(x):
+    """The components, in a plate with the name that the zoo gives to its own."""
+    with pyro.plate("images", len(x)):
+        code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+        pyro.sample("x", dist.Normal(code @ LOADINGS, NOISE).to_event(1), obs=x)
+
+
+def reversed_once(x):
+    """A program whose single row has the shape of its argument, and other values."""
+    code = pyro.sample("code", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
+    pyro.sample("x", dist.Normal(code @ LOADINGS, NOISE).to_event(1), obs=x.flip(1)[0])
+
+
+def log_evidence(*arguments) -> np.ndarray:
+    return log_mean(pooled_log_weight(evaluate(*arguments, num_particles=3)))
+
+
+@pytest.mark.parametrize(
+    "program", [components, components_by_pixel, components_together, components_of_images]
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_program_and_its_data_are_taken_in_place_of_model_and_rows(program, by_name):
+    data = {"x": X} if by_name else X
+    guide = fit_guide("gauss_newton", program, None, data, steps=5)
+    expected = marginal(X).sum()[None] if program is components_together else marginal(X)
+    np.testing.assert_allclose(log_evidence(program, guide, data), expected, atol=1e-6)
+    rows = as_model(program, X)[1]
+    np.testing.assert_allclose(log_evidence(program, guide, rows), expected, atol=1e-6)
+    np.testing.assert_allclose(log_evidence(guide.model, guide, rows), expected, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return auto_encoder(schools, SCHOOLS["errors"], SCHOOLS["y"], steps=5)
+
+
+@pytest.mark.parametrize("kind", ["free_form", "corrected", "low_rank", "mixture", "auto_normal"])
+def test_every_kind_of_guide_is_fitted_to_a_program(encoder, kind):
+    guide = fit_guide(kind, schools, encoder, SCHOOLS, steps=2)
+    assert np.isfinite(log_evidence(schools, guide, SCHOOLS)).all()
+
+
+def test_points_of_a_program_are_widened(encoder):
+    points = fit_guide("free_form", schools, encoder, SCHOOLS, steps=2, distribution="delta")
+    wide = fit_guide("widened", schools, points, SCHOOLS, steps=2)
+    assert evaluate(schools, wide, SCHOOLS, num_particles=2).attrs["is_bound"]
+
+
+@pytest.mark.filterwarnings("ignore:lower is too low")  # of so few temperatures
+@pytest.mark.parametrize("starts", ["encoder", "several", "prior"])
+def test_a_program_is_annealed_as_its_model_is(encoder, starts):
+    model, row = as_model(schools, SCHOOLS["errors"], SCHOOLS["y"])
+    guide = {"encoder": encoder, "several": {"encoder": encoder}, "prior": None}[starts]
+    expected = annealed_log_likelihood(model, guide, row, **QUICK)
+    result = annealed_log_likelihood(schools, guide, SCHOOLS, **QUICK)
+    for name in ("log_weight", "reverse_log_weight"):
+        np.testing.assert_array_equal(result.sample_stats[name], expected.sample_stats[name])
+
+
+def test_a_program_is_calibrated_and_compared_as_its_model_is(encoder):
+    expected = check_calibration(encoder.model, encoder, 90, 15)
+    assert torch.equal(check_calibration(schools, encoder, 90, 15).ranks, expected.ranks)
+    row = encoder.model.rows_of(SCHOOLS["errors"], NEW["y"])
+    expected = compare({"it": (encoder.model, encoder)}, row, num_particles=3)
+    table = compare({"it": (schools, encoder)}, NEW, num_particles=3)
+    assert table.loc["it", "elbo"] == expected.loc["it", "elbo"]
+    old = compare({"it": (schools, encoder)}, SCHOOLS, num_particles=3)
+    assert table.loc["it", "elbo"] != old.loc["it", "elbo"]
+
+
+def test_an_encoder_is_trained_further_and_its_program_is_not():
+    settings: dict = dict(steps=2, checks=Checks(progress=False))
+    guide = auto_encoder(components, X, steps=2)
+    before = guide.head.weight.clone()
+    fit(components, guide, X, **settings)
+    assert not torch.equal(guide.head.weight, before)
+    pyro.get_param_store().clear()
+    guide = auto_encoder(parametrized, X[:, 0], steps=2)
+    with pytest.raises(UnservedProgram, match=r'parametrized stay as they are.*freeze="model"'):
+        fit(parametrized, guide, X[:, 0], **settings)
+    fit(parametrized, guide, X[:, 0], freeze="model", **settings)
+
+
+def test_a_program_that_was_trained_since_is_refused():
+    pyro.get_param_store().clear()
+    guide = auto_encoder(parametrized, X[:, 0], steps=2)
+    assert np.isfinite(log_evidence(parametrized, guide, X[:, 0])).all()
+    pyro.param("scale", torch.tensor(3.0).double(), constraint=dist.constraints.positive)
+    with pytest.raises(UnservedProgram, match=r"'scale' of parametrized has changed.*anew"):
+        evaluate(parametrized, guide, X[:, 0])
+    assert np.isfinite(log_evidence(guide.model, guide, guide.model.rows_of(X[:, 0]))).all()
+
+
+def test_a_tensor_that_may_be_rows_or_an_argument_is_refused():
+    guide = fit_guide("gauss_newton", reversed_once, None, FIRST, steps=5)
+    expected = marginal(SECOND.flip(1))
+    named = log_evidence(reversed_once, guide, {"x": FIRST})
+    np.testing.assert_allclose(named, marginal(FIRST.flip(1)), atol=1e-6)
+    assert abs(float(named[0] - expected[0])) > 0.1
+    with pytest.raises(UnservedProgram, match="rows of reversed_once or its argument 'x'"):
+        evaluate(reversed_once, guide, FIRST)
+
+
+REFUSED = {
+    "one of several data": (lambda g: evaluate(schools, g, NEW["y"]), "one tensor.*errors, y; giv"),
+    "another name": (lambda g: evaluate(schools, g, {"z": X}), "images names 'z'.*errors, y"),
+    "another program": (lambda g: evaluate(components, g, X), "for the program schools.*auto_enc"),
+    "other sizes": (
+        lambda g: evaluate(schools, g, {"errors": torch.ones(6), "y": torch.ones(6)}),
+        "other sites or shapes",
+    ),
+    "nothing observed": (
+        lambda g: fit_guide("free_form", schools, None, SCHOOLS["errors"]),
+        'observes no site.*by name, {"site": values}',
+    ),
+    "a missing argument": (
+        lambda g: fit_guide("free_form", schools, None, NEW),
+        "cannot be called.*'errors'.*in order or by name",
+    ),
+    "no data": (
+        lambda g: fit_guide("free_form", schools, None, "text"),
+        "images must be the data of schools.*not a str",
+    ),
+    "no draws": (
+        lambda g: check_calibration(schools, lambda x: None, 90, 15),
+        "batch_size=90.*auto_encoder",
+    ),
+    "a function of models alone": (
+        lambda g: encode(schools, g, SCHOOLS),
+        "a plain Pyro program.*guide.model.rows_of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_taken_is_refused_in_one_line(encoder, name):
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        call(encoder)
+    assert "\n" not in str(caught.value)
