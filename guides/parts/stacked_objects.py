@@ -1,4 +1,4 @@
-"""Encoders of objects for stacked capsule autoencoders: what infers the objects from the parts.
+"""Encoders for stacked capsule autoencoders that infer the objects from the parts.
 
     PerceptronObjects      one perceptron reads all parts together
     SetTransformerObjects  the paper's; parts are members of a set
@@ -41,7 +41,7 @@ from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoenc
 
 
 class FeaturedProposal(NamedTuple):
-    """The numbers that define the distribution of the capsules of one level.
+    """The parameters of the distribution of one level's capsules and features.
 
     Attributes:
         logits: logits of the presences, (B, capsules).
@@ -153,7 +153,7 @@ class SetTransformerObjects(Submodule, PyroModule):
 
 
 class EMConstellations(Submodule, PyroModule):
-    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
+    """The module that infers objects by EM: soft assignments, best poses, then odds of presence.
 
     No network sees the parts. The feature of an object is one learned vector for all images, so
     that its constellation is rigid. Parts that are absent have no say.
