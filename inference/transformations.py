@@ -1,4 +1,4 @@
-"""Training with random requested transformations, and inference of unknown transformations.
+"""Training on random requested transformations, and inference of unknown ones.
 
 >>> asked = Requested(model, Rotations(), [(-180, 180)] * 10)
 >>> fit(asked, guide, data, inputs=Inputs(labels=True), epochs=5)
@@ -37,7 +37,7 @@ from capsule_zoo.models.networks.on_request import OnRequest
 
 
 class Requested(NamedModule):
-    """A model in training that requests every image under its own random transformation.
+    """A model for training that requests a random transformation of every image.
 
     The guide reads the plain image. The loss bounds the log density of the transformed image given
     the request, on average over requests. Call it with labels.
@@ -152,11 +152,11 @@ def infer_transformation(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The estimate of log p(image | request) for every image, by importance weighting."""
+    """The importance-weighted estimate of log p(image | request) of every image."""
 
     model: OnRequest
     guide: ConditionalEncoder
-    images: Tensor  # each as many times as there are particles
+    images: Tensor  # every image is repeated for each particle
     requests: Requests
     particles: int
 
@@ -174,12 +174,12 @@ class _Evidence:
 
     @torch.no_grad()
     def judge_requests(self, parameters: Tensor, seed: int) -> Tensor:
-        """Compute the evidence under the noise of a seed, so that requests can be compared."""
+        """Compute the evidence with the noise of a seed, so that requests can be compared."""
         torch.manual_seed(seed)
         return self(parameters)
 
     def climb(self, parameters: Tensor, steps: int, lr: float) -> Tensor:
-        """Return the parameters (B, n) after gradient ascent, separately for each image."""
+        """Optimize the parameters (B, n) of each image's request by gradient ascent."""
         parameters = parameters.clone().requires_grad_()
         optimizer = torch.optim.Adam([parameters], lr)
         for step in range(steps):

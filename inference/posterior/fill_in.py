@@ -1,4 +1,4 @@
-"""Fill in missing pixels, and measure how well the hidden pixels were predicted.
+"""Inpainting: predict missing pixels, and measure the log density of hidden ones.
 
 >>> mask = half_mask((28, 28), "left")                     # True where a pixel is observed
 >>> found = fill_in(model, guide, images, mask, steps=100)
@@ -75,7 +75,7 @@ def fill_in(
     seed: int = 0,
     batch_size: int = 512,
 ) -> FilledIn:
-    """Infer the latents from the observed pixels alone and predict the hidden pixels.
+    """Infer the latents from the observed pixels alone, and predict the hidden pixels.
 
     The discrete model is used. Model and guide are not changed.
 
@@ -137,7 +137,7 @@ def fill_in(
 def _predict_pixels(
     model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int], weighted: bool
 ) -> tuple[Tensor, ...]:
-    """Return the fields of `FilledIn` for a batch, from passes with these numbers of particles."""
+    """Return the fields of `FilledIn` for a batch; `passes` has the particles of each pass."""
     model, guide = model.discretize(), guide.discretize()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
