@@ -1,8 +1,8 @@
 """Contexts that change a state and restore it: evaluation mode, gradients, random streams.
 
 Pyro has one stack of handlers and one parameter store in a process, and torch one random state.
-Threads therefore take turns: every context that a public function opens around a Pyro program
-holds `TURN`, so that a second thread waits until the first has left the context.
+Threads therefore wait for each other: every context that a public function opens around a Pyro
+program holds `PYRO_LOCK`, so that a second thread waits until the first has left the context.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from threading import RLock
 import torch
 from torch import nn
 
-PYRO_LOCK = RLock()  # held by the thread whose turn it is to run Pyro programs
+PYRO_LOCK = RLock()  # held by the thread that runs Pyro programs
 
 
 @contextmanager
