@@ -111,7 +111,7 @@ class EMRouting(AnnealedRouting):
         iterations, anneal, power: as for every `AnnealedRouting`.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), both at power=1. The
             exact step minimizes the free energy, which therefore never rises (at `anneal=0`). At an
-            inverse temperature near 1 the exact step may turn all parents off.
+            inverse temperature near 1 the exact step may make all parents absent.
         costs: "summed", or "standardized" as in Hui's article: what a parent gains by its children
             is compared with the other parents of its position, less their mean and in their
             standard deviations, and beta_a counts as for one number of a fair fraction of the

@@ -118,7 +118,7 @@ class Calibration:
         quantities: the names of the quantities, such as "object_pose[3]", and "log joint".
         ranks: (simulations, quantities), from 0 to `draws`.
         draws: the guide's draws for each simulation, L.
-        p_values: of the chi-square test of each quantity, not corrected.
+        p_values: p-value of the chi-square test of each quantity, not corrected.
         outcome: the worst statistic, with its corrected p-value.
     """
 

@@ -150,8 +150,8 @@ def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
     """Raise ValueError unless `model` is a `Model` of the zoo, which declares its sites.
 
     Args:
-        form: how the function is called.
-        arguments: those of the call by name, `model` and perhaps `images`.
+        form: text of the function's call, for the error.
+        arguments: arguments of the call by name, `model` and perhaps `images`.
     """
     model = arguments["model"]
     if isinstance(model, Guide) or not callable(model):
@@ -169,7 +169,7 @@ def _declaration(arguments: Mapping[str, Any]) -> str:
     """Return the text of a `Model`'s declarations for a plain program, from a run on images.
 
     Args:
-        arguments: those of a call by name; without a run the result is general.
+        arguments: arguments of a call by name; without a run the result is general.
     """
     sites, space = 'Site("z", plates=("images",), event_dim=1)', "ImageSpace((1, 28, 28))"
     try:

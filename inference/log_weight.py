@@ -115,7 +115,7 @@ def site_not_finite(
 
     Args:
         images: (B, C, H, W), on which both were run.
-        rows: which rows count, (B,).
+        rows: mask of the rows that count, (B,).
     """
     for trace, is_wrong in (guide_trace, _is_infinite), (model_trace, not_a_number):
         for name in scored_sites(trace):

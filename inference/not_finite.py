@@ -55,7 +55,7 @@ def refuse_non_finite(guide: PerImageGuide, images: Tensor, objective: Tensor) -
 
     Args:
         images: (B, C, H, W), to which the guide belongs, or these several times over.
-        objective: of each image, (B,), in nats. Minus infinity is allowed: a density of zero.
+        objective: objective of each image, (B,), in nats. Minus infinity (density zero) is valid.
     """
     by_site = guide.not_finite()
     bad = torch.stack([*by_site.values(), not_a_number(objective)]).any(0)

@@ -36,8 +36,8 @@ class FoundObjects:
     Attributes:
         count_probabilities: posterior of the number of objects, (B, S + 1). It is that of the model
             and too sure: many wrong numbers have a probability near 1.
-        presence: which slots hold an object in the draw that is shown, bool (B, S).
-        pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
+        presence: mask of the slots with an object in the returned draw, bool (B, S).
+        pose: log size relative to the default, x, y (and angle) of each, (B, S, 3 or 4).
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
             Pixels less than half as bright as the brightest gray object are of the ground.
         owners: the slot that it most likely shows if it shows an object, however little of it

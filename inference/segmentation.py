@@ -25,7 +25,7 @@ def segmentation_accuracy(
     Args:
         segments, true: numbers of objects, (S, N); -1 for clutter.
         present: (S, N), True where there is a point.
-        kinds: of the objects, the same number for equal templates; None if any two objects may be
+        kinds: kind of each object, equal for equal templates; None if any two objects may be
             exchanged, as for learned templates.
 
     Raises:

@@ -56,7 +56,7 @@ class Requested(NamedModule):
         self, model: OnRequest, requests: Requests, ranges: Sequence[tuple[float, float]]
     ) -> None:
         super().__init__()
-        self._modules["model"] = model  # not by assignment: it keeps its own name in Pyro's store
+        self._modules["model"] = model  # no assignment, which would rename it in the store
         self.requests = requests
         low, high = torch.tensor(ranges).float().unbind(-1)
         self.register_buffer("low", low)

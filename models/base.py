@@ -153,7 +153,7 @@ class NamedModule(Remembering, PyroModule):
     def make_constant(self) -> Self:
         """Convert the parameters to buffers of equal names, in place, and return the module.
 
-        Pyro turns on the gradient of every parameter that it meets, so that none can be kept fixed.
+        Pyro enables the gradient of every parameter that it meets, so that none can be kept fixed.
         """
         for part in self.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):

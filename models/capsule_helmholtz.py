@@ -70,7 +70,7 @@ class GenerativeLayer(PyroModule):
     """A generative layer: its biases and, except at the top, the coupling to the layer above.
 
     Args:
-        family: of the hidden units.
+        family: family of the hidden units.
         capsules, units: K and J.
         above: capsules of the layer above, 0 at the top.
         switch_start: initial bias of the switches, in nats.

@@ -53,7 +53,7 @@ class PartWholeCapsules(PaintedParts):
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: temperature of the Concrete distribution of relaxed presences.
-        painting: how parts paint the image.
+        painting: settings of how parts paint the image.
         pose: the prior of an object's pose.
         belonging: weights and standard deviations of children.
 

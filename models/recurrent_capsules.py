@@ -155,7 +155,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
             DRAW and takes no labels.
         channels: maps of the convolution next to the image and of the one next to the capsules.
         types: number of types of primary capsules.
-        canvas: how it is painted, and what it says of pixels.
+        canvas: settings of the canvas and of the likelihood of pixels.
         label_weight: nats for one unit of the margin loss.
 
     Raises:

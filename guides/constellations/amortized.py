@@ -72,7 +72,7 @@ class Claims(Assignments):
     """The distribution of assignments of points to objects, weighted by the objects' claims.
 
     Attributes:
-        logits: how strongly each object claims each point, (b, n, objects); 0 for clutter.
+        logits: log weight of each object for each point, (b, n, objects); 0 for clutter.
     """
 
     logits: Tensor
@@ -85,7 +85,7 @@ class Claims(Assignments):
         """Compute log q(assignment), (*batch, b), for assignments (*batch, b, n).
 
         Args:
-            exchanges: of objects, (exchanges, objects); all of them are equally likely.
+            exchanges: equally likely permutations of objects, (exchanges, objects).
         """
         named = torch.cat([exchanges, exchanges.new_full((len(exchanges), 1), -1)], 1)
         named = named[:, objects].movedim(0, -1)  # (*batch, b, n, exchanges), -1 for clutter

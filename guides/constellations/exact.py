@@ -46,7 +46,7 @@ class Assignments:
     """The distribution of the assignment of points to objects, for scenes of equally many points.
 
     Attributes:
-        distribution: of the scenes.
+        distribution: the distribution of the scenes.
         rows: the numbers of the scenes, (b,).
         slots: where their points lie, (b, n).
         plan: the recursion over all assignments.

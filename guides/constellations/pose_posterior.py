@@ -34,7 +34,7 @@ class SimilarityPosterior(dist.TorchDistribution):
     own, and the gradient of its ELBO is taken at a fixed guide, as in EM.
 
     Args:
-        fit: of the object's points, (*batch).
+        fit: sufficient statistics of the object's points, (*batch).
         presence: True where the object is present, (*batch); elsewhere the prior is used.
         noise: on the points.
         tau: standard deviation of the prior.
@@ -143,7 +143,7 @@ class ObjectPoses(dist.TorchDistribution):
 
     Args:
         distributions: one for each object, with the same batch shape.
-        dtype: of the draws.
+        dtype: dtype of the samples.
     """
 
     arg_constraints: dict[str, Any] = {}

@@ -105,7 +105,7 @@ class Evidence(NamedTuple):
     Attributes:
         log_density: log p(child | its choice), (B, children, 1 + parents).
         log_weights: unnormalized log p(choice), (B, children, 1 + parents).
-        precision: of a child's pose about the vote of each parent, (B, children, parents).
+        precision: precision of a child's pose about each parent's vote, (B, children, parents).
     """
 
     log_density: Tensor
@@ -125,7 +125,7 @@ def route(
     """Infer parents by EM, from prior presences and identity poses.
 
     Args:
-        compute_evidence: what children say of parents with presence logits (B, parents) and poses.
+        compute_evidence: the children's evidence, given presence logits (B, parents) and poses.
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         affinity: log rho, (children, parents), and the dummy's weight.

@@ -31,7 +31,7 @@ from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
 from capsule_zoo.models.specification import is_submodule, spec
 
-# A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
+# A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 rotates an object
 # by 36 degrees. At the full rates the first updates therefore move the objects far from their
 # prior. The gradient of the prior then drives the parts off the image, and they never return.
 FIT_SETTINGS = MappingProxyType(
@@ -89,15 +89,15 @@ class PartsGuide(Guide[P]):
     Args:
         model: the model to invert.
         pose: the distribution of the parts' poses, one of `poses`.
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what makes `infer_objects`: a class of modules that are called with the model and the
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class of `infer_objects`, a class of modules called with the model and the
             capsules below, or a partial of one.
         outputs: numbers that are read of each part.
 
     Attributes:
         read_parts: the reader of parts.
         poses: the distributions of poses that the guide offers.
-        of_parts: how names of tensors begin that belong to the reading of parts.
+        of_parts: prefixes of the names of tensors that belong to the part reader.
 
     Raises:
         ValueError: another kind of model, an unknown `pose`, no class in `reader` or `above`, or
@@ -198,8 +198,8 @@ def copy_matching(source: nn.Module, target: _Copy, prefixes: tuple[str, ...] = 
     """Copy into a module every tensor of another module that has an equal name and shape.
 
     Args:
-        source, target: from where, and into which module; it is moved to the device of the source.
-        prefixes: how the names of tensors that are copied begin; all by default.
+        source, target: the two modules; the target is moved to the device of the source.
+        prefixes: prefixes of the names of tensors that are copied; by default all are copied.
     """
     target.to(next(source.parameters()))
     mine, theirs = target.state_dict(), source.state_dict()

@@ -36,8 +36,8 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
     Args:
         model: the model to invert.
         pose: "delta", "normal" or "low_rank".
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what infers the other levels: `SetTransformers`, `EMObjects` or a partial of one.
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class that infers the other levels: `SetTransformers`, `EMObjects` or a partial.
         rank: columns of the low-rank factor where `pose="low_rank"`.
 
     Raises:

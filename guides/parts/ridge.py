@@ -141,9 +141,9 @@ def fit_pose(
 
     Args:
         target: poses of the parts, (B, K or 1, P, 6).
-        arrangement: their poses in the object's frame, (B, K, P, 6).
+        arrangement: poses of the parts in the object's frame, (B, K, P, 6).
         weight: w, (B, K, P, 6).
-        precision: of the prior about the identity, (6,).
+        precision: precision of the prior about the identity, (6,).
 
     Returns:
         Pose and standard deviations, (B, K, 6) each.

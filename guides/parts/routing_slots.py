@@ -63,7 +63,7 @@ class RoutingSlots(ShapeCodesGuide):
         model, pose, objects: as for every `ShapeCodesGuide`.
         rounds: assignments of all parts to all slots, after these were found one by one.
         starts: kinds that are tried for the first slot.
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
+        reader: the class of the part reader: `PartReader` or a partial of it.
 
     Raises:
         ValueError: `rounds` or `starts` below 1.

@@ -50,8 +50,8 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
             scope alone.
         pose: the distribution of the parts' poses, "delta" or "normal".
         objects: the distribution of the object's pose and code, "delta" or "normal".
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what proposes the objects: `KindNetwork`, `RidgeKinds` or a partial of one.
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class that proposes the objects: `KindNetwork`, `RidgeKinds` or a partial.
 
     Raises:
         ValueError: another kind of model, an unknown distribution, or a size below 1.

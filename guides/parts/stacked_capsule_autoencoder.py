@@ -91,9 +91,9 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     Args:
         model: the model to invert.
         pose: the distribution of poses and features, "delta" or "normal".
-        reader: what makes the reader of parts: `PartReader` or a partial of it. It must see each
+        reader: the class of the part reader: `PartReader` or a partial of it. It must see each
             image as it is.
-        above: what infers the objects: `SetTransformerObjects`, `PerceptronObjects`,
+        above: the class that infers objects: `SetTransformerObjects`, `PerceptronObjects`,
             `EMConstellations` or a partial of one.
         noise: "uniform", "concrete" or "none".
         noise_width: width of the uniform noise on a logit.

@@ -48,7 +48,7 @@ class PerImageGuide(Guide[Model]):
         logits, locs, log_scales, factors: parameters by site, (B, ...).
         families: the family that serves each latent site of the model, by name.
         discrete_families: the same for the sites of the discrete model.
-        refinement: how it was fitted, if `inference.fit_guide` did it by gradient steps.
+        refinement: the objective along the fit, if `inference.fit_guide` took gradient steps.
     """
 
     per_image = True

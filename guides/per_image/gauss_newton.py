@@ -42,7 +42,7 @@ class GaussNewton(PerImageGuide):
             logits of discrete sites, and the means of the others.
         factors: S by site. The rows of a whole factor, (M B, n, D), in the order of the sites of
             `points`; or a block for each element of the site's plates, (M B, blocks, k, k).
-        log_weights: of the modes, up to a constant, (M, B); one mode by default.
+        log_weights: log weights of the modes, up to a constant, (M, B); one mode by default.
 
     Raises:
         ValueError: `points` are of another class.
@@ -143,7 +143,7 @@ class ChainedNormal(dist.TorchDistribution):
         loc: (*lead, rows, *shape).
         factor: lower triangular, (*lead, B, blocks, k, k), where blocks k is the number of
             elements of `shape`, and rows are B images several times over.
-        event_dim: how many of the last dims are the event.
+        event_dim: number of the last dims that are the event.
     """
 
     arg_constraints = {}
@@ -205,7 +205,7 @@ class ModeMixture(dist.TorchDistribution):
 
     Args:
         distribution: the distributions of all modes, batch shape (M, rows, *batch).
-        log_weight: their weights, normalized, (M, rows).
+        log_weight: normalized log weights of the modes, (M, rows).
     """
 
     arg_constraints = {}

@@ -85,7 +85,7 @@ class ByLogits:
 
     Attributes:
         family: the class of the distribution.
-        dtype: of the logits.
+        dtype: dtype of the logits.
         temperature: temperature of a relaxed distribution, else None.
         categories: number of logits of a choice whose value is their index, else None.
     """

@@ -40,7 +40,7 @@ class SlotAttention(WindowReader):
 
     Args:
         model, reader, ground_reader: see `WindowReader`.
-        channels: of the convolutions, whose last one has a fourth of the image's rows and columns.
+        channels: maps of the convolutions; the last one has a fourth of the rows and columns.
         width: units of a slot.
         iterations: rounds of attention.
 
@@ -87,7 +87,7 @@ class SlotAttention(WindowReader):
         """Return the slots (B, S, width) and the center of each slot's attention, (B, S, 2).
 
         Args:
-            left: how much of each pixel the ground leaves unexplained, (B, 1, H, W).
+            left: fraction of each pixel that the ground leaves unexplained, (B, 1, H, W).
             noise: a standard normal draw, (B, S, width).
         """
         maps = self.features(images)

@@ -3,9 +3,9 @@
     look   : m, v = a network's numbers for the slot
     w      ~ Normal(about + unit m, unit e^v)      # log size, x, y (and angle); likewise the color,
                                                    # about the window's mean color, and the depth
-    read   : the object model's guide reads the window of w
+    read   : the object model's guide encodes the window of w
 
-`unit` is the usual size of an object for x and y, and 1 for all else.
+`unit` is the default size of an object for x and y, and 1 for all else.
 """
 
 from typing import Self
@@ -132,7 +132,7 @@ class WindowReader(SceneGuide):
         """Sample the sites of one object of each scene: pose, color, depth and encoded window.
 
         Args:
-            left: how much of each pixel is unexplained, (B, 1, H, W).
+            left: unexplained fraction of each pixel, (B, 1, H, W).
             about: poses, (B, 3 or 4).
             looked: means and log standard deviations, (B, 2 * sum of `numbers`).
         """

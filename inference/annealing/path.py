@@ -138,7 +138,7 @@ class AnnealedPath:
         places: the columns of each continuous site in a position, by name.
         columns: the length of a position.
         choices: the discrete sites, by name.
-        beside: by discrete site, the sites after it whose elements are its own, discrete or on the
+        beside: for each discrete site, the later sites in its plates, discrete or on the
             reals, such as the poses of parts after their presences; none if the model sums sites
             out.
         bits: the binary sites without such sites after them, if there is no continuous site. Many
@@ -238,7 +238,7 @@ class AnnealedPath:
         """Resample one element of a site in `proposed` from the prior, given the sites before it.
 
         Args:
-            at: which element of each row, (rows,).
+            at: index of the element in each row, (rows,).
 
         Returns:
             The state, and the log density of the element in `state` under its own prior there,

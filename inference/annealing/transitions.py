@@ -266,7 +266,7 @@ def space_temperatures(
 
     Args:
         betas: temperatures of a pilot, T + 1 of them.
-        epsilons, spread: what it found, (T + 1, images).
+        epsilons, spread: step lengths and spreads of the pilot, (T + 1, images).
 
     Returns:
         Temperatures, in float64, and lengths of steps there, (number + 1, images).

@@ -155,7 +155,7 @@ class Observing(Messenger):
 
     Args:
         sites: the observed sites.
-        observed: their values, and which of them are there if some are missing; None to draw them.
+        observed: values of the sites, with a mask if some are missing; None to sample them.
     """
 
     def __init__(self, sites: set[str], observed: Mapping[str, list[Tensor]] | None) -> None:

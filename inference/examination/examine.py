@@ -75,9 +75,9 @@ class Examination:
             and draw once for all rows; remark, in words.
         lower, upper: bounds on the mean of log p(row), annealed from the best guide. The upper one
             adds the median gap of rows that the program draws.
-        lower_error, upper_error: their Monte Carlo standard errors.
+        lower_error, upper_error: Monte Carlo standard errors of the bounds.
         bounds: all numbers of the annealing, see `annealed_bounds`.
-        verdict: what can be trusted, in words.
+        verdict: sentences on the result, and on numbers that cannot be trusted.
         model: the program as a model of the zoo.
         rows: the measured data, (B, F).
         guides: the fitted guides by name.
@@ -210,7 +210,7 @@ class Fits:
 
     Attributes:
         model, encoder, rows: the model, the first guess, and the data (B, F).
-        steps, seed: of each fit.
+        steps, seed: steps and seed of each fit.
         left_out: why guides could not be fitted, by name.
         disagreement: the largest R-hat of chains, by name.
         seconds: the time of fits that chains need too, by name.

@@ -70,7 +70,7 @@ def measure_losses(
     Args:
         starts: guides at which chains may start.
         test: the images.
-        guides: by name, a function that returns the guide, fitted to these images.
+        guides: functions that return a guide fitted to these images, by name.
         particles: draws of every guide for its bounds.
         group_size: draws of one more bound, a divisor of `particles`; see `losses`.
         seed: seed of everything.

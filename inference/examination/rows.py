@@ -44,7 +44,7 @@ class Rows(ObservationSpace):
     """The observation space of a program's rows.
 
     Args:
-        parts: what the columns hold.
+        parts: the site or argument of each group of columns.
         examples: rows (N, F), whose arguments and missing values simulated rows have.
 
     Attributes:
@@ -141,8 +141,8 @@ class Columns:
     """A builder of rows: values of sites and arguments, concatenated column by column.
 
     Attributes:
-        parts: what was added.
-        values: their numbers, (N, columns) each.
+        parts: the columns of each added value.
+        values: the added values, (N, columns) each.
     """
 
     parts: list[Part]

@@ -222,7 +222,7 @@ def entropy_sparsity(explained: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy over objects within an image, and the entropy between images.
 
     Args:
-        explained: what each object explains of an image, (B, objects), not negative.
+        explained: fraction of an image that each object explains, (B, objects), not negative.
     """
     within = entropy(explained / explained.sum(1, keepdim=True).clamp_min(1e-8)).mean()
     total = explained.sum(0)

@@ -79,8 +79,8 @@ def _loss_of_a_draw(distribution: SubsetDistribution, baseline: Tensor, score: T
     """Return the mean of log q(z | u) - log w_z for one sample of z in each scene, in nats.
 
     Args:
-        baseline: what is expected of it, in nats, (B,).
-        score: the log density of other draws without a gradient of their own, (B,).
+        baseline: prediction of log w_z - log q(z | u), in nats, (B,).
+        score: the log density of other samples that are not reparametrized, (B,).
     """
     row = distribution.draw_rows()
     log_q, weight = (x.gather(1, row)[:, 0] for x in (distribution.log_q, distribution.log_weight))

@@ -118,8 +118,7 @@ def gauss_newton(
         climbing: draws of the prior that climb for each image, where `modes` is above 1: the
             likeliest of 16 times as many. More find higher points in scenes of several objects.
         blocks: whether the distribution is independent between sites, and between the elements of
-            their
-            plates: the parts, the objects. By default above 2,048 numbers an image.
+            their plates: the parts, the objects. By default above 2,048 numbers an image.
         seed: seed of all noise.
         check: whether images outside of the pixels' range are refused.
 
@@ -185,7 +184,7 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     Args:
         path: the path from the prior to the joint density of the images.
         state: the latents of every image.
-        columns: of the position, (n,): the numbers to which the matrix belongs.
+        columns: indices of the columns of the position to which the matrix belongs, (n,).
     """
     first = path.at(path.images[:1])
     rows = max(1, _NUMBERS // (_dependent(first, state.rows([0]))[1].numel() * len(columns)))

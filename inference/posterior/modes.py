@@ -49,7 +49,7 @@ def proper_rows(improper: Tensor, modes: int) -> Tensor:
     An image without a proper mode keeps an improper one.
 
     Args:
-        improper: which rows are improper, (M B,).
+        improper: mask of improper rows, (M B,).
     """
     rows = torch.arange(len(improper), device=improper.device).view(modes, -1)
     proper = (~improper).view(modes, -1)
@@ -67,7 +67,7 @@ def refuse_improper(
     """Raise NonFiniteGuide for images without a proper mode, naming the first site.
 
     Args:
-        by_site: which rows are improper, (M B,) by continuous site.
+        by_site: mask of improper rows, (M B,), by continuous site.
         parameters_by_site: returns the parameters of every site and the roots of their Fisher
             information. The first site where these are not finite is named, if there is one.
     """

@@ -80,7 +80,7 @@ class Reference:
             draws than are kept.
         square_mean, squared_deviation: mean and standard deviation of every coordinate's square.
         log_evidence: log p(image) in nats where it is known exactly, else None.
-        checks: how the draws were made, and what they passed: method, seed, chains, R-hat, ESS.
+        checks: origin and checks of the draws: method, seed, chains, R-hat, ESS.
     """
 
     name: str

@@ -89,8 +89,8 @@ class Before(NamedTuple):
 
     Attributes:
         stage: number of the present stage.
-        rows: their history (steps, columns).
-        seconds: their time.
+        rows: history of the stages, (steps, columns).
+        seconds: time of the stages.
         short: number and steps of each stage that had fewer steps than it needs.
         whole: the length of the whole run, of which messages speak; None without stages.
     """

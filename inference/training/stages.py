@@ -42,10 +42,10 @@ class Stage:
     """One stage of a training run.
 
     Attributes:
-        name: what is learned, for the progress messages.
+        name: name of the stage, for progress messages.
         steps: steps that the stage needs. The length of a run is divided among its stages in
             proportion to these; a warning names stages that took fewer.
-        model, guide: what is trained; they share all parameters with those of the other stages.
+        model, guide: the trained pair, which shares all parameters with the pairs of other stages.
         prepare: a function of the data and the seed that returns what the stage is trained on, and
             may initialize parameters. None for a stage on the images themselves. It is called
             when the stage begins, and again when a run is resumed in this stage, with parameters

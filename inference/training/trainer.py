@@ -101,7 +101,7 @@ class Trainer:
         validation: the held-out images, or None.
         workers: the processes of the run.
         updates: the optimizer and its rates.
-        checks: what happens between the steps; its `every` is given.
+        checks: callbacks and checks between the steps, with `every` set.
 
     Raises:
         ValueError: there is no parameter to train, or the optimizer is of the wrong kind.

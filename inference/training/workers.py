@@ -126,7 +126,7 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
         # group exists, the module keeps the group alive: its threads outlive
         # `destroy_process_group` and may abort the exit.
         importlib.import_module("torch._dynamo")
-        # Every group has keys of its own in the store: under those of an earlier group of this
+        # Every group has separate keys in the store: under the keys of an earlier group of this
         # process the others may find its addresses, where nobody listens any more.
         library: Any = distributed  # typed as Any: its stubs lack both functions
         store, rank, size = next(library.rendezvous("env://"))

@@ -43,7 +43,7 @@ def plain_log_density(sites: Mapping[str, dict], images: Tensor) -> Tensor:
     half of the time.
 
     Args:
-        sites: of a trace, by name.
+        sites: sites of a trace, by name.
         images: (B, C, H, W).
 
     Raises:

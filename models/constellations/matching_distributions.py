@@ -72,8 +72,8 @@ class RandomMatching(dist.TorchDistribution):
     """The prior of a matching: each present object has all its corners, in a random order.
 
     Args:
-        distribution: of the scene.
-        presence: of the objects, (*batch, objects), 0 or 1.
+        distribution: the distribution of the scene.
+        presence: presences of the objects, (*batch, objects), 0 or 1.
     """
 
     arg_constraints: dict[str, Any] = {}

@@ -41,8 +41,8 @@ class SceneDistribution:
     """The distribution of the scenes of a few objects; see the top of this file.
 
     Attributes:
-        templates: of the objects.
-        noise: of the corners, in the units of the templates before they were scaled.
+        templates: templates of the objects.
+        noise: noise of the corners, in the units of the templates before they were scaled.
         tau: standard deviation of every number of a pose.
         presence: probability of each object.
         clutter: the largest number of clutter points.
@@ -174,7 +174,7 @@ def log_equivalent(distribution: SceneDistribution, objects: Tensor) -> Tensor:
     Rotations map some templates to themselves, and objects with equal templates may be exchanged.
 
     Args:
-        objects: of each point, (B, N), -1 for clutter and absent points.
+        objects: object of each point, (B, N), -1 for clutter and absent points.
     """
     is_present = torch.stack([(objects == k).any(1) for k in range(len(distribution.templates))], 1)
     symmetry_order = torch.tensor(

@@ -42,8 +42,8 @@ class Noise:
     """The standard deviations of a point's coordinates.
 
     Attributes:
-        floor: of the noise on the scene; above 0.
-        proportional: of the noise on the template, for an object of scale |u| = 1.
+        floor: standard deviation of the noise on the scene; above 0.
+        proportional: standard deviation of the noise on the template, for scale |u| = 1.
     """
 
     floor: float
@@ -60,7 +60,7 @@ class Template:
 
     Attributes:
         corners: complex numbers, (n,).
-        radius: what they were divided by.
+        radius: factor by which the corners were divided.
     """
 
     corners: Tensor
@@ -146,7 +146,7 @@ def log_evidence(fit: Fit, noise: Noise, tau: float, steps: int = NEWTON_STEPS) 
     """Compute log p(points) in nats, with the similarity integrated out.
 
     Args:
-        fit: of points, in the order of the corners.
+        fit: sufficient statistics of points, in the order of the corners.
         noise: on the points.
         tau: standard deviation of the pose.
         steps: Newton steps to the mode of log |u|; bad fits need many.

@@ -71,7 +71,7 @@ class AttentionPooling(PyroModule):
         self.read = PyroModule[nn.Conv2d](channels, capsules * (outputs + 1), 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        # Reading is linear and attention sums to one, so pooling first gives the same numbers at a
+        # Outputs are linear and attention sums to one, so pooling first gives the same numbers at a
         # tenth of the operations.
         weight = self.read.weight.unflatten(0, (self.capsules, -1)).flatten(2)
         bias = self.read.bias.unflatten(0, (self.capsules, -1))

@@ -121,7 +121,7 @@ class VoteNetwork(PyroModule):
 
     Args:
         objects, parts: numbers of capsules.
-        sizes: of the feature of an object and of its perceptron.
+        sizes: sizes of an object's feature and of its perceptron.
     """
 
     def __init__(self, objects: int, parts: int, sizes: VoteSizes) -> None:

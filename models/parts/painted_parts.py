@@ -119,8 +119,8 @@ class PartsModel(Model):
 
     Attributes:
         painted: the space of the images that the parts paint, whatever the model observes.
-        scopes: what `with_scope` offers.
-        scope: how much of the story the model tells, one of `scopes`.
+        scopes: the scopes that `with_scope` accepts.
+        scope: the levels of the model, one of `scopes`.
 
     Raises:
         ValueError: an unknown presence, or a temperature that is not positive.
@@ -187,9 +187,9 @@ class PaintedParts(PartsModel):
     Args:
         image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
         levels, presence, temperature: as for `PartsModel`.
-        selection: how the choice of a parent is summed out, "marginal" or "enumerate"; the same
+        selection: way to sum out the choice of a parent, "marginal" or "enumerate"; the same
             density either way.
-        painting: how parts paint the image.
+        painting: settings of how parts paint the image.
         pose: the prior of an object's pose.
     """
 

@@ -15,7 +15,7 @@ class PartSets(ObservationSpace):
 
     Attributes:
         parts: number of parts.
-        numbers: what is known of each part, such as its presence and pose.
+        numbers: number of values of each part, such as its presence and pose.
     """
 
     parts: int

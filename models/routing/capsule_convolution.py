@@ -144,7 +144,7 @@ class CapsuleLayer(Routed):
     """A capsule layer: parents see children through windows, and a routing infers them.
 
     Args:
-        windows: which parents see which children.
+        windows: the children that each parent sees.
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
         tied: whether all cells of a window share one transformation; otherwise each has its own.
@@ -215,7 +215,7 @@ class CapsuleLayer(Routed):
         return connections.repeat(1, 1, self.cells.shape[1] // len(self.transform))
 
     def transforms(self) -> Tensor:
-        """Return the transformation W_ij of each child in a window, (window x types, parents, 4, 4)."""
+        """Return the transformations W_ij of a window, (window x types, parents, 4, 4)."""
         return self.transform.expand(self.cells.shape[1], -1, -1, -1, -1).flatten(0, 1)
 
     def votes(self, children: CapsuleGrid, transforms: Tensor | None = None) -> Votes:

@@ -32,7 +32,7 @@ class ParentDistribution(NamedTuple):
         beta_u: log density of the vote of a child whose parent is absent, in nats, (parents,).
         inverse_temperature: lambda, the inverse temperature of the parents' presences.
         noise: variance of a vote's own noise.
-        connections: what the layer has learned for its routing, (numbers, parents, children); see
+        connections: learned connections of the layer's routing, (numbers, parents, children); see
             `Routing.connections`. None where nothing is learned.
     """
 
@@ -49,7 +49,7 @@ class Belief(NamedTuple):
     Attributes:
         responsibility: R, the part of each child that each parent claims,
             (N, positions, parents, children).
-        mean, variance: of the parents' votes, (N, positions, parents, D).
+        mean, variance: mean and variance of the parents' votes, (N, positions, parents, D).
         logits: log-odds of the parents' presences, (N, positions, parents).
     """
 
@@ -199,7 +199,7 @@ class Routed(PyroModule):
 
     Attributes:
         routing: infers the parents.
-        connections: what it learns, (numbers, parents, children); None where it learns nothing.
+        connections: learned connections, (numbers, parents, children), or None.
     """
 
     routing: Routing

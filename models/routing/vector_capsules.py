@@ -116,7 +116,7 @@ def route_classes(
     Args:
         transform: W, (children, 8, classes x 16).
         routing: infers the classes from the votes W_ij u_i.
-        connections: what was learned for the routing, (numbers, classes, children).
+        connections: learned connections of the routing, (numbers, classes, children).
 
     Returns:
         Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
@@ -222,7 +222,7 @@ def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, fan_in: float) -> None:
     """Initialize weights that keep the scale of inputs before an activation such as ReLU.
 
     Args:
-        fan_in: how many inputs an output sees, on average.
+        fan_in: number of inputs of an output, on average.
     """
     nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
     if layer.bias is not None:

@@ -265,7 +265,7 @@ class Votes:
     Args:
         values: V, (N, positions, parents, D, children).
         presence: presences w of the children, (N, positions, children).
-        windows: which parents see which children; by default all parents see all children.
+        windows: the children that each parent sees; by default all parents see all children.
 
     `Votes.dense` makes votes from values (N, children, parents, D).
     """

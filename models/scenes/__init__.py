@@ -7,7 +7,7 @@ part-whole capsules, or any other model of small images. Objects hide the ground
     z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned prior of counts
     g   ~ the latents of the ground model, if the ground is one; its mean picture is the ground
     for each slot s, with names slot_<s>/<site>:
-    w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
+    w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the default, x, y, (B, 3)
     c_s ~ Normal(0, 1.5)                      # logits of a color, (B, C), where objects are masks
     d_s ~ Normal(0, 1)                        # depth, where objects have colors
     l_s ~ the latents of the object model
@@ -59,7 +59,7 @@ class Scenes(Model):
         thing: the object model, any `Model` of images whose image site has a mean. Its pictures
             have one channel, or one more than a scene.
         slots: S, the most objects of a scene.
-        size: usual height and width of an object's picture, in pixels.
+        size: default height and width of an object's picture, in pixels.
         size_spread: standard deviation of the log size.
         size_distribution: "given" for the distribution of `size` and `size_spread`, or "learned":
             the median size and the standard deviation of the log size are parameters that start

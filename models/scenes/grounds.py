@@ -23,7 +23,7 @@ class Tones(Model):
     Args:
         image_shape: (channels, height, width).
         grid: rows and columns.
-        plate_dims: those of the scene.
+        plate_dims: dims of the scene's plates.
     """
 
     sites = (Site("tones", ("images",), 1),)

@@ -77,9 +77,9 @@ def move_pictures(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: 
     is saves 2 % and 13 %.
 
     Args:
-        pose: (log size over the usual, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
+        pose: (log size over the default, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
         size: (height, width) of the canvas.
-        usual: half the usual size in half canvases, along x and y, (2,).
+        usual: default half-size in half canvases, along x and y, (2,).
     """
     batch = pictures.shape[:-3]
     inverse = poses.inverse(poses.from_matrix(window(pose, usual))).reshape(-1, 2, 3)
@@ -95,7 +95,7 @@ def crop(
     """Crop images (B, C, H, W) to the windows of poses (B, 3 or 4), (B, C, *size).
 
     Args:
-        mode: of the interpolation, see `torch.nn.functional.grid_sample`.
+        mode: mode of the interpolation, see `torch.nn.functional.grid_sample`.
     """
     grid = F.affine_grid(
         window(pose, usual), [len(images), images.shape[1], *size], align_corners=False

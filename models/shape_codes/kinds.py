@@ -114,8 +114,8 @@ class ShapeKinds(Relation):
 
         Args:
             presence: probabilities, (K, P).
-            mean, std: of the poses, (K, P, 6).
-            loadings: how codes move the poses, (K, P, 6, d).
+            mean, std: mean and standard deviation of the poses, (K, P, 6).
+            loadings: derivative of the poses by the codes, (K, P, 6, d).
             mask: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
         mask = mask[:, None]

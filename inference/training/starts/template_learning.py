@@ -61,7 +61,7 @@ class Moments(NamedTuple):
     """Sufficient statistics of one object's sets of points, for the M step.
 
     Attributes:
-        weight: of every set and node of the quadrature, (sets, nodes); it sums to the expected
+        weight: weight of each set and quadrature node, (sets, nodes); it sums to the expected
             number of times that the object is present.
         scale: |u|, (sets, nodes).
         swing: the mean cosine of the angle of u about its mode, (sets, nodes).
@@ -111,12 +111,12 @@ def learn_templates(
         model: trained in place.
         points: (S, N, 2); a few hundred scenes in [-1, 1] suffice.
         present: (S, N), 1 where there is a point; None if NaN marks absent points.
-        starts: number of starts that are tried.
-        steps: of EM on all scenes, from the best start.
-        trial_scenes, trial_steps: scenes and steps that choose among the starts.
+        starts: number of initializations that are tried.
+        steps: steps of EM on all scenes, from the best initialization.
+        trial_scenes, trial_steps: scenes and steps that choose among the initializations.
         largest: the most points of a scene that is used; None for all scenes. Scenes of many
             points have many matchings, and the smaller ones may say as much of the templates.
-        seed: of the starts.
+        seed: seed of the initializations.
         say: a function that is called with a line after every step.
 
     Returns:
