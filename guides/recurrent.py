@@ -1,7 +1,7 @@
 """The guide to recurrent capsules: from image and drawing it samples the code of the next step.
 
     for t = 1 .. T:
-        error = image - sigmoid(c_{t-1})                     # what is missing
+        error = image - sigmoid(c_{t-1})                     # the missing part
         seen = capsules(image, error)                        # capsules="every"
              | capsules(image), read(image, error)           # "once", the capsules before the loop
              | read(image, error)                            # "none": plain DRAW

@@ -9,7 +9,7 @@ it, and one only looks as if it did:
     DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j. No joint has
                     these steps as its inference
 
-Routings that learn weights of their own are in `capsule_zoo.guides.learned_routing`.
+Routings with learned weights are in `capsule_zoo.guides.learned_routing`.
 
 Each is called as `routing(votes, distribution)` and is an argument of every capsule layer.
 `beliefs` yields the belief after each iteration. `free_energies` returns the free energy of each

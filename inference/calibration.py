@@ -1,8 +1,8 @@
 """Simulation-based calibration: a test of whether a guide equals the posterior of its model.
 
->>> found = check_calibration(model, guide, number=1000)
->>> found.p                                            # small: the guide is not the posterior
->>> print(found)                                       # the quantities that are off, worst first
+>>> result = check_calibration(model, guide, number=1000)
+>>> result.p                                           # small: the guide is not the posterior
+>>> print(result)                                      # the quantities that are off, worst first
 
 Latents and images are drawn from the model. The latents of an image are then one exact draw of its
 posterior. Among L draws from an exact guide their rank is uniform, from 0 to L, for every quantity.

@@ -1,8 +1,8 @@
 """Detection of guides that use the parameters of another model than the given one.
 
 A guide holds the model that it was made from. Where the two are copied, or loaded from two files,
-one without the other, the guide holds a model of its own: training changes one, and the guide goes
-on reading the other. A guide whose networks read images alone is right with either.
+one without the other, the guide holds another model: training changes one, and the guide goes on
+using the other. A guide whose networks use images alone is right with either.
 
 >>> copy.deepcopy((model, guide)); torch.save((model, guide), file)       # right: both at once
 """

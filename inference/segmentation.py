@@ -1,7 +1,7 @@
 """Segmentation accuracy of scenes of points: inferred objects compared with true ones.
 
 The numbers of objects mean nothing where their templates are equal: two squares may be exchanged.
-Points that are absent count nowhere. Clutter, -1, is a segment of its own.
+Points that are absent count nowhere. Clutter, -1, is a separate segment.
 """
 
 import itertools

@@ -1,10 +1,11 @@
 """Training on random requested transformations, and inference of unknown ones.
 
->>> asked = Requested(model, Rotations(), [(-180, 180)] * 10)
->>> fit(asked, guide, data, inputs=Inputs(labels=True), epochs=5)
->>> found = infer_transformation(model, guide, images, Rotations(), grid=torch.arange(0, 360, 15.0))
->>> found.best                                            # (B, 1), degrees
->>> found.probabilities                                   # (B, 24), over the grid
+>>> requested = Requested(model, Rotations(), [(-180, 180)] * 10)
+>>> fit(requested, guide, data, inputs=Inputs(labels=True), epochs=5)
+>>> angles = torch.arange(0, 360, 15.0)
+>>> result = infer_transformation(model, guide, images, Rotations(), grid=angles)
+>>> result.best                                           # (B, 1), degrees
+>>> result.probabilities                                  # (B, 24), over the grid
 
 A model that renders on request (`models.baselines.conditional_autoencoder`) takes the
 transformation T as known. An unknown transformation can be inferred by importance weighting of the
@@ -13,7 +14,7 @@ guide's codes. For each request the evidence
     log p(image | T) = log mean_k p(image, z_k | T) / q(z_k | image, moved back by T)
 
 is estimated with the same noise for all requests. The guide is only a proposal here, so the
-estimate is valid even if the guide reads an image badly that was moved back wrongly.
+estimate is valid even if the guide encodes an image badly that was moved back wrongly.
 """
 
 import math
@@ -39,7 +40,7 @@ from capsule_zoo.models.networks.on_request import OnRequest
 class Requested(NamedModule):
     """A model for training that requests a random transformation of every image.
 
-    The guide reads the plain image. The loss bounds the log density of the transformed image given
+    The guide sees the plain image. The loss bounds the log density of the transformed image given
     the request, on average over requests. Call it with labels.
 
     Args:

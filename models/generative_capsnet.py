@@ -280,7 +280,7 @@ class GenerativeCapsNet(RoutedByAddress):
         length: numbers in a part capsule.
         hidden: units of a part's networks for its address and its activation.
         temperature: temperature of the Concrete distribution of the relaxed kind.
-        options: arguments of `RoutedByAddress`, which says what is raised.
+        options: arguments of `RoutedByAddress`, which lists the errors.
     """
 
     relaxed = True
@@ -347,7 +347,7 @@ class ContinuousCapsNet(RoutedByAddress):
         latent: numbers in a code.
         hidden: units of the dense layer.
         parts: part capsules, C.
-        options: arguments of `RoutedByAddress`, which says what is raised.
+        options: arguments of `RoutedByAddress`, which lists the errors.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class StackedCapsuleAutoencoder(PartsModel):
             positive, or an unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    In the scope "parts" (`with_scope`) parts have broad distributions of their own.
+    In the scope "parts" (`with_scope`) parts have broad priors.
     """
 
     scopes = ("scene", "objects", "parts")

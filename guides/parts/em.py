@@ -42,7 +42,7 @@ from capsule_zoo.models.parts.parent_selection import (
 class EMObjects(Submodule, PyroModule):
     """The module that infers objects from parts by EM, described at the top of this file.
 
-    It has no parameters of its own.
+    It has no parameters.
 
     Args:
         model: part-whole capsules.

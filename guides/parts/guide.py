@@ -92,7 +92,7 @@ class PartsGuide(Guide[P]):
         reader: the class of the part reader: `PartReader` or a partial of it.
         above: the class of `infer_objects`, a class of modules called with the model and the
             capsules below, or a partial of one.
-        outputs: numbers that are read of each part.
+        outputs: number of outputs of the part reader for each part.
 
     Attributes:
         read_parts: the reader of parts.

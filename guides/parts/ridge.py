@@ -37,7 +37,7 @@ from capsule_zoo.models.shape_codes import ShapeCodes
 class RidgeKinds(Submodule, PyroModule):
     """The module of ridge regressions that fit an object of every kind to the parts.
 
-    They have no parameters of their own. A prior with several rotations is used as the identity
+    They have no parameters. A prior with several rotations is used as the identity
     alone.
 
     Args:

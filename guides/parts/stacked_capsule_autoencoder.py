@@ -18,7 +18,7 @@ The encoder of objects sees the presences and poses of the parts without their g
 paper, unless `stop_inputs=False`. Features of parts keep their gradients, as in the authors'
 program. A one-hot identity stands for the template that the paper shows the encoder.
 
-Parts are read without noise, so what was read may be kept, and objects may be learned from it alone
+Parts are encoded without noise, so they may be stored, and objects may be learned from them alone
 (`with_scope`):
 
 >>> reads = guide.reads(images)                                   # (N, 1, parts, numbers)

@@ -4,8 +4,8 @@
     SetTransformerObjects  the paper's; parts are members of a set
     EMConstellations       EM steps by the model's own votes, no network
 
-Parts have identities, so a perceptron may read them side by side. Poses of parts differ by a few
-hundredths between images. The perceptron standardizes what it reads, and sees such differences
+Parts have identities, so a perceptron may take them side by side. Poses of parts differ by a few
+hundredths between images. The perceptron standardizes its inputs, and sees such differences
 from the start. By default it also balances the presences over the images, as the encoders of
 part-whole capsules do (`BalancedLogits`): each object differs between images from the start. What
 it proposes for presences of random networks hardly differs between images, and the losses of the

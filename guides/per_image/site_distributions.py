@@ -1,6 +1,6 @@
 """The family of a latent site's distribution in a free-form guide, chosen by the site's prior.
 
-    discrete, or relaxed     the model's own family, with logits of its own
+    discrete, or relaxed     the model's family, with separate logits
     continuous               Delta(transform(loc))  or  transform(Normal(loc, scale))
 
 `transform` maps the reals to the support of the site (`torch.distributions.biject_to`).

@@ -1,10 +1,10 @@
-"""AIR: a recurrent network attends to one object after the other, and says when to stop.
+"""AIR: a recurrent network attends to one object after the other, and infers when to stop.
 
-For s = 1 .. S, with h_s the state of an LSTM that has read the image and the draws of slot s - 1:
+For s = 1 .. S, with h_s the state of an LSTM that has seen the image and the draws of slot s - 1:
 
     stay_s ~ Bernoulli(logit = linear(h_s))   # the first 0 ends the sequence: z is a prefix
     look   : log size, x and y (and angle, color, depth) ~ Normal distributions, linear in h_s
-    read   : the object model's guide reads the window of that pose in the image
+    read   : the object model's guide encodes the window of that pose in the image
 
     q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
 

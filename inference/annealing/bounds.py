@@ -148,7 +148,7 @@ def annealed_log_likelihood(
 
         The group observed_data holds the images, and `simulated_pixels`; constant_data holds the
         bounds of the given guides, guide_bound and guide_bound_error (guide, image). The attribute
-        `start` names the guide at which chains start, and `exceeded` says in words which guides'
+        `start` names the guide at which chains start, and `exceeded` is a sentence on which guides'
         bounds lie above the annealed one, "" if none does. These words are a warning too.
 
     Raises:
@@ -259,7 +259,7 @@ def annealed_bounds(
         num_images and num_simulated. images_exceeded: the number of images on which the bound of
         some guide exceeds the lower one by two standard errors or more, see
         `inference.annealing.exceedance`. If any guide exceeds it, also on average,
-        `warning` says so in words. Guides are those of the annealing and of `guides`.
+        `warning` says so. The guides are the annealing's and those in `guides`.
 
     Raises:
         ValueError: the evaluation is not an annealing, several were joined that differ, or a guide

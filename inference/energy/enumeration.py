@@ -138,7 +138,7 @@ def _decide(form: Tensor, mass: Tensor, off: Tensor, units: int, switch: int) ->
 
     Args:
         form: (states, n, n), with the next capsule's hidden units and switch first.
-        mass: log masses of what was integrated out already, (states,).
+        mass: log masses of the variables that were integrated out already, (states,).
         off: log masses of the capsules that are left if they are off, (capsules,).
         units: hidden units of a capsule.
         switch: 1 if capsules have switches, 0 if all of them are on.

@@ -33,7 +33,7 @@ class Comparison(pd.DataFrame):
     The columns are the numbers that `summarize` returns, in nats per image, and elbo_difference
     with its standard error: the mean over images of the paired difference to the first row that is
     a bound. A row that is not a bound has its value under map_objective and NaN under every bound.
-    `remark` says in words where an IWAE is decided by a few draws; it is NaN elsewhere.
+    `remark` is a warning where an IWAE is decided by a few draws; it is NaN elsewhere.
     The quantity that the bounds refer to is `attrs["bound_on"]`.
     """
 

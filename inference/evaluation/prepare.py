@@ -208,8 +208,9 @@ def prepare_images(
     """Check images, and move them to the device and dtype of the parameters.
 
     Args:
-        model: says what it takes; its parameters count, and those of the further programs.
-        data: anything that `fit` takes; all its images are read.
+        model: its space checks the images; its parameters, and those of further programs, give
+            device and dtype.
+        data: anything that `fit` takes; all its images are loaded.
         check: whether images that the model does not take are refused.
     """
     return read_images(*open_images(model, data, *programs, check=check))[0]

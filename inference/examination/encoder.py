@@ -5,7 +5,7 @@
 
 u holds all continuous sites in unconstrained space, and S is lower triangular: correlated above the
 diagonal of prior and data alike; with more than 64 numbers, sites are independent. The network
-reads the row in units of its columns, and which values are missing, and starts at the prior.
+sees the standardized row, and which values are missing, and starts at the prior.
 
 >>> guide = auto_encoder(program, x)
 >>> evaluate(guide.model, guide, guide.model.rows_of(x_new))

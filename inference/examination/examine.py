@@ -1,9 +1,9 @@
 """The gap of every guide's bound to log p(data) for any Pyro program, in nats.
 
->>> found = examine(program, x, observed={"y": y})
->>> print(found)                             # one row for each guide, and what to trust, in words
->>> found.draw()
->>> found.guides["mixture"]                  # the guides, for `evaluate`, `infer` and the like
+>>> result = examine(program, x, observed={"y": y})
+>>> print(result)                            # one row for each guide, and the verdict
+>>> result.draw()
+>>> result.guides["mixture"]                 # the guides, for `evaluate`, `infer` and the like
 """
 
 import time

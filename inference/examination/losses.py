@@ -1,7 +1,7 @@
 """The losses of guides, in nats of log p(data), compared with annealed chains.
 
 Chains start at the best of several guides, and the annealed lower bound stands for log p. A guide
-loses at least what it lies below that bound.
+loses at least its distance below that bound.
 """
 
 import time

@@ -39,7 +39,7 @@ from capsule_zoo.models.common.spaces import tile_batch
 class Objective(ELBO):
     """The base class of the zoo's objectives; subclasses write `differentiable_loss`.
 
-    An objective with a state of its own (persistent chains) also offers `state_dict()` and
+    An objective with a state (persistent chains) also offers `state_dict()` and
     `load_state_dict(state)`. The state is a nested dict of tensors and numbers, and checkpoints
     store it.
 

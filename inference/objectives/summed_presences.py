@@ -19,7 +19,7 @@ class SummedPresences(Objective):
     before presences are decided. The loss is sum_z q(z | u) (log q(z | u) - log w_z), a bound too.
 
     A guide that draws presences (`AttendInferRepeat`) is trained as by Pyro's `TraceGraph_ELBO`, by
-    the score of its draw less its baseline. The baseline descends the squared error of its own.
+    the score of its draw less its baseline. The baseline descends its squared error.
 
     Args:
         temperature: T of the first update.

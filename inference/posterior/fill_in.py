@@ -1,8 +1,8 @@
 """Inpainting: predict missing pixels, and measure the log density of hidden ones.
 
 >>> mask = half_mask((28, 28), "left")                     # True where a pixel is observed
->>> found = fill_in(model, guide, images, mask, steps=100)
->>> found.images, found.log_hidden                        # filled in; nats of each hidden half
+>>> result = fill_in(model, guide, images, mask, steps=100)
+>>> result.images, result.log_hidden                      # filled in; nats of each hidden half
 
 The latents z are inferred from the observed pixels alone. The hidden pixels are predicted by a
 mixture over K draws from the guide,

@@ -1,6 +1,6 @@
 """Guides that are fitted to given images, from another guide's posterior.
 
-    free_form        `FreeForm`: parameters of their own for every image; for a model of bits alone
+    free_form        `FreeForm`: separate parameters for every image; for a model of bits alone
                      this is mean field. distribution="delta" gives points
     corrected        `Corrected`: the other guide's own distributions, with corrections for every
                      image; sites that it draws given others, as the strokes of a drawing, remain so
@@ -155,7 +155,7 @@ def _corrects(guide: Guide) -> bool:
 class SemiAmortized(Guide):
     """The guide that is fitted, from another guide's posterior, to the images of each call.
 
-    It draws as `fit_guide(kind, ...)` does, and has no parameters of its own. An image that occurs
+    It draws as `fit_guide(kind, ...)` does, and has no parameters. An image that occurs
     several times in a batch is fitted once. A batch that is passed again, as evaluation does for
     each particle, is not fitted again.
 

@@ -1,7 +1,7 @@
 """Counterfactual images: how an image would have looked if, say, an object had moved.
 
->>> found = intervene(model, guide, images, {"object_pose": lambda pose: pose + shift})
->>> found.reconstruction, found.mean                      # before and after, (1, N, C, H, W)
+>>> result = intervene(model, guide, images, {"object_pose": lambda pose: pose + shift})
+>>> result.reconstruction, result.mean                    # before and after, (1, N, C, H, W)
 
 Three steps answer it, for every draw from the guide.
 
@@ -77,8 +77,8 @@ def intervene(
     """Return counterfactual images: some latent sites have other values, and the noise is kept.
 
     The discrete model is used, in the order in which its program draws the sites. (An energy model
-    has no direction of its own: its program draws the hidden units, then the image.) The answers
-    are as good as the guide: with the exact posterior they are the model's counterfactuals.
+    has no direction itself: its program draws the hidden units, then the image.) The images are
+    as good as the guide: with the exact posterior they are the model's counterfactuals.
 
     Args:
         model: any model that draws images.

@@ -4,7 +4,7 @@
 >>> evaluate(model, better, images)
 >>> better.refinement.path                                # mean objective at each step, nats
 
-It serves every model with a density; the guide that it returns reads the sites that the model
+It serves every model with a density; the guide that it returns uses the sites that the model
 declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
 changes remove most of that cost. (1) All images are optimized in one batch. (2) Adam uses betas of
 0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for presences (in

@@ -227,7 +227,7 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
     slots, corners = value.shape[-1], len(owner)
     code = torch.arange(1, corners + 1, device=value.device)
     number = (value >= 0).sum(-1, keepdim=True)
-    # Places in the order are uniform; the points that are there hold the smallest in their order
+    # Ranks in the order are uniform; present points hold the smallest ranks in their order
     uniform = torch.rand(*value.shape, device=value.device).masked_fill(
         torch.arange(slots, device=value.device) >= number, torch.inf
     )

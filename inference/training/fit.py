@@ -78,13 +78,13 @@ def fit(
             parameters stay in Pyro's store; `check_pair` must find that they fit.
         data: a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`; or images
             (N, C, H, W), a tensor or a numpy array, in the model's range of pixels, or a list of
-            batches of them, with or without labels; or a map-style
-            torch `Dataset` of images or of (image, label), such as torchvision's, whose images are
-            read when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
-            which decides on batches and their order, see `LoaderBatches`; a resumed run reads
-            again, and skips, what it has seen of its epoch. Batches are shuffled unless one batch
-            holds all the images, which then keep their order, as guides with parameters per image
-            need.
+            batches of them, with or without labels; or a map-style torch
+            `Dataset` of images or of (image, label), such as torchvision's, whose images are
+            loaded when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
+            which decides on batches and their order, see `LoaderBatches`; a resumed run loads
+            again, and skips, the batches of its epoch that it has seen. Batches are shuffled unless
+            one batch holds all the images, which then keep their order, as guides with parameters
+            per image need.
         objective: default `ContrastiveDivergence` for an RBM, `TraceEnum_ELBO` where the model
             enumerates a site, else `Trace_ELBO`. An energy model is not trained by a bound.
         optimizer: a class such as `torch.optim.SGD`, any function that makes a torch optimizer from

@@ -49,7 +49,7 @@ class Run:
         best_step: the step at which `best_loss` was reached.
         steps: optimizer steps taken, including steps before a resume.
         seconds: time by the `clock` of `Checks`, including time before a resume.
-        stopped: why the run ended, in words.
+        stopped: the reason why the run ended.
         units: the unit of the losses.
     """
 

@@ -106,7 +106,7 @@ def fit_stages(
 
     Returns:
         The record of the whole run, whose history has the steps of all stages. `best_loss` and
-        `best_step` are those of the last stage, because stages have losses of their own.
+        `best_step` are those of the last stage, because the losses of stages differ.
 
     Raises:
         ValueError: no stage, no length, or an argument that `fit` refuses.
@@ -211,7 +211,7 @@ def check_enough(data: Dataset, size: str, number: int) -> None:
 def _restore_stages(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
     """Restore the parameters of the stage to continue with, and return the earlier stages.
 
-    They are needed before the run goes on: a stage may read its data by what is trained.
+    They are needed before the run goes on: a stage may encode its data by trained parameters.
     """
     if resume is None:
         return Before()

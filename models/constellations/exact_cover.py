@@ -1,6 +1,6 @@
 """Exact sums over all assignments of the points of a scene to objects.
 
-Each object takes a set of points of its own size, or none, and no point is taken twice. What is
+Each object takes one point for each of its corners, or none, and no point is taken twice. What is
 left over is clutter. Given which points an object takes, its evidence does not depend on the
 others, so that the sum over all ways is a recursion over objects. Its states are the sets of points
 that are taken so far:

@@ -217,7 +217,7 @@ class Routed(PyroModule):
     def with_routing(self, routing: Routing) -> Self:
         """Return a module with shared parameters and another routing.
 
-        A routing of the same class keeps what was learned for it; one of another class begins anew.
+        A routing of equal class keeps the learned connections; another class gets initial ones.
         """
         twin = sharing(self)
         if isinstance(twin, Remembering):

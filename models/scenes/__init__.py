@@ -257,8 +257,8 @@ class Scenes(Model):
         """Return the model for another number of slots, with shared parameters.
 
         Args:
-            rate: odds of one object; then the distribution of counts is the one that it gives. By
-                default the distribution stays what it is, and more objects than it knows have
+            rate: odds of one object, which then determine the distribution of counts. By default
+                the distribution is unchanged, and counts above its largest one have
                 probability zero.
         """
         check_at_least(1, slots=slots)

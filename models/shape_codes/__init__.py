@@ -2,8 +2,8 @@
 
 Story. A scene holds one object. The object is of one of several kinds, stands at a pose, and has a
 shape code: a few numbers that deform the arrangement of parts that its kind has. Every part belongs
-to the object, or to a dummy that explains clutter. The kind and the code determine how likely a
-part is to be present and what its pose is in the object's frame. Parts paint the image as in
+to the object, or to a dummy that explains clutter. The kind and the code determine a part's
+probability of presence, and its pose in the object's frame. Parts paint the image as in
 part-whole capsules.
 
     k   ~ Categorical(pi)                                         # kind of the object, (B, 1)
@@ -14,7 +14,7 @@ part-whole capsules.
     A_i ~ Normal(A (N_ik + U_ik c), t_i sigma_ik + (1 - t_i) sigma_off)           # (B, P, 6)
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
-Several objects in a scene are S slots. Each has a kind, a pose and a code of its own, (B, S, ...),
+Several objects in a scene are S slots. Each has a separate kind, pose and code, (B, S, ...),
 and every part chooses among the dummy and the slots:
 
     s_i ~ Categorical(dummy: epsilon, slot s: rho_ik of its kind)

@@ -1,9 +1,9 @@
 """The initialization of shape codes by a mixture of factor analyzers of parsed images.
 
-Kinds that start alike stay alike, and most of them die: of ten kinds that started at random, four
-were used on MNIST. The mixture starts from clusters, is fitted in a minute, and all its kinds are
-used. It is the model of shape codes but for the object's pose and the dummy, and what is then
-learned by gradients begins near the best that the model can do.
+Kinds that are equal at first stay equal, and most of them die: of ten kinds with random initial
+values, four were used on MNIST. The mixture starts from clusters, is fitted in a minute, and all
+its kinds are used. It is the model of shape codes except for the object's pose and the dummy, so
+that learning by gradients begins near the optimum of the model.
 """
 
 import torch
