@@ -90,7 +90,7 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         for layer in reversed(model.layers):
             layers.append(RecognitionLayer(inputs, gates, layer))
             inputs, gates = layer.hidden.bias.numel(), len(layer.hidden.bias)
-        self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
+        self.layers = PyroModule[nn.ModuleList](layers)  # ordered from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         inputs = gates = self._pixels(images)

@@ -146,7 +146,7 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
         for name, site in guide_trace.nodes.items()
         if site["type"] == "sample"
         and site["is_observed"]
-        and not site["infer"].get("is_auxiliary")  # as sites of `pyro.factor` are
+        and not site["infer"].get("is_auxiliary")  # sites of `pyro.factor` are auxiliary
     ]
     problems += [
         f"site {name!r} is missing in the guide; the model draws it, without obs=, "

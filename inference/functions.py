@@ -210,7 +210,7 @@ def _own_parameters(
     parameters: dict[str, nn.Parameter] = {}
     for name in names:
         value = state["params"][name]
-        if not isinstance(value, nn.Parameter):  # from `pyro.module`, it already is one
+        if not isinstance(value, nn.Parameter):  # values of `pyro.module` are parameters already
             del store[name]
             value = nn.Parameter(value.detach().clone())
         parameters[name] = value

@@ -96,7 +96,7 @@ def probe_scores(
     probe = fit_probe(train, labels, penalty)
     answers = np.asarray(test_labels)
     scores = probe.decision_function(test)
-    if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
+    if scores.ndim == 1:  # scikit-learn returns the log-odds of two classes
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
     # `predict_log_proba` may take the log of 0.
     log_probability = torch.from_numpy(scores).log_softmax(1).numpy()

@@ -220,7 +220,7 @@ class MatrixCapsules(Classifier):
         if self.training and labels is not None:
             drawn = self.decoder(self.mask_capsules(outputs[..., 1:], labels)).sigmoid()
             error = (drawn - images.flatten(-3)).square().sum(-1)
-            with error.device:  # as in `sample_label`
+            with error.device:  # the device, as in `sample_label`
                 pyro.factor("reconstruction", -self.reconstruction * error)
 
     @property

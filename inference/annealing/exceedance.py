@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STANDARD_ERRORS = 2.0
 NEGLIGIBLE = 0.1  # nats below which an exceedance is not reported, whatever its standard error
 STORED = "guide_bound", "guide_bound_error"  # names of an annealing's variables (guide, image)
-Bound = tuple[np.ndarray, np.ndarray]  # by image, in nats: the bound, and its standard error
+Bound = tuple[np.ndarray, np.ndarray]  # bound of each image, and its standard error, in nats
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def pretrain(
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
         rbm = _rbm_like(machine, generative, below, images)
-        layer_objective = copy.deepcopy(objective)  # with separate chains
+        layer_objective = copy.deepcopy(objective)  # which has separate chains
         runs.append(
             fit(
                 rbm,

@@ -56,7 +56,7 @@ F = TypeVar("F", bound=Callable)
 _PER_IMAGE: dict[str, Callable[..., PerImageGuide]] = {
     "free_form": partial(refine, distribution="normal"),
     "corrected": partial(refine, distribution="corrected"),
-    "low_rank": partial(refine, distribution="low_rank"),  # of rank 10
+    "low_rank": partial(refine, distribution="low_rank"),  # rank 10
     "gauss_newton": gauss_newton,
     "mixture": partial(gauss_newton, modes=_MODES),
 }

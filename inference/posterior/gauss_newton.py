@@ -227,7 +227,7 @@ def _derivative(
     if model not in _WITHOUT_FORWARD_MODE:
         try:
             with catch_warnings():
-                simplefilter("ignore", FutureWarning)  # from torch's first use of its formulas
+                simplefilter("ignore", FutureWarning)  # torch warns when it scripts its formulas
                 return torch.func.jvp(function, (at,), (along,))[1]
         except (NotImplementedError, RuntimeError):
             _WITHOUT_FORWARD_MODE.add(model)

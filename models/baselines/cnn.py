@@ -1,4 +1,4 @@
-"""Classifiers without capsules: the baseline of matrix capsules, and one of equal size.
+"""Networks without capsules: the baseline of matrix capsules, and one of equal size.
 
 The baseline has two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and the
 classes:

@@ -1,4 +1,4 @@
-"""Conditional autoencoder: a code holds an image's content, a request its transformation.
+"""Images on request: a code holds the content of an image, a request its transformation.
 
 Story. A digit can be requested at any angle and position. A code holds its identity. The request
 is known beforehand and is not a random variable: it is two numbers, such as the cosine and sine of

@@ -1,4 +1,4 @@
-"""Variational autoencoder, the zoo's baseline: one Gaussian code paints the whole image.
+"""Variational autoencoder: one Gaussian code paints the whole image. The zoo's baseline.
 
 Story. Capsules separate objects, their poses and their parts. Here one vector without structure
 holds all of these, and a convolutional network decodes it.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 _NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # start of a parameter's name
-_entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
+_entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # put in by modules
 _STORE = pyro.get_param_store()
 _named_parameters: WeakKeyDictionary[nn.Module, list] = (
     WeakKeyDictionary()

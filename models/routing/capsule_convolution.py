@@ -105,7 +105,7 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
         ctx.save_for_backward(pose, transform)
-        wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # for every row r
+        wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # a copy for every row r
         votes = pose.new_empty(len(pose), len(wide), wide.shape[2])
         rows = max(1, _IN_CACHE // votes[0].numel())
         for chunk, part in zip(pose.split(rows), votes.split(rows), strict=True):

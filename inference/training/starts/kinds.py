@@ -23,7 +23,7 @@ _FLOORS = (
     1.6,
     1.0,
 )  # least standard deviations of poses in each round, in units of the model's
-_FLOORS_OF_ROTATIONS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # with rotations
+_FLOORS_OF_ROTATIONS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # _FLOORS with rotations
 _UPDATES, _UPDATES_OF_ROTATIONS = 8, 4  # updates of the mixture in each round
 
 

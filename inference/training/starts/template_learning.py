@@ -258,7 +258,7 @@ def _moments(
     weight = weight * fraction[row, subset, order][:, None]
     scale, number = nodes.exp(), len(template)
     variance = noise.variance(scale)
-    swing = scale * fit.cross.abs()[:, None] / variance  # of a von Mises angle, and its mean cosine
+    swing = scale * fit.cross.abs()[:, None] / variance  # concentration of an angle, mean cosine
     swing = torch.special.i1e(swing) / torch.special.i0e(swing)
     noise_variance = variance / number
     shrinkage = distribution.tau**2 / (distribution.tau**2 + noise_variance)
