@@ -9,7 +9,7 @@
         z_t ~ Normal(mean, scale),    (mean, log_scale) = linear(e_t)
         drawing = model.step(drawing, z_t)
 
-The canvas is that of the model, which reuses the guide's drawing. `read` looks through a window
+The canvas belongs to the model, which reuses the guide's drawing. `read` looks through a window
 of attention that h_{t-1} places, or at the whole image.
 
 References:

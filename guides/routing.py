@@ -295,7 +295,7 @@ def _expected_fit(
 
 @dataclass(frozen=True)
 class LengthRouting(Routing):
-    """The base class of routings in which the length of a parent's summed votes is its presence.
+    """The base class of routings in which the length of a parent's summed votes sets its presence.
 
     A parent's pose is the mean of its votes, which has the direction of the sum. A capsule here has
     both a pose and a presence, and the sum as its pose would count the presence twice. The

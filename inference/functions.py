@@ -183,7 +183,7 @@ def _declaration(arguments: Mapping[str, Any]) -> str:
         )
         sites = declared or sites
         space = f"ImageSpace({tuple(images.shape[1:])})"
-    except Exception:  # no images, or not those of the program
+    except Exception:  # no images, or images that the program refuses
         pass
     return (
         f'with sites = ({sites},), space = {space}, the plate "images" outermost, an observed '

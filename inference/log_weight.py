@@ -69,7 +69,7 @@ def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Ten
 class _Numbered(Messenger):
     """The messenger by which enumerated vectors are sampled by index, as infer_discrete needs.
 
-    It drops dims of size 1, such as that of a single image, which are restored.
+    It drops dims of size 1, such as the dim of a single image, which are restored.
     """
 
     def _pyro_sample(self, msg: Any) -> None:

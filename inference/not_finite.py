@@ -1,6 +1,6 @@
 """Refusal of guides whose density is not finite for some images, with the name of the site.
 
-Pyro's own validation says the same with all numbers of a batch, and not of which image.
+Pyro's validation prints all numbers of a batch, without the index of the image.
 """
 
 from collections.abc import Callable, Iterable

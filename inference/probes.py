@@ -3,7 +3,7 @@
 >>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
 >>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
 
->>> cluster_accuracy(train, labels, test, test_labels)  # the same, of clusters
+>>> cluster_accuracy(train, labels, test, test_labels)  # accuracy of clusters
 
 The guide never sees a label; only the probe does, on training latents alone. Of clusters, labels
 give the names and do nothing else: there are as many clusters as classes, and each class names one

@@ -296,7 +296,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
-        """Predict the classes (B,) of images (B, C, H, W): those of the longest capsules.
+        """Predict the classes (B,) of images (B, C, H, W), by the longest class capsules.
 
         Raises:
             ValueError: the model has no capsules.

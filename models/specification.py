@@ -2,7 +2,7 @@
 
     specification = spec(model)
     {"class": "PartWholeCapsules", "objects": 16, "painting": {"class": "Painting", ...}, ...}
-    build(specification)  # the same model, untrained
+    build(specification)  # an equal model, untrained
 
 A specification holds every argument of the constructor, defaults included. Of a guide, the model
 and its parts are references, so that a pair is rebuilt as a pair:

@@ -1,7 +1,7 @@
 """Guides to stacked capsule autoencoders: a part reader, and a module that infers the objects.
 
     d_m, x_m, z_m     ~ q(. | read_parts(image))            # presence, pose, feature of each part
-    t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # the same of each object
+    t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # presence, pose, feature of objects
 
 As in the part-whole guides, what infers the objects is an argument:
 

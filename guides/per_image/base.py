@@ -47,7 +47,7 @@ class PerImageGuide(Guide[Model]):
     Attributes:
         logits, locs, log_scales, factors: parameters by site, (B, ...).
         families: the family that serves each latent site of the model, by name.
-        discrete_families: the same for the sites of the discrete model.
+        discrete_families: the family of each latent site of the discrete model, by name.
         refinement: the objective along the fit, if `inference.fit_guide` took gradient steps.
     """
 

@@ -136,7 +136,7 @@ class FreeForm(PerImageGuide):
     ) -> dict[str, dist.TorchDistribution]:
         """Sample the continuous sites jointly, and return a point mass at each site's value.
 
-        The joint density is that of the auxiliary site `_continuous`. The density of a point is the
+        The auxiliary site `_continuous` has the joint density. The density of a point is the
         volume that its transform adds.
         """
         names = list(self.locs)
@@ -149,7 +149,7 @@ class FreeForm(PerImageGuide):
         factors = [self.factors[name] for name in names]
         factor = torch.cat([rows.reshape(len(rows), -1, rows.shape[-1]) for rows in factors], 1)
         dim = self.model.plate_dims["images"]
-        inner = (1,) * (-1 - dim)  # the plates inside that of the images
+        inner = (1,) * (-1 - dim)  # plates inside the images plate
         distribution = dist.LowRankMultivariateNormal(
             *(
                 tile_batch(parameter, repeats).unflatten(0, (-1, *inner))

@@ -48,7 +48,7 @@ class GaussNewton(PerImageGuide):
         ValueError: `points` are of another class.
 
     Attributes:
-        logits, locs: as those of `FreeForm`, with the modes as second dim, (B, M, ...). The logits
+        logits, locs: as in `FreeForm`, with the modes as second dim, (B, M, ...). The logits
             of the modes are `logits["modes"]`, (B, M).
         factors: as above, (B, M, ...).
     """

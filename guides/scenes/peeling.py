@@ -54,7 +54,7 @@ def _gaussian(size: int, scale: float, like: Tensor) -> Tensor:
 
 
 def focus(maps: Tensor, temperature: float = 0.0) -> Tensor:
-    """Return x and y, (B, 2), in half canvases, of the largest or a random pixel of maps >= 0.
+    """Return x and y, in half canvases, of one pixel of maps (B, 1, H, W), not negative; (B, 2).
 
     Args:
         temperature: 0 for the largest pixel; else one is drawn, by weights maps^(1 / temperature).

@@ -11,7 +11,7 @@
 
 Slots differ in their first noise alone: permuting it permutes the proposals. Presences are summed
 out; see `guides.scenes.proposals`. In the paper every slot paints the whole canvas, and a mask;
-positions relative to a slot's center are those of Biza et al.
+positions relative to a slot's center are from Biza et al.
 
 References:
     Locatello, Weissenborn, Unterthiner, Mahendran, Heigold, Uszkoreit, Dosovitskiy & Kipf 2020,

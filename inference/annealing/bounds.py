@@ -142,7 +142,7 @@ def annealed_log_likelihood(
 
         - log_weight (chain, draw, image): one annealed chain in each draw. `summarize` reads it as
           it reads importance weights: `iwae` is the lower bound.
-        - acceptance_rate: of the steps, with the same dims.
+        - acceptance_rate: acceptance rate of the steps (chain, draw, image).
         - simulated_log_weight, reverse_log_weight (chain, draw, simulated), if any are simulated:
           log weights forward, and back from the exact draw. See `annealed_bounds`.
 
@@ -402,7 +402,8 @@ class _Run(NamedTuple):
 def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
     """Return the start's covariance factor (images, D, D), or its standard deviations, (images, D).
 
-    Where sites may be permuted it is averaged over permutations, as the posterior is.
+    Where sites may be permuted it is averaged over permutations, so that it has the posterior's
+    symmetry.
     """
     orders = path.columns_in_orders()
     if isinstance(path.guide, GaussNewton) and path.guide.whole:

@@ -104,7 +104,7 @@ def exceedances(lower: Bound, bounds: Mapping[str, Bound]) -> list[Exceedance]:
     """
     value, error = lower
     number = len(value)
-    # few chains estimate their spread badly: no error counts as less than that over all images
+    # few chains estimate their spread badly: the error over all images is a lower limit
     error = np.maximum(error, math.sqrt(np.mean(error**2)))
     chance = NormalDist().cdf(-STANDARD_ERRORS)
     standard_errors = -NormalDist().inv_cdf(chance / number)

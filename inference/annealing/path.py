@@ -242,7 +242,7 @@ class AnnealedPath:
 
         Returns:
             The state, and the log density of the element in `state` under its own prior there,
-            minus that of the new element, (rows,).
+            minus the log density of the new element, (rows,).
         """
         rows = torch.arange(len(at), device=at.device)
         old, new = (
@@ -352,7 +352,7 @@ class AnnealedPath:
 class ValueMessenger(Messenger):
     """The messenger that sets latent sites to given values, which the program scores.
 
-    Unlike those of `poutine.condition` they stay latent, for programs that replay their own traces.
+    Unlike under `poutine.condition` the sites stay latent, for programs that replay their traces.
     """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:

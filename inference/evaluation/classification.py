@@ -138,7 +138,7 @@ def fgsm(
     Args:
         epsilon: size of the largest change, in units of a pixel's value.
         steps: number of gradients.
-        guide: whose scores of the classes are attacked where the model has none, as those of the
+        guide: guide whose class scores are attacked if the model has none, as the scores of the
             capsule network.
 
     Raises:

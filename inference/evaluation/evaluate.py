@@ -77,7 +77,7 @@ def evaluate(
             of them draws discrete sites: for a model with relaxed presences pass `discrete=False`.
         images: (N, C, H, W), or all that `fit` takes: a `Split`, a `Dataset` (its test split), a
             list of batches, or a torch `Dataset` or `DataLoader`, which is read batch by batch, so
-            that its images need not fit in memory. The result is that of all images at once.
+            that its images need not fit in memory. The result equals a run on all images at once.
         labels: (N,) whole numbers, or True for the labels of the data; given to both unless None. A
             supervised model needs them.
         num_particles: draws for each image, K, in each chain.

@@ -244,7 +244,7 @@ def open_images(
         model, data, programs, check: see `prepare_images`.
         labels: whether the labels of the data are wanted.
         ordered: whether a `DataLoader` that draws its order is refused, because the rows of the
-            result are to be those of the images.
+            result are to follow the order of the images.
     """
     if isinstance(data, ImageStream):
         return data, None

@@ -93,8 +93,8 @@ def log_mean(log_weight: np.ndarray) -> np.ndarray:
 def log_mean_error(log_weight: np.ndarray) -> np.ndarray:
     """Return the Monte Carlo standard error of `log_mean`, in nats; at most about 1.
 
-    It is that of the mean weight as a fraction of it. It is 1 where there is one draw, or no weight
-    is above 0: the largest error that weights can show.
+    It is the relative standard error of the mean weight. It is 1 for one draw, or if no weight is
+    above 0: the largest error that weights can show.
     """
     draws = len(log_weight)
     if draws == 1:

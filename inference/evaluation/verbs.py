@@ -197,7 +197,7 @@ def _paint_images(
 def _ready(
     model: Model, guide: nn.Module, images: Images, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[Iterator[_Pass]]:
-    """Open a context without foreign parameters in Pyro's store, and return the passes."""
+    """Open a context without foreign parameters in Pyro's store, and yield the passes."""
     check_whole(1, num_samples=num_samples, batch_size=batch_size)
     check_seed(seed)
     check_module(guide)

@@ -14,7 +14,7 @@ one mean over the whole batch.)
 
 Draws that can be reparametrized are differentiated through. For all other draws, such as presences,
 
-    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same log, w_k replaced by the
+    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = this log, w_k replaced by the
                                                          geometric mean of the other weights
 
 is added for each particle, with the first factor held constant. The baseline b_k does not depend on

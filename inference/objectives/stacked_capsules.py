@@ -8,8 +8,9 @@
            - w posterior_between:  entropy_k of the same fraction, summed over the batch
            + w deformation:        sum of squares of the dynamic relations / 2
 
-a_bk is the presence of object k in image b, times that of its surest vote. All terms are means over
-the images of the batch, except those between images. A weight of 0 switches a term off.
+a_bk is the presence of object k in image b, times the presence of its surest vote. All terms
+are means over the images of the batch, except the terms between images. A weight of 0 switches a
+term off.
 
 >>> objective = StackedCapsuleObjective(posterior_within=0)         # an ablation
 >>> objective.terms(model, guide, images)                           # each term, without its weight

@@ -158,7 +158,7 @@ class _Constant(Messenger):
 
 
 def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
-    """Return a value whose gradient is that of each loss in its module's parameters only."""
+    """Return a value with the gradient of each loss in its own module's parameters only."""
     parameters: list[Tensor] = []
     gradients: list[Tensor | None] = []
     for module, loss in losses.items():

@@ -42,7 +42,7 @@ class FilledIn:
     Attributes:
         images: (N, C, H, W). Hidden pixels have the mean of the mixture, which gives the least
             expected squared error under this mixture.
-        drawn: the same with the mean pixels of one z_k, chosen with probability w_k. It is a single
+        drawn: the images with mean pixels of one z_k, chosen with probability w_k. It is a single
             sharp answer, whereas the mean of several is blurred.
         log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels whose values were
             given (NaN pixels are left out). Draws and weights do not depend on these pixels, so the

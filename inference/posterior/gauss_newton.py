@@ -23,7 +23,7 @@ few steps further by the same matrix (Levenberg-Marquardt).
 
 >>> guide = fit_guide("gauss_newton", model, encoder, images)  # -> GaussNewton
 >>> guide = fit_guide("mixture", model, encoder, images)      # a mixture of the modes that it finds
->>> SemiAmortized(encoder, 100, kind="gauss_newton")          # the same for whatever images come
+>>> SemiAmortized(encoder, 100, kind="gauss_newton")          # for the images of each call
 
 References:
     MacKay 1992, "A Practical Bayesian Framework for Backpropagation Networks" (Laplace's method).
@@ -381,7 +381,7 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
 def _settle_discrete(points: FreeForm, path: AnnealedPath, state: State) -> State:
     """Resample discrete values on which other sites depend, by `flip` at the posterior.
 
-    The logits of `points` become those of the new values, where they are new.
+    The logits of `points` are set to the new values, where values have changed.
     """
     flips = _FLIPS * sum(choice.size for choice in path.choices.values())
     settled, _ = flip(path, state, path.terms(state), 1.0, flips)

@@ -51,7 +51,7 @@ class Counterfactual:
     Attributes:
         images: the counterfactual images (K, N, C, H, W), with the pixel noise of the given images.
         mean: E[image | counterfactual latents], without pixel noise, (K, N, C, H, W).
-        reconstruction: E[image | inferred latents], the same before the action.
+        reconstruction: E[image | inferred latents], the mean image before the action.
         latents: the counterfactual value of every latent site, (K, N, ...).
         inferred: the values drawn from the guide.
     """

@@ -51,7 +51,7 @@ class Score(NamedTuple):
     Attributes:
         mean_error: root mean square over coordinates of the error of E[x], in posterior standard
             standard deviations of x.
-        square_error: the same of E[x^2], in posterior standard deviations of x^2.
+        square_error: error of E[x^2], in posterior standard deviations of x^2.
         worst: the largest absolute error of one coordinate, among both kinds.
         noise: the expected mean_error of this many independent draws of the posterior,
             1 / sqrt(draws). An error near it shows no fault.

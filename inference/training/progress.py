@@ -106,7 +106,7 @@ class Progress:
     """The counters of a run, which checkpoints store and restore.
 
     Attributes:
-        before: the stages of the same run that came before.
+        before: the earlier stages of the run.
         step: optimizer steps taken.
         best_loss, best_step, checks_since_best: see `Run` and `check`.
     """
@@ -131,7 +131,7 @@ class Progress:
         return (self._now() if self._ended is None else self._ended) - self._began
 
     def stop(self) -> None:
-        """Stop the clock, so that a checkpoint and the record of the run hold the same time."""
+        """Stop the clock, so that a checkpoint and the record of the run hold equal times."""
         self._ended = self._now()
 
     @property

@@ -122,7 +122,7 @@ class Checks(Group):
         progress: show a progress bar.
         clock: "wall", or "processor" for the minutes and seconds that all threads of the process
             compute, which other work on the machine does not shorten.
-        before: the stages of the same run that came before, as `fit_stages` gives them.
+        before: the earlier stages of the run, as `fit_stages` gives them.
     """
 
     every: int | None = None

@@ -143,7 +143,7 @@ class Trainer:
         self.random = random_state(workers.device)
 
     def resume(self, checkpoint: str | os.PathLike) -> None:
-        """Continue from a checkpoint of the same run.
+        """Restore the state of the run from its checkpoint.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or is of another run.

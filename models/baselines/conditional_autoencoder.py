@@ -12,7 +12,7 @@ The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little
 `ConditionalAutoencoder` is the baseline, with one of three decoders:
 
 - "convolutional": a hidden layer mixes code and request, and the rest is the decoder of the VAE.
-- "linear": the same, but the hidden layer is linear in the request. The code gives every unit its
+- "linear": the hidden layer is linear in the request instead. The code gives every unit its
   coefficients, as it gives every part of a generative CapsNet its matrix with `motion="linear"`. It
   is the control that is told how requests act, and has no parts with addresses.
 - "broadcast": the code is broadcast over a grid, each cell gets its coordinates, and convolutions

@@ -127,7 +127,7 @@ class RandomMatching(dist.TorchDistribution):
 class MatchedPoints(dist.TorchDistribution):
     """The distribution of points given their corners: normal about them, uniform for clutter.
 
-    The density of clutter is that of the square [-1, 1]^2 wherever the clutter lies.
+    Clutter has the uniform density of the square [-1, 1]^2, wherever it lies.
 
     Args:
         places: positions of all corners, (*batch, corners, 2).

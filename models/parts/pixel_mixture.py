@@ -125,7 +125,7 @@ class TintedMixture(dist.TorchDistribution):
         weight_m = t_m alpha_m(p),    color_m = tint_m template_m(p)          # part m at pixel p
         p(image_p) = sum_m weight_m Normal(image_p | color_m, sigma) / sum_m weight_m
 
-    The background is one of the layers m. `PixelMixture` computes the same from stacks of all
+    The background is one of the layers m. `PixelMixture` computes this from stacks of all
     layers, (1 + parts, C, B, H, W), and takes a dozen of them for values and gradients. Here the
     layers follow one another: each needs a few tensors of the size of the batch, which stay in the
     processor's cache, and the gradients are written out. Draws, means and more batch dims are left

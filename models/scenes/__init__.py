@@ -184,7 +184,7 @@ class Scenes(Model):
 
     @property
     def plate_dims(self) -> dict[str, int]:
-        """The dims of the scene's plates, which are those of the object model."""
+        """The dims of the scene's plates, equal to the object model's."""
         return dict(self.thing.plate_dims)
 
     @property

@@ -132,7 +132,7 @@ class ShapeKinds(Relation):
 def compose_votes(pose: Tensor, arrangement: Tensor) -> Tensor:
     """Compose one pose (*batch, 6) with many poses (*batch, P, 6), as `poses.compose` does.
 
-    It does the same sums in fewer passes over memory.
+    It does equal sums in fewer passes over memory.
     """
     outer = pose.unflatten(-1, (2, 3)).unsqueeze(-3)  # (*batch, 1, 2, 3)
     inner = arrangement.unflatten(-1, (2, 3))  # (*batch, P, 2, 3)

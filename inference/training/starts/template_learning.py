@@ -105,7 +105,7 @@ def learn_templates(
 ) -> list[float]:
     """Learn the templates of a model, and the noise on them, from scenes without labels.
 
-    The numbers of corners are those of the model. The model's present templates are not used.
+    The model determines the numbers of corners. The model's present templates are not used.
 
     Args:
         model: trained in place.
