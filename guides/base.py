@@ -1,4 +1,4 @@
-"""The base of every guide of the zoo, which is made from a model and names its sites."""
+"""The base class of the zoo's guides: a guide is made from a model and names the model's sites."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     class _GuideType(type(Program)):
-        """The type of guide classes, in which `Guide[M]` names a class of models.
+        """The metaclass of guides, by which `Guide[M]` names the class of the models of a guide.
 
         For other Pyro modules, `PyroModule[M]` makes a new class that is both.
         """
@@ -90,11 +90,11 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """The names of the sites that the guide draws: all that the model leaves to guides."""
+        """The names of the sites that the guide samples: all that the model leaves to guides."""
         return tuple(site.name for site in self.model.latent_sites)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Self:
-        """Return the same guide, with the same parameters, for `model.with_missing_pixels()`.
+        """Return the guide for `model.with_missing_pixels()`, with shared parameters.
 
         A guide that reads the image sees `fill` where a pixel is missing. Its result is then the
         distribution of the filled image. This distribution may be better or worse, but it is always
@@ -109,11 +109,11 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
         )
 
     def discretize(self) -> Self:
-        """Return a guide with the same parameters for the model's `discretize()`."""
+        """Return the guide for `model.discretize()`, with shared parameters."""
         return self.on_model(self.model.discretize())
 
     def on_model(self, model: Any, **changes: Any) -> Self:
-        """Return a guide with the same parameters for another form of the model.
+        """Return the guide for another form of the model, with shared parameters.
 
         Args:
             changes: attributes that differ then.

@@ -190,7 +190,7 @@ class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
         return votes_for_classes(self.primary(images), self.transform, self.routing_connections())
 
     def with_poses(self, pose: str) -> Self:
-        """Return a guide with the same networks and another distribution of the poses.
+        """Return a guide with shared networks and another distribution of the poses.
 
         A new normal distribution starts at the points with a standard deviation of .05.
         """
@@ -224,7 +224,7 @@ class OverlappingRoutedCapsules(RoutedCapsules):
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
+        """Return the mean image of the digits of classes (B,) in overlapping pairs (B, C, H, W)."""
         with eval_mode(self):
             return self.model.draw(squash(self.poses(pairs)), labels)
 

@@ -1,4 +1,4 @@
-"""The guide to models that paint on request: a convolutional network computes the code.
+"""The guide to models that paint on request: a convolutional network infers the code.
 
     q(z_s | image) = Normal(mean_s, deviation_s)          # every continuous site s
     q(k | image) = OneHotCategorical(logits)              # relaxed in training
@@ -74,7 +74,7 @@ class ConditionalEncoder(Guide[OnRequest]):
         self.read = PyroModule[nn.Linear](hidden, sum(self.columns.values()))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draw every latent and return the values by site, (B, ...) each."""
+        """Sample every latent site and return the values by site, (B, ...) each."""
         numbers, prior = self._numbers(images), self.model.prior()
         with pyro.plate("images", len(images), dim=-1):
             return {
@@ -83,7 +83,7 @@ class ConditionalEncoder(Guide[OnRequest]):
             }
 
     def expectations(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the center of q by site, (B, ...) each.
+        """Compute the center of q at each site, (B, ...) by site.
 
         For a continuous site it is the mean. For a kind it is the logarithms of the probabilities
         or, in a guide to the discrete model, the most likely value.
@@ -93,12 +93,12 @@ class ConditionalEncoder(Guide[OnRequest]):
 
     @property
     def _with_kinds(self) -> GenerativeCapsNet:
-        """The model, where it has kinds."""
+        """The model, of a class that has object kinds."""
         assert isinstance(self.model, GenerativeCapsNet)
         return self.model
 
     def _numbers(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the network's outputs for every site, (B, columns) each."""
+        """Compute the network's outputs for each site, (B, columns) by site."""
         top, left = ((n - m) // 2 for n, m in zip(images.shape[-2:], self.window, strict=True))
         patch = images[..., top : top + self.window[0], left : left + self.window[1]]
         read = self.read(self.encoder(patch)).split(list(self.columns.values()), dim=-1)

@@ -28,7 +28,7 @@ from capsule_zoo.models.units.switched_units import CapsuleState, draw_capsules
 
 
 class ExactSwitches(Guide[CapsuleRBM]):
-    """The exact posterior of a `CapsuleRBM` or an `RBM`.
+    """The guide with the exact posterior of a `CapsuleRBM` or an `RBM`.
 
     The log weight is the log density of the model less the log density of the guide. Under this
     guide it is the same number for every draw: -F(x) less the model's `log_base_partition`.
@@ -51,7 +51,7 @@ class ExactSwitches(Guide[CapsuleRBM]):
 
 
 class MeanFieldSwitches(Guide[CapsuleRBM]):
-    """The paper's mean field: switches and hidden units as if independent given the image.
+    """The paper's mean field guide: switches and hidden units independent given the image.
 
     Where couplings are strong the iteration has two fixed points. It starts at pi = 1/2, and the
     start decides which of the two it finds.

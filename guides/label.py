@@ -1,4 +1,4 @@
-"""Classifiers in guides: the exact distribution of a label; a class's pose as an image's code."""
+"""Guides made of classifiers: the exact distribution of a label; a class's pose as a code."""
 
 import pyro
 import pyro.distributions as dist
@@ -14,7 +14,7 @@ from capsule_zoo.models.routing.capsule_convolution import POSE
 
 
 class ExactLabel(Guide[Classifier]):
-    """The guide q(label | image) = p(label | image), which a classifier has in closed form.
+    """The guide q(label | image) = p(label | image), a classifier's exact posterior.
 
     With labels there is nothing left to draw. Without labels the log weight of every draw is the
     log partition function of the model's distribution, which is 0 if the distribution is
@@ -37,7 +37,7 @@ class ExactLabel(Guide[Classifier]):
 
 
 class ClassPose(Guide[VariationalAutoencoder]):
-    """The guide whose code is the pose of the label's capsule, with zeros for all other classes.
+    """The guide whose code is the pose of the label's class capsule, with zeros for other classes.
 
     The code has 16 numbers for each class. If no label is given, it is the most likely label. The
     network is not a part of the guide and does not learn from the decoder.

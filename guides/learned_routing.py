@@ -1,4 +1,4 @@
-"""Routings that learn: what decides a child's parent is a weight of the layer, not only its vote.
+"""Routings with learned connections: a weight of the layer, not only the vote, selects a parent.
 
 None of them iterates. Each learns some numbers c for every connection of a child and a parent,
 which the layer owns (`Routing.connections`):
@@ -35,12 +35,12 @@ from capsule_zoo.models.routing.parent_distribution import (
 from capsule_zoo.models.routing.votes import Votes
 
 _TINY = 1e-6
-_FIRST_SCALE = 0.1  # of an uncertain connection
+_FIRST_SCALE = 0.1  # first standard deviation of an uncertain connection
 
 
 @dataclass(frozen=True)
 class LearnedRouting(Routing):
-    """The base of the routings with learned connections.
+    """The base class of routings with learned connections.
 
     Attributes:
         iterations: 1, because the parents are inferred once.
@@ -60,7 +60,7 @@ class LearnedRouting(Routing):
             )
 
     def layer_connections(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
-        """Return the connections of the layer; where it has none, zeros."""
+        """Return the layer's learned connections, or zeros if it has none."""
         if distribution.connections is not None:
             return distribution.connections
         first = self.connections(votes.children, votes.shape[2], votes.size)
@@ -70,7 +70,7 @@ class LearnedRouting(Routing):
 
 @dataclass(frozen=True)
 class SelfAttentionRouting(LearnedRouting, LengthRouting):
-    """The routing by self-attention, with a learned number added to every coupling.
+    """The routing by self-attention, with a learned bias added to every coupling.
 
     Joint distribution: none. R would be the E step of a mixture whose parents have the mean of all
     votes and unit variance, but for the means' own lengths; and the added numbers c, no
@@ -78,7 +78,7 @@ class SelfAttentionRouting(LearnedRouting, LengthRouting):
 
     Attributes:
         iterations: 1.
-        fair: as for `LengthRouting`; True also takes the mean of the votes in place of their sum.
+        fair: as for `LengthRouting`; True also takes the mean of the votes instead of their sum.
     """
 
     def connections(self, children: int, parents: int, size: int) -> Tensor:
@@ -98,7 +98,7 @@ class SelfAttentionRouting(LearnedRouting, LengthRouting):
 
 @dataclass(frozen=True)
 class SelfRouting(LearnedRouting):
-    """The routing in which every child chooses its parent by itself, from its own pose.
+    """The routing in which every child selects its parent from the child's pose alone.
 
     Votes are linear in the child's pose, so that a linear distribution of the choice given the vote
     is one given the pose.
@@ -123,7 +123,7 @@ class SelfRouting(LearnedRouting):
 
 @dataclass(frozen=True)
 class UncertainRouting(LearnedRouting):
-    """The routing by connections that are random, and the same for all images.
+    """The routing by random connections, which are equal for all images.
 
     Joint distribution: c_ij ~ Normal(0, 1) once, and for every image the mixture of switchable
     Gaussians with z_i ~ Categorical(softmax(c_i)), where the votes are the likelihood. q(c) is
@@ -133,7 +133,7 @@ class UncertainRouting(LearnedRouting):
 
     Attributes:
         iterations: 1.
-        images: number of training images, which share the cost of the connections.
+        images: number of training images, over which the cost of the connections is divided.
 
     Raises:
         ValueError: `images` is not positive.

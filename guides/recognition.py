@@ -1,4 +1,4 @@
-"""The recognition half of the capsule Helmholtz machine: its mirror image, from the image upward.
+"""The recognition network of the capsule Helmholtz machine, from the image upward.
 
     m_k = W_k (x - x_0) + e_k,  d = Omega (x - x_0)    # layer 1; above, u_{l-1} and z_{l-1}
     z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
@@ -39,7 +39,7 @@ from capsule_zoo.models.units.switched_units import (
     draw_capsules,
 )
 
-NARROWEST = math.log(1000)  # largest |r|
+NARROWEST = math.log(1000)  # largest |r|, the log factor of a unit's precision
 
 
 class RecognitionLayer(PyroModule):
@@ -90,7 +90,7 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         for layer in reversed(model.layers):
             layers.append(RecognitionLayer(inputs, gates, layer))
             inputs, gates = layer.hidden.bias.numel(), len(layer.hidden.bias)
-        self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
+        self.layers = PyroModule[nn.ModuleList](layers)  # ordered from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         inputs = gates = self._pixels(images)
@@ -107,7 +107,7 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         return self.layers[0](pixels, pixels, self.model.layers[-1].hidden)
 
     def _pixels(self, images: Tensor) -> Tensor:
-        """Return x - x_0, or x, (B, pixels)."""
+        """Return the pixels x - x_0, or x if not centered, (B, pixels)."""
         return (images - self.model.visible.mean() if self.centered else images).flatten(1)
 
     def expectations(self, images: Tensor) -> CapsuleState:
@@ -116,7 +116,7 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor) -> Tensor:
-        """Return the mean images (B, C, H, W) that the top layer's means give.
+        """Return the mean images (B, C, H, W), computed from the means of the top layer.
 
         The means of each layer are computed from the means of the layer before it: up to the top,
         and down again.
@@ -131,7 +131,7 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
 
     @torch.no_grad()
     def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:
-        """Alternate recognition of all layers and generation from the top one, (B, C, H, W).
+        """Return images (B, C, H, W) after alternating recognition and generation of all layers.
 
         It is Gibbs sampling to the extent that recognition equals the posterior.
         """

@@ -1,7 +1,7 @@
-"""The guide to recurrent capsules: it reads the drawing and draws the code of the next step.
+"""The guide to recurrent capsules: from image and drawing it samples the code of the next step.
 
     for t = 1 .. T:
-        error = image - sigmoid(c_{t-1})                     # what is missing
+        error = image - sigmoid(c_{t-1})                     # the missing part
         seen = capsules(image, error)                        # capsules="every"
              | capsules(image), read(image, error)           # "once", the capsules before the loop
              | read(image, error)                            # "none": plain DRAW
@@ -9,7 +9,7 @@
         z_t ~ Normal(mean, scale),    (mean, log_scale) = linear(e_t)
         drawing = model.step(drawing, z_t)
 
-The canvas is the model's own, and the guide shares it with the model. `read` looks through a window
+The canvas belongs to the model, which reuses the guide's drawing. `read` looks through a window
 of attention that h_{t-1} places, or at the whole image.
 
 References:
@@ -69,7 +69,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
     def forward(
         self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
     ) -> list[Drawing]:
-        """Draw every code and return the drawing after each step.
+        """Sample every code and return the drawing after each step.
 
         Args:
             labels: not used.
@@ -79,7 +79,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
         return self.drawings(images, self.model.network_inputs(images), attend)
 
     def drawings(self, originals: Tensor, images: Tensor, attend: Tensor | None) -> list[Drawing]:
-        """Return the drawings of `forward` from what is seen of the given images."""
+        """Return the drawings of `forward`; the networks see `images`."""
         model = self.model
         drawings: list[Drawing] = [model.begin(len(images))]
         codes: list[Tensor] = []
@@ -109,7 +109,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
         return drawings[1:]
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:
-        """Return image and error, read through the window if any, as inputs of the cell."""
+        """Return the inputs of the cell: image and error, through the window if there is one."""
         pair = join_broadcast([images, images - drawing.mean], -3)
         if self.aim is not None:
             pair = self.aim(drawing.hidden).read(pair)
@@ -117,7 +117,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
 
     @torch.no_grad()
     def divergences(self, images: Tensor) -> Tensor:
-        """Compute KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) along one draw, in nats, (T, B)."""
+        """Compute KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) of each step, in nats, (T, B)."""
         nodes = poutine.trace(self).get_trace(images).nodes
         distributions = [nodes[name]["fn"] for name in self.covers]
         standard = dist.Normal(torch.zeros_like(distributions[0].mean), 1.0).to_event(1)
@@ -146,7 +146,7 @@ class OverlappingEncoder(RecurrentEncoder):
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
+        """Return the mean image of the digits of classes (B,) in overlapping pairs (B, C, H, W)."""
         attend = self.model.one_hot(labels)
         with eval_mode(self):
             return self.drawings(pairs, pairs, attend)[-1].mean

@@ -9,7 +9,7 @@ it, and one only looks as if it did:
     DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j. No joint has
                     these steps as its inference
 
-Routings that learn weights of their own are in `capsule_zoo.guides.learned_routing`.
+Routings with learned weights are in `capsule_zoo.guides.learned_routing`.
 
 Each is called as `routing(votes, distribution)` and is an argument of every capsule layer.
 `beliefs` yields the belief after each iteration. `free_energies` returns the free energy of each
@@ -61,7 +61,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class AnnealedRouting(Routing):
-    """The base of the routings by a mixture, with two temperatures.
+    """The base class of routings by a mixture, with two temperatures.
 
     Attributes:
         iterations: number of times that the parents are inferred.
@@ -111,12 +111,12 @@ class EMRouting(AnnealedRouting):
         iterations, anneal, power: as for every `AnnealedRouting`.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), both at power=1. The
             exact step minimizes the free energy, which therefore never rises (at `anneal=0`). At an
-            inverse temperature near 1 the exact step may turn all parents off.
+            inverse temperature near 1 the exact step may make all parents absent.
         costs: "summed", or "standardized" as in Hui's article: what a parent gains by its children
             is compared with the other parents of its position, less their mean and in their
             standard deviations, and beta_a counts as for one number of a fair fraction of the
-            votes. No joint
-            distribution has such presences: some parents are on even where no votes agree.
+            votes. No joint distribution has these presences: some parents are on even where no
+            votes agree.
 
     Raises:
         ValueError: an unknown `e_step` or `costs`.
@@ -147,7 +147,7 @@ class EMRouting(AnnealedRouting):
         alone = distribution._replace(
             beta_a=torch.zeros_like(distribution.beta_a), inverse_temperature=1.0
         )
-        belief = best_belief(votes, responsibility, alone)  # logits: minus the costs, in nats
+        belief = best_belief(votes, responsibility, alone)  # its logits: minus the costs, in nats
         variance, mean = torch.var_mean(belief.logits, 2, correction=0, keepdim=True)
         surplus = (belief.logits - mean) * (variance + _TINY).rsqrt()
         beta_a = distribution.beta_a / (votes.size * votes.votes_per_parent)
@@ -156,7 +156,7 @@ class EMRouting(AnnealedRouting):
     def responsibilities(
         self, votes: Votes, belief: Belief, distribution: ParentDistribution
     ) -> Tensor:
-        """Compute the responsibilities of the E step."""
+        """Compute the responsibilities of the E step from the parents."""
         density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
         if self.e_step == "paper":
             return votes.compete(self.power * (density + F.logsigmoid(belief.logits)[..., None]))
@@ -168,7 +168,7 @@ class EMRouting(AnnealedRouting):
 
 
 class NormalGamma(NamedTuple):
-    """The distribution Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate).
+    """The posterior Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate) of parents.
 
     It is q(pi, mu, precision).
 
@@ -203,7 +203,7 @@ class VBRouting(AnnealedRouting):
         kappa: weight of the prior mean, zero, in votes. The reference has 1, which pulls poses
             towards zero, layer by layer, where a parent has one or two votes.
         nu: degrees of freedom of the prior precision.
-        psi: squared deviation that the prior expects, summed over the degrees of freedom.
+        psi: prior sum of squared distances from the mean, over the degrees of freedom.
 
     Raises:
         ValueError: a number that is not positive.
@@ -235,7 +235,7 @@ class VBRouting(AnnealedRouting):
                 responsibility = self.responsibilities(votes, posterior, distribution)
 
     def posterior(self, gathered: Gathered, distribution: ParentDistribution) -> NormalGamma:
-        """Compute the best q(pi, mu, precision) at given responsibilities."""
+        """Compute the optimal q(pi, mu, precision) for given responsibilities."""
         number, mean, variance = gathered
         kappa = self.kappa + number
         scatter = (
@@ -252,7 +252,7 @@ class VBRouting(AnnealedRouting):
     def responsibilities(
         self, votes: Votes, posterior: NormalGamma, distribution: ParentDistribution
     ) -> Tensor:
-        """Compute the best q(z) at a given q(pi, mu, precision)."""
+        """Compute the optimal q(z), the responsibilities, for a given q(pi, mu, precision)."""
         precision = posterior.shape / posterior.rate
         constant = (
             math.log(2 * math.pi) - posterior.log_precision() + distribution.noise * precision
@@ -295,16 +295,16 @@ def _expected_fit(
 
 @dataclass(frozen=True)
 class LengthRouting(Routing):
-    """The base of the routings whose parents are present where the sum of their votes is long.
+    """The base class of routings in which the length of a parent's summed votes sets its presence.
 
     A parent's pose is the mean of its votes, which has the direction of the sum. A capsule here has
     both a pose and a presence, and the sum as its pose would count the presence twice. The
-    distribution of
-    the parents is not used: no joint distribution has these parents as its posterior.
+    distribution of the parents is not used: no joint distribution has these parents as its
+    posterior.
 
     Attributes:
         iterations: number of times that the parents are inferred.
-        fair: whether the sum of the votes is divided by a fair share n (`Votes.votes_per_parent`).
+        fair: whether the sum of the votes is divided by a fair number n (`Votes.votes_per_parent`).
             Otherwise it saturates where there are many votes. False is n = 1, as in the papers.
     """
 
@@ -324,13 +324,13 @@ class LengthRouting(Routing):
     def points(
         self, votes: Votes, distribution: ParentDistribution
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield R, the sums of the parents' votes, and the log-odds after each iteration."""
+        """Yield responsibilities R, the parents' summed votes and log-odds after each iteration."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class DynamicRouting(LengthRouting):
-    """The dynamic routing: children go where their votes agree with v, and |v| is a presence.
+    """The dynamic routing: children prefer parents v whose direction agrees with their votes.
 
     Joint distribution: none. The steps lower no free energy.
     """
@@ -351,7 +351,7 @@ class DynamicRouting(LengthRouting):
 
 
 class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model
-    """The guide to `SwitchableGaussians` by a routing, with points for means.
+    """The guide to `SwitchableGaussians` by a routing, with point masses at the means.
 
     Switches have a mean field. Their site holds their mean a with the log density -H(a), so that
     Pyro's ELBO is minus the free energy. Children are on with the given presences, by an enumerable

@@ -1,4 +1,4 @@
-"""The guide to a variational autoencoder: a convolutional network computes the code's distribution.
+"""The guide to a variational autoencoder: a convolutional network infers the code.
 
     q(z | image) = Normal(mean, scale),    (mean, log_scale) = CNN(image)
 
@@ -29,7 +29,7 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
         model: the autoencoder.
         hidden: units of the layer between the maps and the code.
         context: further channels, such as the surroundings of an object in a scene, that are read
-            beside those of the image; they come last.
+            in addition to the channels of the image; they come last.
 
     Raises:
         ValueError: `model` is not a variational autoencoder, or a size is too small.
@@ -46,14 +46,14 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
 
     @property
     def space(self) -> ObservationSpace:
-        """The space of what the guide reads: images, with the context as further channels."""
+        """The space of the guide's inputs: images, with the context as further channels."""
         if not self.context:
             return self.model.space
         channels, height, width = self.model.image_shape
         return ImageSpace((channels + self.context, height, width))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Draw the codes and return them, (B, latent)."""
+        """Sample the codes and return them, (B, latent)."""
         distribution = self.code_distribution(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", distribution)

@@ -1,8 +1,8 @@
-"""Simulation-based calibration of any model and guide: whether the guide is the posterior.
+"""Simulation-based calibration: a test of whether a guide equals the posterior of its model.
 
->>> found = check_calibration(model, guide, number=1000)
->>> found.p                                            # small: the guide is not the posterior
->>> print(found)                                       # the quantities that are off, worst first
+>>> result = check_calibration(model, guide, number=1000)
+>>> result.p                                           # small: the guide is not the posterior
+>>> print(result)                                      # the quantities that are off, worst first
 
 Latents and images are drawn from the model. The latents of an image are then one exact draw of its
 posterior. Among L draws from an exact guide their rank is uniform, from 0 to L, for every quantity.
@@ -51,7 +51,7 @@ _FEWEST = 5  # expected simulations per bin; with fewer the chi-square distribut
 
 
 class Outcome(NamedTuple):
-    """The result of a test.
+    """The result of a test: its statistic and p-value.
 
     Attributes:
         statistic: the worst chi-square, or the worst absolute z.
@@ -105,7 +105,7 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
 
 
 def worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:
-    """Return the worst of D statistics (D,) from `number` simulations, with p-values (D,)."""
+    """Return the largest of D statistics (D,), and the smallest p-value, corrected for D tests."""
     if not statistic.isfinite().all():
         return Outcome(math.inf, number, 0.0)
     return Outcome(statistic.max().item(), number, min(1.0, len(p) * p.min().item()))
@@ -119,7 +119,7 @@ class Calibration:
         quantities: the names of the quantities, such as "object_pose[3]", and "log joint".
         ranks: (simulations, quantities), from 0 to `draws`.
         draws: the guide's draws for each simulation, L.
-        p_values: of the chi-square test of each quantity, not corrected.
+        p_values: p-value of the chi-square test of each quantity, not corrected.
         outcome: the worst statistic, with its corrected p-value.
     """
 
@@ -131,7 +131,7 @@ class Calibration:
 
     @property
     def p(self) -> float:
-        """The corrected p-value that all quantities are calibrated."""
+        """The p-value of uniform ranks of all quantities, corrected for several tests."""
         return self.outcome.p
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ def calibration_of(
     bins: int = 16,
     batch_size: int | None = None,
 ) -> Calibration:
-    """Rank given draws of the joint density among a guide's draws; see `check_calibration`.
+    """Rank given samples of the joint distribution among a guide's; see `check_calibration`.
 
     Args:
         values: draws of the model's latents, (N, ...) by site.
@@ -231,7 +231,7 @@ def calibration_of(
 
 
 def _quantities(model: Callable, values: Values, images: Tensor, batch_size: int | None) -> Tensor:
-    """Return all numbers of all sites and the log joint density, (rows, quantities)."""
+    """Return all values of all sites, and the log joint density, (rows, quantities)."""
     columns = [values[name].reshape(len(images), -1) for name in values]
     joint = []
     for rows in torch.arange(len(images)).split(batch_size or len(images)):
@@ -249,7 +249,7 @@ def _names(values: Values) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _simulate(model: Callable, number: int) -> tuple[Values, Tensor]:
-    """Draw latents, by site, and images from a model; sites that it sums out are left out."""
+    """Sample latents, by site, and images from a model; sites that it sums out are left out."""
     images, values = simulate(model, number)
     trace = poutine.trace(model).get_trace(images[:1])
     summed = enumerated_sites(trace)
@@ -257,7 +257,7 @@ def _simulate(model: Callable, number: int) -> tuple[Values, Tensor]:
 
 
 def _accept_images(model: Callable, values: Values, images: Tensor) -> tuple[Values, Tensor]:
-    """Leave out the observations that the model's space refuses; pixels may have any value."""
+    """Keep the observations that the model's space accepts; pixels may have any value."""
     space = space_of(model)
     if space.site == "image":
         return values, images

@@ -47,7 +47,7 @@ class IncompatibleGuide(ValueError):
     def of(
         cls, model: Callable, guide: Callable, problems: list[str], suggest: bool = True
     ) -> "IncompatibleGuide":
-        """Return the error of a pair, which other processes can receive."""
+        """Return the error of a pair, in a form that can be pickled."""
         head = f"{name_of(guide)} does not fit {name_of(model)}:"
         one = len(problems) == 1
         lines = [f"{head} {problems[0]}"] if one else [head, *(f"  - {p}" for p in problems)]
@@ -59,7 +59,7 @@ class IncompatibleGuide(ValueError):
 
 
 def guides_made_for(model: Callable) -> list[str]:
-    """Return the names of the zoo's guides whose `model_class` is a class of this model.
+    """Return the names of the zoo's guides whose `model_class` covers this model.
 
     Guides to any model, such as `FreeForm`, are not among them.
     """
@@ -103,7 +103,7 @@ def refuse_misfit(
     arguments = call_arguments(images, labels)
     refuse_non_finite_parameters(*(part for part in (model, guide) if isinstance(part, nn.Module)))
     warn_of_another_model(model, guide, images, labels)
-    program = getattr(model, "function", model)  # of a FunctionModule
+    program = getattr(model, "function", model)  # the function of a FunctionModule
     if (site := space_of(program).site) in observed_names(program):
         raise IncompatibleGuide.of(
             model,
@@ -146,7 +146,7 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
         for name, site in guide_trace.nodes.items()
         if site["type"] == "sample"
         and site["is_observed"]
-        and not site["infer"].get("is_auxiliary")  # as those of `pyro.factor` are
+        and not site["infer"].get("is_auxiliary")  # sites of `pyro.factor` are auxiliary
     ]
     problems += [
         f"site {name!r} is missing in the guide; the model draws it, without obs=, "
@@ -171,7 +171,7 @@ def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
 
 
 def _hidden_observations(model: Callable, model_trace: Trace) -> list[str]:
-    """Return the problem of a handler that hides the observed sites of a model, if there is one.
+    """Return the problem of a handler that hides a model's observed sites, or none.
 
     A bare model of the zoo may observe none: the objects of stacked capsules explain parts, which
     the guide reads.
@@ -238,7 +238,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
 
 
 def _plate_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
-    """Return what is wrong with names and dims of a site's plates in the guide."""
+    """Return the problems of the names and dims of a site's plates in the guide."""
     plates, problems = _plates(model_site), []
     for plate, dim in _plates(guide_site).items() if plates else ():
         if plate not in plates:
@@ -256,7 +256,7 @@ def _plate_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
 
 
 def _plates(site: dict) -> dict[str, int]:
-    """Return the dims of a site's plates by name."""
+    """Return the dim of each of a site's plates, by name."""
     return {frame.name: frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
 
 
@@ -267,7 +267,7 @@ def _equal_masks(first: Tensor | bool | None, second: Tensor | bool | None) -> b
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:
-    """Return the error of running the model on the guide's draws, or an empty list."""
+    """Return the error of running the model at the guide's sample, or an empty list."""
     try:
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
         trace.compute_log_prob()
@@ -277,7 +277,7 @@ def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> 
 
 
 def _non_finite(model: Callable, guide: Callable, images: Tensor, labels: Tensor | None) -> str:
-    """Return for which images the pair is not finite, and where, in words; "" if it is."""
+    """Describe at which images and sites the pair is not finite; "" if it is finite."""
     try:
         rows, site = non_finite(model, guide, images, labels)
     except Exception:
@@ -296,7 +296,7 @@ def is_discrete(fn: Any) -> bool:
 
 
 def draws_between(site: dict) -> bool:
-    """Return True if a site of a guide draws values between the whole numbers.
+    """Return True if a site of a guide has values that are not whole numbers.
 
     A point mass is neither discrete nor continuous by itself, so its value decides.
     """
@@ -333,7 +333,7 @@ def _not_finite(module: nn.Module, name: str) -> str:
 
 @contextmanager
 def shorten_errors(model: Callable) -> Iterator[None]:
-    """Raise a ValueError of Pyro that prints a tensor of bad values again, as one line."""
+    """Re-raise a ValueError of Pyro that prints a tensor of bad values as one short line."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Modules that own the parameters of plain functions with `pyro.param`, as models and guides."""
+"""Modules that own the parameters of plain functions with `pyro.param`."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -67,7 +67,7 @@ class FunctionModule(nn.Module):
 
 
 class _OwnParameters(Messenger):
-    """A messenger that gives every `pyro.param` the value that the module holds."""
+    """The messenger that sets every `pyro.param` to the module's value."""
 
     def __init__(self, module: FunctionModule) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _OwnParameters(Messenger):
 
 @accept_arrays("images", "labels")
 def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -> nn.Module:
-    """Return a model or a guide as a torch module that owns its parameters.
+    """Convert a model or guide to a torch module that owns its parameters.
 
     A torch module is returned unchanged. A function is run once, which creates its parameters in
     Pyro's store unless they already exist. The module shares these parameters with the store, so
@@ -127,7 +127,7 @@ def check_program(role: str, program: object) -> None:
 
 
 def require_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
-    """Decorate a function that takes a `Model` of the zoo: given anything else, it says so."""
+    """Decorate a function so that it refuses a model that is not a `Model` of the zoo."""
     verb_signature = signature(verb)
     form = f"{verb.__name__}({', '.join(list(verb_signature.parameters)[:3])})"
 
@@ -150,8 +150,8 @@ def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
     """Raise ValueError unless `model` is a `Model` of the zoo, which declares its sites.
 
     Args:
-        form: how the function is called.
-        arguments: those of the call by name, `model` and perhaps `images`.
+        form: text of the function's call, for the error.
+        arguments: arguments of the call by name, `model` and perhaps `images`.
     """
     model = arguments["model"]
     if isinstance(model, Guide) or not callable(model):
@@ -168,10 +168,10 @@ def check_declared(form: str, arguments: Mapping[str, Any]) -> None:
 
 
 def _declaration(arguments: Mapping[str, Any]) -> str:
-    """Return what a `Model` declares in place of a plain program, as read from a run on images.
+    """Return the text of a `Model`'s declarations for a plain program, from a run on images.
 
     Args:
-        arguments: those of a call by name; without a run the result is general.
+        arguments: arguments of a call by name; without a run the result is general.
     """
     sites, space = 'Site("z", plates=("images",), event_dim=1)', "ImageSpace((1, 28, 28))"
     try:
@@ -185,7 +185,7 @@ def _declaration(arguments: Mapping[str, Any]) -> str:
         )
         sites = declared or sites
         space = f"ImageSpace({tuple(images.shape[1:])})"
-    except Exception:  # no images, or not those of the program
+    except Exception:  # no images, or images that the program refuses
         pass
     return (
         f'with sites = ({sites},), space = {space}, the plate "images" outermost, an observed '
@@ -205,14 +205,14 @@ def check_module(guide: object) -> None:
 def _own_parameters(
     names: list[str],
 ) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
-    """Turn these entries of Pyro's store into `nn.Parameter`s and return them with constraints."""
+    """Convert entries of Pyro's store to `nn.Parameter`s, and return them with constraints."""
     store = pyro.get_param_store()
     state = store.get_state()
     supports = {name: state["constraints"][name] for name in names}
     parameters: dict[str, nn.Parameter] = {}
     for name in names:
         value = state["params"][name]
-        if not isinstance(value, nn.Parameter):  # from `pyro.module`, it already is one
+        if not isinstance(value, nn.Parameter):  # values of `pyro.module` are parameters already
             del store[name]
             value = nn.Parameter(value.detach().clone())
         parameters[name] = value

@@ -15,7 +15,7 @@ from capsule_zoo.models.common.param_store import take_over, warn_of_unread
 
 @contextmanager
 def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
-    """Yield within an empty parameter store, so that no module picks up another module's values.
+    """Open a context with an empty parameter store, so that no module gets another one's values.
 
     Values that were loaded into the global store under a module's name are taken over before.
 

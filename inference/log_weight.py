@@ -25,7 +25,7 @@ from capsule_zoo.models.common.trace_density import scored_sites
 def log_weights(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> tuple[Tensor, Trace, Trace]:
-    """Draw once from the guide for each image of the batch, and return the log weights.
+    """Sample the guide once for each image of the batch, and return the log weights.
 
     Sites that the model enumerates are summed out exactly, image by image.
 
@@ -53,7 +53,7 @@ def log_weights(
 
 
 def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
-    """Trace the model at given latents; the others, which it sums out, are from their posterior.
+    """Trace the model at given latents; summed-out latents are sampled from their posterior.
 
     Args:
         values: (B, ...) by site, of all latent sites that the model does not enumerate.
@@ -67,9 +67,9 @@ def with_summed_drawn(model: Callable, values: Mapping[str, Tensor], images: Ten
 
 
 class _Numbered(Messenger):
-    """Let enumerated sites of vectors draw the number of a vector: infer_discrete needs scalars.
+    """The messenger by which enumerated vectors are sampled by index, as infer_discrete needs.
 
-    It drops dims of size 1, such as that of a single image, which are restored.
+    It drops dims of size 1, such as the dim of a single image, which are restored.
     """
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -94,7 +94,7 @@ class _Numbered(Messenger):
 
 
 def only(trace: Trace, sites: Iterable[str]) -> Trace:
-    """Return a trace of these sites alone."""
+    """Return a trace of only these sites."""
     subtrace = Trace()
     for name in sites:
         subtrace.add_node(name, **trace.nodes[name])
@@ -102,7 +102,7 @@ def only(trace: Trace, sites: Iterable[str]) -> Trace:
 
 
 def not_a_number(values: Tensor) -> Tensor:
-    """Return where log densities or log weights are NaN or plus infinity, not minus infinity."""
+    """Return a mask of log densities or log weights that are NaN or plus infinity."""
     return ~(values < math.inf)
 
 
@@ -115,7 +115,7 @@ def site_not_finite(
 
     Args:
         images: (B, C, H, W), on which both were run.
-        rows: which rows count, (B,).
+        rows: mask of the rows that count, (B,).
     """
     for trace, is_wrong in (guide_trace, _is_infinite), (model_trace, not_a_number):
         for name in scored_sites(trace):

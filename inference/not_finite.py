@@ -1,6 +1,6 @@
-"""Refusal of guides whose densities are not finite for some images, in one line with the site.
+"""Refusal of guides whose density is not finite for some images, with the name of the site.
 
-Pyro's own validation says the same with all numbers of a batch, and not of which image.
+Pyro's validation prints all numbers of a batch, without the index of the image.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from torch import Tensor
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.inference.log_weight import log_weights, not_a_number, site_not_finite
 
-# what Pyro's validation and torch.linalg raise for numbers that are not finite
+# errors of Pyro's validation and torch.linalg for numbers that are not finite
 NAMING_NO_IMAGE = ValueError, torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
@@ -23,7 +23,7 @@ class NonFiniteGuide(ValueError):
     Attributes:
         images: indices of these images in the batch.
         site: the first site where it is not finite; None if it is not known.
-        what: name of the guide.
+        subject: name of the guide.
     """
 
     images: list[int]
@@ -32,7 +32,7 @@ class NonFiniteGuide(ValueError):
 
     @classmethod
     def of(cls, subject: str, images: Iterable[int], number: int, site: str | None) -> Self:
-        """Return the error of a guide to `number` images, which other processes can receive."""
+        """Return the error of a guide to `number` images, in a form that can be pickled."""
         indices = sorted({*images})
         where = "" if site is None else f" at site {site!r}"
         noun = "images" if len(indices) > 1 else "image"
@@ -46,7 +46,7 @@ class NonFiniteGuide(ValueError):
 
     @property
     def first(self) -> "NonFiniteGuide":
-        """The error as it was raised: Pyro's traces raise a copy of it, without its attributes."""
+        """The original error with its attributes, which the copies that Pyro raises lack."""
         return self.__cause__.first if isinstance(self.__cause__, NonFiniteGuide) else self
 
 
@@ -55,7 +55,7 @@ def refuse_non_finite(guide: PerImageGuide, images: Tensor, objective: Tensor) -
 
     Args:
         images: (B, C, H, W), to which the guide belongs, or these several times over.
-        objective: of each image, (B,), in nats. Minus infinity is allowed: a density of zero.
+        objective: objective of each image, (B,), in nats. Minus infinity (density zero) is valid.
     """
     by_site = guide.not_finite()
     bad = torch.stack([*by_site.values(), not_a_number(objective)]).any(0)
@@ -72,7 +72,7 @@ def refuse_non_finite(guide: PerImageGuide, images: Tensor, objective: Tensor) -
 def non_finite(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> tuple[list[int], str | None]:
-    """Return the images whose log weight is not finite at a draw of the guide, and the first site.
+    """Return the images with a log weight that is not finite, and the first site to blame.
 
     It serves to explain an error of Pyro's validation, which is off here.
     """

@@ -1,4 +1,4 @@
-"""Objects of scenes: how many there are, where, and which pixels are theirs.
+"""Detection of the objects of scenes: their number, positions and pixels.
 
 Several draws of the guide are combined by their weights. The number of objects has a posterior,
 and the most likely draw among those of the most likely number is the one that is shown.
@@ -26,18 +26,18 @@ from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import Pictures
 
-FEW_FULL = 3  # images with an object in every slot, of which nothing is said
+FEW_FULL = 3  # number of images with an object in every slot up to which there is no warning
 
 
 @dataclass(frozen=True, eq=False)
 class FoundObjects:
-    """The objects that were found in B scenes, of at most S objects.
+    """The objects that were found in B scenes of at most S objects.
 
     Attributes:
         count_probabilities: posterior of the number of objects, (B, S + 1). It is that of the model
             and too sure: many wrong numbers have a probability near 1.
-        presence: which slots hold an object in the draw that is shown, bool (B, S).
-        pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
+        presence: mask of the slots with an object in the returned draw, bool (B, S).
+        pose: log size relative to the default, x, y (and angle) of each, (B, S, 3 or 4).
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).
             Pixels less than half as bright as the brightest gray object are of the ground.
         owners: the slot that it most likely shows if it shows an object, however little of it
@@ -63,22 +63,22 @@ class FoundObjects:
 
     @property
     def is_full(self) -> Tensor:
-        """Whether every slot holds an object, so that there may be more than slots, bool (B,)."""
+        """Whether every slot holds an object, so that there may be more objects, bool (B,)."""
         return self.counts == self.presence.shape[1]
 
     @property
     def masks(self) -> Tensor:
-        """The pixels that each object shows, bool (B, S, H, W)."""
+        """The visible pixels of each object, bool (B, S, H, W)."""
         return masks_of(self.numbers, self.presence.shape[1])
 
     @cached_property
     def boxes(self) -> Tensor:
-        """Left, top, right and bottom edge of what each shows, in pixels, (B, S, 4)."""
+        """Left, top, right and bottom edge of each object's pixels, (B, S, 4)."""
         return boxes_of(self.masks)
 
 
 class Rendering(NamedTuple):
-    """The mean images (B, C, H, W) of a drawing, and what `FoundObjects` says of pixels."""
+    """The mean images (B, C, H, W) of found objects, and pixel fields of `FoundObjects`."""
 
     mean: Tensor
     numbers: Tensor
@@ -103,10 +103,10 @@ def find_objects(
     Args:
         guide: any guide to `model` that proposes objects, such as `Peeling`.
         draws: draws of the guide that are combined.
-        temperature: of the places at which each draw of a `Peeling` looks, see its argument; by
-            default the guide's own. At .1 digits that stand close are told apart more often.
-        batch_size: images times draws that are read at once. Few are faster: subsets of many slots
-            are painted, and take memory.
+        temperature: randomness of the attention of a `Peeling`, see its argument; by
+            default the guide's own. With .1 digits that stand close are separated more often.
+        batch_size: images times draws that are encoded at once. Few are faster: subsets of many
+            slots are painted, and take memory.
 
     Warns:
         UserWarning: objects fill every slot of many images, so that further ones are not counted.
@@ -146,7 +146,7 @@ def find_objects(
 
 
 def _warn_of_full_images(objects: FoundObjects) -> None:
-    """Warn where objects fill every slot of more than a third of the images."""
+    """Warn if objects fill every slot of more than a third of the images."""
     number, (images, slots) = int(objects.is_full.sum()), objects.presence.shape
     if number > max(FEW_FULL, images / 3):
         warnings.warn(
@@ -190,10 +190,10 @@ def _detect_objects(
 def render_objects(
     model: Scenes, images: Tensor, on: Tensor, pictures: Pictures, ground: Tensor
 ) -> Rendering:
-    """Return what the objects of presences (B, S) show.
+    """Render the objects with presences (B, S), and assign pixels to them.
 
     A pixel shows what is likeliest in a mixture of the ground and the objects. Their weights are
-    their fractions of its mean (`Scenes.mixed`), and each has a Normal density about its own color
+    their fractions of its mean (`Scenes.mix_layers`), and each has a Normal density about its color
     with the variance that the whole drawing leaves unexplained. Objects without colors are as
     bright as the brightest of them, and have a fraction of 1 where they are drawn as bright. So
     they end at about half of its brightness.
@@ -239,7 +239,7 @@ def foreground_ari(owners: Tensor, truth: Objects) -> Tensor:
 
 
 def box_overlaps(boxes: Tensor, presence: Tensor, truth: Objects) -> Tensor:
-    """Compute the overlap (IoU) of every true box with the best box that was found, (objects,).
+    """Compute the overlap (IoU) of every true box with the best found box, (objects,).
 
     Args:
         boxes: (N, S, 4); `presence` says which of them are of an object, (N, S).
@@ -250,7 +250,7 @@ def box_overlaps(boxes: Tensor, presence: Tensor, truth: Objects) -> Tensor:
 
 
 def box_overlap(first: Tensor, second: Tensor) -> Tensor:
-    """Compute the area that boxes share over the area that they cover together."""
+    """Compute the intersection of boxes over their union (IoU)."""
     low = torch.maximum(first[..., :2], second[..., :2])
     high = torch.minimum(first[..., 2:], second[..., 2:])
     shared = (high - low).clamp_min(0).prod(-1)
@@ -259,16 +259,16 @@ def box_overlap(first: Tensor, second: Tensor) -> Tensor:
 
 
 def count(model: Scenes, guide: SceneGuide, images: Images, **options: Any) -> Tensor:
-    """Return the most likely number of objects of each image, (B,); see `find_objects`."""
+    """Predict the number of objects in each image, (B,); see `find_objects`."""
     return find_objects(model, guide, images, **options).counts
 
 
 def segment(model: Scenes, guide: SceneGuide, images: Images, **options: Any) -> Tensor:
-    """Return the pixels of each object, bool (B, S, H, W); see `find_objects`."""
+    """Predict the pixels of each object, bool (B, S, H, W); see `find_objects`."""
     return find_objects(model, guide, images, **options).masks
 
 
 def boxes(model: Scenes, guide: SceneGuide, images: Images, **options: Any) -> list[Tensor]:
-    """Return left, top, right and bottom edge of each image's objects, in pixels, (objects, 4)."""
+    """Predict left, top, right and bottom edge of each image's objects, in pixels, (objects, 4)."""
     detections = find_objects(model, guide, images, **options)
     return [box[on] for box, on in zip(detections.boxes, detections.presence, strict=True)]

@@ -1,8 +1,8 @@
-"""Find out whether a guide reads the parameters of another model than the one it is used with.
+"""Detection of guides that use the parameters of another model than the given one.
 
 A guide holds the model that it was made from. Where the two are copied, or loaded from two files,
-one without the other, the guide holds a model of its own: training changes one, and the guide goes
-on reading the other. A guide whose networks read images alone is right with either.
+one without the other, the guide holds another model: training changes one, and the guide goes on
+using the other. A guide whose networks use images alone is right with either.
 
 >>> copy.deepcopy((model, guide)); torch.save((model, guide), file)       # right: both at once
 """
@@ -58,7 +58,7 @@ def foreign_parameters(model: Callable, guide: Callable) -> dict[str, Tensor]:
 def warn_of_another_model(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:
-    """Warn if the guide reads parameters of `guide.model` that are not those of `model`.
+    """Warn if the guide uses parameters of `guide.model` that `model` does not share.
 
     Its density is a density all the same, so that bounds stay bounds. The random state is left as
     it was. The guide runs only if it holds another model.
@@ -89,7 +89,7 @@ def refuse_another_model(model: Callable, guide: Callable) -> None:
 
 
 def other_model_message(model: Callable, guide: Callable, names: list[str]) -> str:
-    """Return the message for a guide that reads these parameters of another model."""
+    """Return the message about a guide that uses these parameters of another model."""
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     model_class = type(poutine.unwrap(model)).__name__
     return (
@@ -99,7 +99,7 @@ def other_model_message(model: Callable, guide: Callable, names: list[str]) -> s
 
 
 class _Reads(TorchDispatchMode):
-    """A mode that records which of these tensors an operation reads.
+    """The torch mode that records which of these tensors an operation reads.
 
     Attributes:
         names: names of the tensors that were read, in the order of reading.

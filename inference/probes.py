@@ -1,9 +1,9 @@
-"""Linear probes of latents, and clusters that are named after classes.
+"""Probes of latents: linear classifiers, and clusters matched to classes.
 
 >>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
 >>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
 
->>> cluster_accuracy(train, labels, test, test_labels)  # the same, of clusters
+>>> cluster_accuracy(train, labels, test, test_labels)  # accuracy of clusters
 
 The guide never sees a label; only the probe does, on training latents alone. Of clusters, labels
 give the names and do nothing else: there are as many clusters as classes, and each class names one
@@ -31,11 +31,11 @@ Labels = Tensor | np.ndarray
 
 
 class Accuracy(Fraction):
-    """The fraction of correct answers, with its standard error and the sample size."""
+    """The accuracy of predictions, with its standard error and the sample size."""
 
 
 class Information(NamedTuple):
-    """The information of features about the class, in nats, its standard error and sample size."""
+    """The information of features about the class, in nats, with standard error and sample size."""
 
     value: float
     se: float
@@ -45,7 +45,7 @@ class Information(NamedTuple):
 def latents(
     guide: nn.Module, images: Images, sites: list[str], batch_size: int = 500, seed: int = 0
 ) -> np.ndarray:
-    """Return the values that the guide infers at some sites, one row of features per image.
+    """Infer the values of some sites by the guide, as one row of features per image.
 
     A presence (a site with `logits`) gives its probability. Any other site gives the mean of its
     distribution, or its draw if the distribution has no mean.
@@ -84,7 +84,7 @@ def linear_probe(
 def probe_scores(
     train: np.ndarray, labels: Labels, test: np.ndarray, test_labels: Labels, penalty: float = 1.0
 ) -> tuple[Accuracy, Information]:
-    """Return the accuracy of `linear_probe` and the information of its probabilities.
+    """Compute the accuracy of `linear_probe`, and the information of its probabilities.
 
     The information is the mean of log q(class | features) - log p(class) over test images. It is a
     lower bound on the mutual information of class and features (Barber & Agakov 2003), and -inf if
@@ -96,7 +96,7 @@ def probe_scores(
     probe = fit_probe(train, labels, penalty)
     answers = np.asarray(test_labels)
     scores = probe.decision_function(test)
-    if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
+    if scores.ndim == 1:  # scikit-learn returns the log-odds of two classes
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
     # `predict_log_proba` may take the log of 0.
     log_probability = torch.from_numpy(scores).log_softmax(1).numpy()
@@ -112,7 +112,7 @@ def probe_scores(
 
 
 def fit_probe(train: np.ndarray, labels: Labels, penalty: float = 1.0) -> "Pipeline":
-    """Return the classifier of `linear_probe`, fitted once for use on many features.
+    """Fit the logistic regression of `linear_probe`, for use on many features.
 
     Args, Raises: as for `linear_probe`.
     """
@@ -142,7 +142,7 @@ def cluster_accuracy(
     starts: int = 10,
     seed: int = 0,
 ) -> Accuracy:
-    """Compute the test accuracy of k-means clusters that training labels name one to one.
+    """Compute the test accuracy of k-means clusters, matched one to one to classes.
 
     Args:
         train, test: features (N, features) from `latents`.
@@ -166,7 +166,7 @@ def cluster_accuracy(
 
 
 def name_clusters(clusters: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the class of each cluster: the matching with the most images of the right class.
+    """Return the class of each cluster, by the one-to-one matching with the most correct images.
 
     Args:
         clusters: the cluster of every image, (N,), from 0.

@@ -1,4 +1,4 @@
-"""Sample quality as judged by a classifier: Frechet distance of its features and confidence.
+"""Sample quality by a classifier: Frechet distance of its features, and its confidence.
 
 >>> classifier = train_classifier(mnist.train, epochs=3)
 >>> seen = classifier.read(samples)                        # features and confidences
@@ -31,7 +31,7 @@ from capsule_zoo.models.common.modes import eval_mode, use_seed
 
 
 class Reading(NamedTuple):
-    """The features and beliefs of a classifier about N images.
+    """The features and predictions of a classifier for N images.
 
     Attributes:
         features: float64, (N, features).
@@ -78,7 +78,7 @@ class FeatureClassifier(nn.Module):
 
     @torch.no_grad()
     def read(self, images: Tensor, batch_size: int = 1000) -> Reading:
-        """Return features of images (N, C, H, W) and beliefs about them."""
+        """Compute features and predictions for images (N, C, H, W)."""
         with eval_mode(self):
             features = torch.cat([self.maps(x - 0.5) for x in images.split(batch_size)])
             belief, classes = self.classes(features).softmax(-1).max(-1)
@@ -138,7 +138,7 @@ def gaussian_distance(
 
 
 def frechet(a: np.ndarray, b: np.ndarray, blocks: int = 20) -> tuple[float, float, int]:
-    """Return the Frechet distance of two sets of features, its error and the smaller row count.
+    """Compute the Frechet distance of two sets of features, with its error and the smaller size.
 
     The standard error is a jackknife over blocks that are left out of both sets at once. Unlike a
     bootstrap it repeats no row, so it does not distort the covariances.

@@ -1,7 +1,7 @@
 """Segmentation accuracy of scenes of points: inferred objects compared with true ones.
 
 The numbers of objects mean nothing where their templates are equal: two squares may be exchanged.
-Points that are absent count nowhere. Clutter, -1, is a segment of its own.
+Points that are absent count nowhere. Clutter, -1, is a separate segment.
 """
 
 import itertools
@@ -18,14 +18,14 @@ from capsule_zoo.data.tensors import accept_arrays
 def segmentation_accuracy(
     segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
-    """Compute the fraction of each scene's points that have the right object, (S,), at best.
+    """Compute the fraction of each scene's points with the right object, (S,), at best relabeling.
 
     The best relabeling of the objects counts. It may exchange objects of one kind.
 
     Args:
         segments, true: numbers of objects, (S, N); -1 for clutter.
         present: (S, N), True where there is a point.
-        kinds: of the objects, the same number for equal templates; None if any two objects may be
+        kinds: kind of each object, equal for equal templates; None if any two objects may be
             exchanged, as for learned templates.
 
     Raises:
@@ -55,9 +55,9 @@ def _best_match(agree: Tensor) -> Tensor:
 
 @accept_arrays("segments", "true")
 def relabel(segments: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
-    """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
+    """Renumber equal objects of parses (S, N) for the best agreement with the truth."""
     orders = [
-        [*order, -1]  # the last number is that of clutter, -1
+        [*order, -1]  # the last number, -1, stands for clutter
         for order in itertools.permutations(range(len(kinds)))
         if all(kinds[k] == kinds[other] for k, other in enumerate(order))
     ]
@@ -94,7 +94,7 @@ def _scenes(segments: Tensor, true: Tensor, present: Tensor) -> list[tuple[np.nd
 
 
 def _check(segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None) -> int:
-    """Return the number of objects."""
+    """Check the shapes of two segmentations, and return the number of objects."""
     if not segments.shape == true.shape == present.shape or segments.dim() != 2:
         raise ValueError(
             "found, true and present must be (S, N), all of one shape, not "

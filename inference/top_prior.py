@@ -1,4 +1,4 @@
-"""A better prior for the top of a trained model, fitted to what its guide infers.
+"""A mixture prior for the top sites of a trained model, fitted to what its guide infers.
 
 A factorial prior is a poor model of the objects in an image, because it draws every object
 independently. After training, a mixture replaces the prior of the top sites, and everything below
@@ -36,7 +36,7 @@ from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import use_seed
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
-_NARROWEST = 1e-3  # of all standard deviations over the images, in units of the widest
+_NARROWEST = 1e-3  # least standard deviation over the images, in units of the largest
 _COUNT = 0.5  # pseudo-count of each value of a binary number
 
 
@@ -61,7 +61,7 @@ class TopPrior:
     dtype: torch.dtype = torch.float64
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
-        """Draw values (number, ...) of every site."""
+        """Sample values (number, ...) of every top site."""
         with use_seed(seed):
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
@@ -73,12 +73,12 @@ class TopPrior:
 
     @accept_arrays("values")
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Compute the log density (N,) of the sites' values (N, ...), in nats."""
+        """Compute the log density (N,) of values (N, ...) of the top sites, in nats."""
         binary, real = (sites.join(values).to(self.mean) for sites in self.layout)
         return self.log_joint(binary, real).logsumexp(1)
 
     def log_joint(self, binary: Tensor, real: Tensor) -> Tensor:
-        """Compute log p(z, t, a) for every kind z, (N, M)."""
+        """Compute log p(z, t, a) for every mixture component z, (N, M)."""
         on, off = F.logsigmoid(self.logits), F.logsigmoid(-self.logits)
         of_binary = binary @ on.T + (1 - binary) @ off.T
         return self.log_weight + of_binary + self._log_normal(real)
@@ -100,7 +100,7 @@ def fit_top_prior(
     steps: int = 50,
     seed: int = 0,
 ) -> TopPrior:
-    """Fit the mixture to the guide's draws at the top of a model, by expectation maximization.
+    """Fit the mixture prior to the guide's samples of the top sites, by expectation maximization.
 
     Args:
         model: the model, which knows the binary sites.
@@ -158,7 +158,7 @@ def _maximize(
     responsibility: Tensor,
     total: Tensor,
 ) -> TopPrior:
-    """Return the likeliest mixture given the responsibility of every kind for each image, (N, M).
+    """Return the likeliest mixture given the components' responsibilities, (N, M).
 
     `total` is the scatter of all real numbers, (R, R). The scatter within kinds is the total minus
     the scatter between kinds.

@@ -1,10 +1,11 @@
-"""Training with random requested transformations, and inference of unknown transformations.
+"""Training on random requested transformations, and inference of unknown ones.
 
->>> asked = Requested(model, Rotations(), [(-180, 180)] * 10)
->>> fit(asked, guide, data, inputs=Inputs(labels=True), epochs=5)
->>> found = infer_transformation(model, guide, images, Rotations(), grid=torch.arange(0, 360, 15.0))
->>> found.best                                            # (B, 1), degrees
->>> found.probabilities                                   # (B, 24), over the grid
+>>> requested = Requested(model, Rotations(), [(-180, 180)] * 10)
+>>> fit(requested, guide, data, inputs=Inputs(labels=True), epochs=5)
+>>> angles = torch.arange(0, 360, 15.0)
+>>> result = infer_transformation(model, guide, images, Rotations(), grid=angles)
+>>> result.best                                           # (B, 1), degrees
+>>> result.probabilities                                  # (B, 24), over the grid
 
 A model that renders on request (`models.baselines.conditional_autoencoder`) takes the
 transformation T as known. An unknown transformation can be inferred by importance weighting of the
@@ -13,7 +14,7 @@ guide's codes. For each request the evidence
     log p(image | T) = log mean_k p(image, z_k | T) / q(z_k | image, moved back by T)
 
 is estimated with the same noise for all requests. The guide is only a proposal here, so the
-estimate is valid even if the guide reads an image badly that was moved back wrongly.
+estimate is valid even if the guide encodes an image badly that was moved back wrongly.
 """
 
 import math
@@ -37,9 +38,9 @@ from capsule_zoo.models.networks.on_request import OnRequest
 
 
 class Requested(NamedModule):
-    """A model in training that requests every image under its own random transformation.
+    """A model for training that requests a random transformation of every image.
 
-    The guide reads the plain image. The loss bounds the log density of the transformed image given
+    The guide sees the plain image. The loss bounds the log density of the transformed image given
     the request, on average over requests. Call it with labels.
 
     Args:
@@ -56,7 +57,7 @@ class Requested(NamedModule):
         self, model: OnRequest, requests: Requests, ranges: Sequence[tuple[float, float]]
     ) -> None:
         super().__init__()
-        self._modules["model"] = model  # not by assignment: it keeps its own name in Pyro's store
+        self._modules["model"] = model  # no assignment, which would rename it in the store
         self.requests = requests
         low, high = torch.tensor(ranges).float().unbind(-1)
         self.register_buffer("low", low)
@@ -152,11 +153,11 @@ def infer_transformation(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The estimate of log p(image | request) for every image, by importance weighting."""
+    """The importance-weighted estimate of log p(image | request) of every image."""
 
     model: OnRequest
     guide: ConditionalEncoder
-    images: Tensor  # each as many times as there are particles
+    images: Tensor  # every image is repeated for each particle
     requests: Requests
     particles: int
 
@@ -174,12 +175,12 @@ class _Evidence:
 
     @torch.no_grad()
     def judge_requests(self, parameters: Tensor, seed: int) -> Tensor:
-        """Compute the evidence under the noise of a seed, so that requests can be compared."""
+        """Compute the evidence with the noise of a seed, so that requests can be compared."""
         torch.manual_seed(seed)
         return self(parameters)
 
     def climb(self, parameters: Tensor, steps: int, lr: float) -> Tensor:
-        """Return the parameters (B, n) after gradient ascent, separately for each image."""
+        """Optimize the parameters (B, n) of each image's request by gradient ascent."""
         parameters = parameters.clone().requires_grad_()
         optimizer = torch.optim.Adam([parameters], lr)
         for step in range(steps):

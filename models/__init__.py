@@ -1,4 +1,4 @@
-"""Generative models, one file for each paper: the contents of an image and how it is drawn.
+"""Generative models, one file for each paper.
 
 The folders hold what several of them are built of; `baselines` has models without capsules.
 """

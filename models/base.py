@@ -1,4 +1,4 @@
-"""The bases of all models and guides: a unique name, declared sites, a space of observations.
+"""The base classes of models and guides: unique name, declared sites, space of observations.
 
 A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
 from its prior when `images` is None. It declares its latent sites, so that guides, the pair check
@@ -62,7 +62,7 @@ _instances = itertools.count()
 
 @dataclass(frozen=True)
 class Site:
-    """A latent random variable of a model, which equals its name.
+    """A latent site of a model, with plates and properties; it compares equal to its name.
 
     `poutine.condition(model, {site: value})` therefore takes sites as it takes names.
 
@@ -90,7 +90,7 @@ class Site:
 
 
 class NamedModule(Remembering, PyroModule):
-    """A `PyroModule` with a name of its own.
+    """A `PyroModule` with a unique name in Pyro's parameter store.
 
     Pyro keys its global parameter store by name, so two instances of one class would share their
     parameters and the second would never train. Every instance, copies included, gets a new number.
@@ -123,7 +123,7 @@ class NamedModule(Remembering, PyroModule):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Copy tensors into the module; see `torch.nn.Module.load_state_dict`."""
-        take_over(self)  # or values that the store holds would replace these at the next call
+        take_over(self)  # otherwise values of the store would replace these at the next call
         return super().load_state_dict(*args, **kwargs)
 
     def __setstate__(self, state: dict) -> None:
@@ -131,7 +131,7 @@ class NamedModule(Remembering, PyroModule):
         self._rename()
 
     def _rename(self) -> None:
-        """Give a copy its own name; Pyro can rename only a module that has not run yet."""
+        """Give a copy a unique name; Pyro can rename only a module that has not run yet."""
         forget_names(self)
         for module in self.modules():
             if isinstance(module, PyroModule):
@@ -139,11 +139,11 @@ class NamedModule(Remembering, PyroModule):
         self._pyro_set_supermodule(self._fresh_name(), ReadingContext())
 
     def discretize(self) -> Self:
-        """Return the module for headline numbers: this module itself unless it is relaxed."""
+        """Return the discrete form of the module for reporting; itself if it is not relaxed."""
         return self
 
     def sharing_parameters(self, **attributes: object) -> Self:
-        """Return a module with the same parameters (not copies) that differs in some attributes."""
+        """Return a module with shared parameters (not copies) and other attributes."""
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         twin.__dict__.update(attributes)
@@ -151,9 +151,9 @@ class NamedModule(Remembering, PyroModule):
         return twin
 
     def make_constant(self) -> Self:
-        """Turn the parameters into buffers of the same names, in place, and return the module.
+        """Convert the parameters to buffers of equal names, in place, and return the module.
 
-        Pyro turns on the gradient of every parameter that it meets, so that none can be kept fixed.
+        Pyro enables the gradient of every parameter that it meets, so that none can be kept fixed.
         """
         for part in self.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):
@@ -168,7 +168,7 @@ class NamedModule(Remembering, PyroModule):
 
 
 class Program(NamedModule):
-    """The base of models and guides, which are called on a batch of observations.
+    """The base class of models and guides, which are called on a batch of observations.
 
     While Pyro's validation is on (`pyro.enable_validation`, the default), every call checks its
     batch, once. `fit`, `evaluate` and their like check all data once in any case.
@@ -183,7 +183,7 @@ class Program(NamedModule):
 
     @property
     def space(self) -> ObservationSpace | None:
-        """The space of the batch; None where the program itself checks its arguments."""
+        """The observation space of the batch; None where the program checks its arguments."""
         return None
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -205,7 +205,7 @@ class Program(NamedModule):
                     arguments = (batch, *arguments[1:])
                 else:
                     options = {**options, self.observes: batch}
-        part = not isinstance(self._pyro_context, ReadingContext)  # of a PyroModule of a user
+        part = not isinstance(self._pyro_context, ReadingContext)  # part of a user's PyroModule
         with (
             StoredValues() if part else nullcontext(),
             self._checking(batch) if checking else nullcontext(),
@@ -214,7 +214,7 @@ class Program(NamedModule):
             return super().__call__(*arguments, **options)
 
     def _checking(self, batch: Any) -> AbstractContextManager:
-        """Return the context in which values from outside are checked, site by site."""
+        """Return the context in which values set from outside are checked, site by site."""
         return CheckedValues(-1, None)
 
     def _scoring(self, observed: Tensor | None) -> AbstractContextManager:
@@ -223,7 +223,7 @@ class Program(NamedModule):
 
 
 class Model(Program):
-    """The base of every model in the zoo.
+    """The base class of every model in the zoo.
 
     Attributes:
         sites: every latent site.
@@ -265,11 +265,11 @@ class Model(Program):
 
     @property
     def latent_sites(self) -> tuple[Site, ...]:
-        """The sites that a guide must cover: all except the enumerated ones."""
+        """The latent sites that a guide must cover: all except the enumerated ones."""
         return tuple(site for site in self.sites if not site.enumerated)
 
     def with_missing_pixels(self) -> Self:
-        """Return the same model for images in which NaN marks a missing pixel.
+        """Return the model for images with missing pixels (NaN), with shared parameters.
 
         The two models share their parameters. The image site of the new model scores only the
         observed pixels. At a missing pixel the value of the site is 0, or the end of
@@ -289,7 +289,7 @@ class Model(Program):
         return self.sharing_parameters(space=space, missing_fill=space.fill)
 
     def sample_image(self, distribution: TorchDistribution, images: Tensor | None) -> Tensor:
-        """Draw or observe the image site in the plate of images, (*outer, B, C, H, W).
+        """Sample or observe the image site in the plate of images, (*outer, B, C, H, W).
 
         Args:
             distribution: distribution of the images, event shape (C, H, W), whose batch shape ends
@@ -311,7 +311,7 @@ class Model(Program):
 
 
 def _is_svi_step() -> bool:
-    """Return True in `SVI.step`, which records all parameters, unless they are hidden from it."""
+    """Return True within `SVI.step`, which records parameters, unless they are blocked."""
     if any(isinstance(handler, BlockMessenger) for handler in _PYRO_STACK):
         return False
     return any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK)

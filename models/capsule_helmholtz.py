@@ -1,4 +1,4 @@
-"""Capsule Helmholtz machine: layers of capsules, each drawn given the one above.
+"""Capsule Helmholtz machine: layers of capsules, each sampled given the layer above.
 
 Story. The top layer's capsules switch themselves on and fill their units. Every lower
 capsule gets its probability of being on, and the distribution of its units, from the layer above.
@@ -46,7 +46,7 @@ from capsule_zoo.models.units.switched_units import (
 
 
 class Coupling(PyroModule):
-    """The terms that a layer or an image adds to the biases of the next: m = W u, d = Omega v.
+    """Weights from a layer or image to the biases of the next layer: m = W u, d = Omega v.
 
     Args:
         inputs: numbers in u, which acts on the units.
@@ -60,20 +60,20 @@ class Coupling(PyroModule):
         self.switch_weight = nn.Parameter(torch.zeros(gates, capsules))
 
     def forward(self, inputs: Tensor, gates: Tensor) -> Fields:
-        """Compute the fields from u (B, inputs) and v (B, gates)."""
+        """Compute the fields m and d from u (B, inputs) and v (B, gates)."""
         field = inputs @ self.weight.flatten(1)
         hidden = field.unflatten(-1, self.weight.shape[1:])
         return Fields(hidden, gates @ self.switch_weight)
 
 
 class GenerativeLayer(PyroModule):
-    """A layer with its biases and, unless it is the top, the coupling to the layer above.
+    """A generative layer: its biases and, except at the top, the coupling to the layer above.
 
     Args:
-        family: of the hidden units.
+        family: family of the hidden units.
         capsules, units: K and J.
         above: capsules of the layer above, 0 at the top.
-        switch_start: start of the switches' biases, in nats.
+        switch_start: initial bias of the switches, in nats.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GenerativeLayer(PyroModule):
         self.coupling = Coupling(above * units, above, capsules, units) if above else None
 
     def forward(self, above: CapsuleState | None, batch: int) -> CapsuleDistribution:
-        """Return p(z, h | layer above)."""
+        """Return the distribution p(z, h | layer above)."""
         if self.coupling is None or above is None:
             fields = Fields.none(self.hidden, batch)
         else:
@@ -136,7 +136,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
         )
         pixels, lowest = math.prod(self.image_shape), capsules[-1]
         scale = 1 / math.sqrt(lowest * units)
-        self.weight = nn.Parameter(scale * torch.randn(pixels, lowest, units))  # of the image
+        self.weight = nn.Parameter(scale * torch.randn(pixels, lowest, units))  # W of the image
         self.switch_weight = nn.Parameter(torch.zeros(pixels, lowest))
         names = self.layer_names
         self.plate_dims = {"images": -2, **{f"{name}s": -1 for name in names}}
@@ -153,7 +153,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
 
     @property
     def top_sites(self) -> tuple[str, ...]:
-        """The names of the top layer's sites; given these, everything else can be sampled."""
+        """The names of the top layer's sites, given which the model samples everything else."""
         return tuple(site.name for site in self.sites[:2])
 
     def forward(

@@ -1,4 +1,4 @@
-"""The capsule network of 2017: class capsules whose directions say how a digit looks.
+"""The capsule network of 2017: the direction of a class capsule encodes how a digit looks.
 
 Story. An image shows one thing of one class. Every class has a capsule, a vector whose length says
 how surely the class is present and whose direction says how the thing looks. A decoder draws the
@@ -22,7 +22,7 @@ References:
     adds .0005 squared errors to the margin loss. In nats this is label_weight = 1000 / sigma^2, the
     default. The paper has no prior on capsules; the standard normal is ours. Under it all classes
     are present (the mean length is .93), which the margin loss excludes: bounds with labels say
-    nothing beside the bounds of other models.
+    nothing when compared with the bounds of other models.
 """
 
 import math
@@ -102,7 +102,7 @@ class CapsuleNetwork(ImagesOfClasses, Model):
 
     @pyro_method
     def draw(self, capsules: Tensor, winners: Tensor | None = None) -> Tensor:
-        """Draw the mean images (*batch, C, H, W) from the capsules (*batch, J, 16) of one class.
+        """Decode the capsules (*batch, J, 16) of one class to mean images (*batch, C, H, W).
 
         Args:
             winners: the class whose capsule is drawn, (*batch,); by default the longest capsule.
@@ -114,7 +114,7 @@ class CapsuleNetwork(ImagesOfClasses, Model):
 
 
 class OverlappingCapsuleNetwork(PairsOfImages, CapsuleNetwork):
-    """The capsule network for two images, one laid over the other (section 6 of the paper).
+    """The capsule network for two overlapping images (section 6 of the paper).
 
     The capsules of a pair are inferred from the overlay of an image and the one before it in the
     batch. The margin loss requires the classes of both. The model draws the image, from the capsule

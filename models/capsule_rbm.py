@@ -141,7 +141,7 @@ class CapsuleRBM(CapsuleMachine):
             return self._sample_image(field, images)
 
     def _chain(self, batch: int) -> CapsuleDistribution:
-        """Return the distribution of the capsules before the last sweep of the Gibbs chain.
+        """Run the Gibbs chain up to its last sweep; return the distribution of the capsules.
 
         Plates outside the model get their own chains.
         """
@@ -154,21 +154,21 @@ class CapsuleRBM(CapsuleMachine):
 
     @pyro_method
     def fields(self, images: Tensor) -> Fields:
-        """Compute the terms that images (B, C, H, W) add to the biases of the capsules."""
+        """Compute the fields of images (B, C, H, W), which are added to the capsules' biases."""
         pixels = images.flatten(1)
         hidden = (pixels @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])
         return Fields(hidden, pixels @ self.switch_weight if self.switched else hidden[..., 0])
 
     @pyro_method
     def posterior_of(self, fields: Fields) -> CapsuleDistribution:
-        """Return p(z, h | x) from the fields of x."""
+        """Return the posterior p(z, h | x) from the fields of x."""
         return capsule_distribution(
             self.hidden, self.switch_bias if self.switched else None, fields
         )
 
     @pyro_method
     def posterior(self, images: Tensor) -> CapsuleDistribution:
-        """Return the exact p(z, h | x) of images (B, C, H, W)."""
+        """Return the exact posterior p(z, h | x) of images (B, C, H, W)."""
         return self.posterior_of(self.fields(images))
 
     @pyro_method
@@ -187,7 +187,7 @@ class CapsuleRBM(CapsuleMachine):
 
     @pyro_method
     def log_base_partition(self) -> Tensor:
-        """Compute the log of the independent units' partition functions, in nats.
+        """Compute the log partition function, in nats, of the machine without couplings.
 
         The log density of this model's trace is -E(x, h, z) minus this number.
         """
@@ -197,7 +197,7 @@ class CapsuleRBM(CapsuleMachine):
     @pyro_method
     @torch.no_grad()
     def base_images(self, batch: int) -> Tensor:
-        """Draw images (batch, C, H, W) from the visible biases alone."""
+        """Sample images (batch, C, H, W) from the visible biases alone."""
         return self.visible.sample(self.visible.bias.new_zeros(batch, *self.image_shape))
 
     @pyro_method
@@ -211,12 +211,12 @@ class CapsuleRBM(CapsuleMachine):
     @pyro_method
     @torch.no_grad()
     def draw_images(self, capsules: CapsuleState) -> Tensor:
-        """Draw images (B, C, H, W) from p(x | h, z)."""
+        """Sample images (B, C, H, W) from p(x | h, z)."""
         return self.visible.sample(self.visible_field(capsules))
 
     @pyro_method
     def switch_probabilities(self, images: Tensor) -> Tensor:
-        """Return p(z_k = 1 | x), (B, K), the spectrum of the image."""
+        """Return the switch probabilities p(z_k = 1 | x), (B, K), the spectrum of the image."""
         return self.posterior(images).switch_probability
 
     @pyro_method
@@ -247,7 +247,7 @@ class CapsuleRBM(CapsuleMachine):
 
     @torch.no_grad()
     def coupling_norm(self) -> float:
-        """Measure how close the couplings are to having no partition function, which happens at 1.
+        """Compute the norm of the couplings, which must be below 1 for log Z to exist.
 
         Two Gaussian sides are normalizable if and only if the spectral norm of
         precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (the worst case is all switches
@@ -263,7 +263,7 @@ class CapsuleRBM(CapsuleMachine):
 
     @torch.no_grad()
     def keep_normalizable(self) -> None:
-        """Change W so that the partition function exists, if it does not.
+        """Reduce the couplings W, if necessary, so that the partition function exists.
 
         Training calls this before every step. With two Gaussian sides, the singular values of the
         matrix of `coupling_norm` that are too large are reduced, and the other directions stay as
@@ -283,7 +283,7 @@ class CapsuleRBM(CapsuleMachine):
             self.weight.clamp_(max=0)
 
     def _standard_scale(self) -> Tensor | None:
-        """Return the factors of W (pixels, K J) that give every Gaussian unit precision 1."""
+        """Return factors of W (pixels, K J) by which every Gaussian unit has precision 1."""
         if not (isinstance(self.visible, GaussianUnits) and isinstance(self.hidden, GaussianUnits)):
             return None
         left = (-0.5 * self.visible.log_precision).exp().flatten()[:, None]
@@ -291,7 +291,7 @@ class CapsuleRBM(CapsuleMachine):
 
 
 class RBM(CapsuleRBM):
-    """The restricted Boltzmann machine: a capsule RBM with one capsule that is always on.
+    """The restricted Boltzmann machine, as a capsule RBM with one capsule that is always on.
 
     Args:
         image_shape: (channels, height, width), or a square number of pixels.
@@ -322,5 +322,5 @@ class RBM(CapsuleRBM):
 
 
 def _no_wider_than_high(matrix: Tensor) -> Tensor:
-    """Return the matrix or its transpose, as a view that is no wider than high."""
+    """Return a view of the matrix, or of its transpose, that is no wider than high."""
     return matrix.T if matrix.shape[0] < matrix.shape[1] else matrix

@@ -1,4 +1,4 @@
-"""Checks of arguments: labels, sizes, names and choices, each with a remedy in its error."""
+"""Checks of arguments (labels, numbers, names, choices), with a remedy in each error."""
 
 import difflib
 from collections.abc import Collection
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_LISTED = 12  # names that an error lists; of more it names the nearest
+MOST_LISTED = 12  # names that an error lists; if there are more, it names the nearest
 _SHORT = {torch.float16, torch.bfloat16}
 
 
@@ -56,7 +56,7 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
 
 
 def told_apart(number: float, *others: float) -> str:
-    """Return a number in six digits, or in all of them if another number has the same six.
+    """Format a number in six digits, or in all digits if it would equal another number.
 
     1.0000002 would else be shown as 1, and refused for not being in a range that ends at 1.
     """
@@ -72,7 +72,7 @@ def check_positive(**arguments: float) -> None:
 
 
 def check_precision(role: str, name: str, dtype: torch.dtype) -> None:
-    """Raise ValueError that names the precision for numbers of 16 bits."""
+    """Raise ValueError for a dtype of 16 bits."""
     if dtype in _SHORT:
         raise ValueError(
             f"{role} {name!r} has the precision {dtype}, but in 16 bits log densities round by "
@@ -88,7 +88,7 @@ def check_one_of(name: str, value: object, allowed: tuple) -> None:
 
 
 def check_known(kind: str, name: str, names: Collection[str]) -> None:
-    """Raise ValueError with the nearest known names unless a name is known; see `unknown`."""
+    """Raise ValueError with the nearest known names unless a name is known."""
     if name not in names:
         raise ValueError(unknown_name_message(kind, name, names))
 

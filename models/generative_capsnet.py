@@ -1,7 +1,7 @@
-"""Generative CapsNets: part capsules that are written into a map at computed addresses.
+"""Generative CapsNets: part capsules are written into maps at computed addresses.
 
 Story. An object is of some kind and has a pose; it is requested under a transformation T, such as a
-rotation. Kind, pose and T determine the appearance of each part and its place on a grid of cells. A
+rotation. Kind, pose and T determine the appearance of each part and its position on a grid. A
 channel of a convolutional decoder has fixed cells. A part does not: it computes an address and is
 routed to the cells around that address. A change that moves an image can therefore move addresses
 only, and a network that computes addresses can place parts where no training image has had any.
@@ -87,14 +87,14 @@ def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _hats(address: Tensor, cells: int) -> Tensor:
-    """Compute the linear weights (..., cells) of the cells along one axis."""
+    """Compute the linear interpolation weights (..., cells) of the cells along one axis."""
     place = (address + 1) * ((cells - 1) / 2)
     cell = torch.arange(cells, dtype=address.dtype, device=address.device)
     return F.relu(1 - (cell - place[..., None]).abs())
 
 
 class LogRelaxedOneHot(ExpRelaxedCategorical, TorchDistributionMixin):
-    """The distribution of the logarithm of a Concrete variable, which never underflows."""
+    """The distribution of the log of a Concrete variable, which never underflows."""
 
 
 class Parts(NamedTuple):
@@ -105,9 +105,9 @@ class Parts(NamedTuple):
 
 
 def scatter(bias: nn.Parameter) -> None:
-    """Set the biases of a network of addresses so that the addresses start all over the grid.
+    """Initialize the biases of address networks so that addresses are spread over the grid.
 
-    If all parts start in one place, they add up to a spot that is far too bright. The first updates
+    If all parts start at one position, they add up to a spot that is far too bright. First updates
     then drive the parts off the grid, where they get no gradient. From some seeds no part comes
     back.
     """
@@ -115,7 +115,7 @@ def scatter(bias: nn.Parameter) -> None:
 
 
 class CapsuleNetworks(PyroModule):
-    """A network of two layers for each capsule, computed as two batched products.
+    """Two-layer networks, one for each capsule, computed as two batched products.
 
     Called on (*batch, capsules, inputs) it returns (*batch, capsules, outputs).
     """
@@ -131,19 +131,19 @@ class CapsuleNetworks(PyroModule):
         return over_leading(self._read, capsules, event_dim=2)
 
     def _read(self, capsules: Tensor) -> Tensor:
-        """Return the outputs (B, capsules, outputs) for inputs (B, capsules, inputs)."""
+        """Apply the networks to inputs (B, capsules, inputs); return (B, capsules, outputs)."""
         hidden = torch.baddbmm(self.bias_in, capsules.transpose(0, 1), self.weight_in).relu()
         return torch.baddbmm(self.bias_out, hidden, self.weight_out).transpose(0, 1)
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:
-    """Return a parameter initialized like that of a linear layer with this many inputs."""
+    """Return a parameter initialized as in a linear layer with this many inputs."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 class Canvas(PyroModule):
-    """The routing by address: capsules to maps, and maps to activities of pixels (B, C, H, W).
+    """The routing by address: capsules are written to maps, and maps are decoded to pixels.
 
     Args:
         image_shape: (channels, height, width); the grid has a quarter of its rows and columns.
@@ -170,7 +170,7 @@ class Canvas(PyroModule):
         return self.upsample(self.route(parts))
 
     def route(self, parts: Parts) -> Tensor:
-        """Return the maps (*batch, maps, rows, columns) to which the parts are routed."""
+        """Write the parts into maps (*batch, maps, rows, columns) at their addresses."""
         address, activation = parts
         if not self.learned:
             return splat(address, activation, self.grid)
@@ -179,7 +179,7 @@ class Canvas(PyroModule):
 
 
 class RoutedByAddress(OnRequest):
-    """The base of both variants: the canvas for the parts, their motion and their jitter.
+    """The base class of both variants: canvas, motion and jitter of the parts.
 
     Args:
         image_shape: (channels, height, width).
@@ -234,7 +234,7 @@ class RoutedByAddress(OnRequest):
         return self.canvas.address_length * moves
 
     def inputs(self, code: Tensor, request: Tensor) -> Tensor:
-        """Return the inputs of the parts' networks: codes (B, n), joined with requests if mixed."""
+        """Return the inputs of the parts' networks: codes (B, n), with requests if mixed."""
         return code if self.linear else join_broadcast([code, request], -1)
 
     def place(self, outputs: Tensor, request: Tensor) -> Tensor:
@@ -247,11 +247,11 @@ class RoutedByAddress(OnRequest):
         return torch.einsum("...can,...n->...ca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
-        """Return the distribution of one image's code, by site."""
+        """Return the prior of one image's code, by site."""
         raise NotImplementedError
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
-        """Return the parts before jitter, from latents by site and requests (B, n)."""
+        """Compute the parts before jitter from latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
@@ -270,7 +270,7 @@ class RoutedByAddress(OnRequest):
 
 
 class GenerativeCapsNet(RoutedByAddress):
-    """The model in which kinds of objects place and activate part capsules.
+    """The generative CapsNet in which kinds of objects place and activate part capsules.
 
     Args:
         image_shape: (channels, height, width).
@@ -280,7 +280,7 @@ class GenerativeCapsNet(RoutedByAddress):
         length: numbers in a part capsule.
         hidden: units of a part's networks for its address and its activation.
         temperature: temperature of the Concrete distribution of the relaxed kind.
-        options: arguments of `RoutedByAddress`, which says what is raised.
+        options: arguments of `RoutedByAddress`, which lists the errors.
     """
 
     relaxed = True
@@ -311,11 +311,11 @@ class GenerativeCapsNet(RoutedByAddress):
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
     def discretize(self) -> "GenerativeCapsNet":
-        """Return the model with the same parameters and one-hot kinds, for reporting."""
+        """Return the model with one-hot kinds and shared parameters, for reporting."""
         return self.sharing_parameters(relaxed=False)
 
     def kind_distribution(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of a kind from logits (..., K); a relaxed one is a logarithm."""
+        """Return the distribution of kinds from logits (..., K); relaxed kinds are logarithms."""
         if self.relaxed:
             return LogRelaxedOneHot(logits.new_tensor(self.temperature), logits=logits)
         return dist.OneHotCategorical(logits=logits)
@@ -340,14 +340,14 @@ class GenerativeCapsNet(RoutedByAddress):
 
 
 class ContinuousCapsNet(RoutedByAddress):
-    """The model in which a code without kinds places and activates all parts.
+    """The generative CapsNet in which a code without kinds places and activates all parts.
 
     Args:
         image_shape: (channels, height, width).
         latent: numbers in a code.
         hidden: units of the dense layer.
         parts: part capsules, C.
-        options: arguments of `RoutedByAddress`, which says what is raised.
+        options: arguments of `RoutedByAddress`, which lists the errors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Matrix capsules: a classifier whose every layer infers poses and presences by routing.
+"""Matrix capsules: a classifier in which every layer infers poses and presences by routing.
 
 Story. A convolution reads features off the image; primary capsules read poses and presences off the
 features; two layers of convolutional capsules and a layer of class capsules follow, each inferred
@@ -73,14 +73,14 @@ HIDDEN = (512, 1024)  # units of a decoder, as in the capsule network of 2017
 
 
 def spread_energy(presence: Tensor, margin: float) -> Tensor:
-    """Compute the spread loss of every label, (..., classes), from presences (..., classes)."""
+    """Compute the spread loss for each label, (..., classes), from presences (..., classes)."""
     gap = presence[..., :, None] - presence[..., None, :]  # a_t - a_c
     loss = (margin - gap).clamp_min(0).square()
     return loss.sum(-1) - torch.diagonal(loss, dim1=-2, dim2=-1)
 
 
 class MatrixCapsules(Classifier):
-    """The network as a model of labels, described at the top of this file.
+    """The matrix capsule network as a model of labels, described at the top of this file.
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more, padding included.
@@ -166,7 +166,7 @@ class MatrixCapsules(Classifier):
 
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
-        """Compute every layer of capsules, the classes last."""
+        """Compute the capsules of every layer, the class capsules last."""
         grids = [self.primary(F.relu(self.stem(standardize_images(images))))]
         for layer in (*self.layers, self.classes):
             grids.append(layer(grids[-1]))
@@ -178,7 +178,7 @@ class MatrixCapsules(Classifier):
         return self.classes.votes(self.capsules(images)[-2]), self.classes.distribution()
 
     def with_routing(self, routing: Routing) -> Self:
-        """Return a model with the same parameters and another routing in every layer."""
+        """Return a model with shared parameters and another routing in every layer."""
         others = {name: layer.with_routing(routing) for name, layer in self.layers._modules.items()}
         layers, classes = sharing(self.layers, **others), self.classes.with_routing(routing)
         twin = sharing(self, layers=layers, classes=classes)
@@ -191,20 +191,20 @@ class MatrixCapsules(Classifier):
         return self.capsules(images)[-1].logits[:, 0]
 
     def outputs(self, images: Tensor) -> Tensor:
-        """Compute the scores; with a decoder log-odds and poses of the classes, (B, J, 17)."""
+        """Compute the scores or, with a decoder, log-odds and poses of the classes, (B, J, 17)."""
         if self.decoder is None:
             return self.scores(images)
         classes = self.capsules(images)[-1]
         return torch.cat([classes.logits[..., None], classes.pose.flatten(3)], -1)[:, 0]
 
     def label_distribution(self, scores: Tensor) -> dist.Categorical:
-        """Return p(label | class capsules) from log-odds of their presences (*batch, classes)."""
+        """Return p(label | class capsules), given log-odds of presences (*batch, classes)."""
         if self.likelihood == "categorical":
             return super().label_distribution(scores)
         return dist.Categorical(logits=-spread_energy(scores.sigmoid(), self.margin))
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
-        """Draw or observe the label, without its normalization in the loss."""
+        """Sample or observe the label; in the loss its density is not normalized."""
         super().sample_label(scores, labels)
         if self.likelihood == "spread":
             energy = spread_energy(scores.sigmoid(), self.margin)
@@ -213,19 +213,19 @@ class MatrixCapsules(Classifier):
         pay_for_connections([*self.layers, self.classes], -1.0)
 
     def explain(self, outputs: Tensor, images: Tensor, labels: Tensor | None) -> None:
-        """Draw or observe the label; in training, score the drawing of the image too."""
+        """Sample or observe the label; in training, also score the reconstruction of the image."""
         if self.decoder is None:
             return super().explain(outputs, images, labels)
         super().explain(outputs[..., 0], images, labels)
         if self.training and labels is not None:
             drawn = self.decoder(self.mask_capsules(outputs[..., 1:], labels)).sigmoid()
             error = (drawn - images.flatten(-3)).square().sum(-1)
-            with error.device:  # as in `sample_label`
+            with error.device:  # the device, as in `sample_label`
                 pyro.factor("reconstruction", -self.reconstruction * error)
 
     @property
     def margin(self) -> float:
-        """The margin m of the spread loss after the updates so far."""
+        """The present margin m of the spread loss."""
         return margin_after(self.updates.item(), self.margin_steps, self.margin_shape)
 
 

@@ -1,4 +1,4 @@
-"""Part-whole capsules: objects choose and place their parts, parts paint the image.
+"""Part-whole capsules: objects select and place their parts, and parts paint the image.
 
 Story. A capsule is a presence (on or off) and a pose (an affine frame). Every part chooses a parent
 among the objects that are present. The parent determines how likely the part is to be present, and
@@ -53,7 +53,7 @@ class PartWholeCapsules(PaintedParts):
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: temperature of the Concrete distribution of relaxed presences.
-        painting: how parts paint the image.
+        painting: settings of how parts paint the image.
         pose: the prior of an object's pose.
         belonging: weights and standard deviations of children.
 
@@ -135,7 +135,7 @@ class PartWholeCapsules(PaintedParts):
             return self.sample_image(self.image_distribution(capsules), images)
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
-        """Compute p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
+        """Compute the posterior p(s_i | everything else) of each child's parent; column 0: dummy.
 
         Args:
             parents, children: the choices of two adjacent levels.

@@ -1,4 +1,4 @@
-"""Recurrent capsule network: a drawing made in a few strokes, each planned by capsules.
+"""Recurrent capsule network: an image drawn in a few steps, each planned by capsules.
 
 Story. Like DRAW, the model adds to a canvas step by step. Each addition is computed from class
 capsules. A network unfolds a Gaussian code into maps, primary capsules on the maps vote, and the
@@ -30,7 +30,7 @@ draws, it takes the drawing and the capsules' lengths from the guide
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
-    steps, the size of the code, the place of attention (its figure shows it) and the lengths that
+    steps, the size of the code, the aim of attention (its figure shows it) and the lengths that
     the margin loss is applied to. These are arguments here, except the last, which is explained
     above. Its squash keeps lengths under .5, so that the margin loss cannot reach its margin; here
     the squash is from Sabour et al. (2017).
@@ -69,8 +69,8 @@ from capsule_zoo.models.routing.vector_capsules import (
     margin_loss,
 )
 
-KERNEL = 5  # of the convolutions below the primary capsules
-LEAST = 17  # pixels that these and the primary capsules need
+KERNEL = 5  # kernel of the convolutions below the primary capsules
+LEAST = 17  # least height and width, which the convolutions and primary capsules need
 
 
 class Drawing(NamedTuple):
@@ -92,7 +92,7 @@ class Drawing(NamedTuple):
 
 
 def flat(vectors: Tensor) -> Tensor:
-    """Flatten class capsules (*batch, classes, 16) to numbers of order one for the next layer."""
+    """Flatten class capsules (*batch, classes, 16), scaled to order one, for the next layer."""
     return CLASS**0.5 * vectors.flatten(-2)
 
 
@@ -112,7 +112,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Canvas(Settings):
-    """The settings of how the canvas is painted, and what it says of pixels.
+    """The settings of the canvas: how it is painted, and the likelihood of pixels.
 
     Args:
         attention: whether the model paints and the guide reads through a window of attention.
@@ -135,7 +135,7 @@ class Canvas(Settings):
         check_one_of("likelihood", self.likelihood, LIKELIHOODS)
 
 
-PAPER: dict[str, Any] = dict(  # the defaults are for two cores
+PAPER: dict[str, Any] = dict(  # the paper's settings; the defaults are for two cores
     capsules="every", channels=(256, 128), types=32, canvas=Canvas(attention=False)
 )
 
@@ -155,7 +155,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
             DRAW and takes no labels.
         channels: maps of the convolution next to the image and of the one next to the capsules.
         types: number of types of primary capsules.
-        canvas: how it is painted, and what it says of pixels.
+        canvas: settings of the canvas and of the likelihood of pixels.
         label_weight: nats for one unit of the margin loss.
 
     Raises:
@@ -243,7 +243,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:
-        """Draw all steps from their codes, (*batch, latent) each."""
+        """Decode the codes of all steps, (*batch, latent) each, to the final drawing."""
         codes = list(torch.broadcast_tensors(*codes))
         batch = codes[0].shape[-2]
         drawing = self.begin(batch)
@@ -253,7 +253,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def begin(self, batch: int) -> Drawing:
-        """Return a batch of drawings before the first step."""
+        """Return a batch of initial drawings."""
         state = self.blank.new_zeros(batch, self.units)
         return Drawing(self.blank.repeat(batch, 1, 1, 1), state, state)
 
@@ -264,7 +264,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
-        """Compute the next drawing from a plan; the model and the guide both take this step."""
+        """Compute the next drawing from a plan, in the model and in the guide."""
         hidden, cell = self.cell(plan, drawing.hidden, drawing.cell)
         patch = self.paint(hidden).unflatten(-1, self.patch_shape)
         if self.window_size is not None:
@@ -272,7 +272,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
         return Drawing(drawing.canvas + patch, hidden, cell)
 
     def image_distribution(self, drawing: Drawing) -> dist.TorchDistribution:
-        """Return the distribution of the image site if the drawing ended here."""
+        """Return p(image | drawing), as if the drawing ended at this step."""
         return pixel_distribution(drawing.canvas, self.canvas.likelihood, self.canvas.sigma_image)
 
     def window(self, drawing: Drawing) -> Window:
@@ -288,7 +288,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def classify(self, images: Tensor) -> Tensor:
-        """Compute the presence (*batch, classes) of each class in images (*batch, C, H, W).
+        """Predict the presence (*batch, classes) of each class in images (*batch, C, H, W).
 
         The result is the length of the capsule of each class.
         """
@@ -296,7 +296,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
-        """Return the classes whose capsules are longest on images (B, C, H, W), (B,).
+        """Predict the classes (B,) of images (B, C, H, W), by the longest class capsules.
 
         Raises:
             ValueError: the model has no capsules.
@@ -310,7 +310,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
-        """Set the first canvas to the mean of images (B, C, H, W)."""
+        """Initialize the blank canvas to the mean of images (B, C, H, W)."""
         self.space.check(images)
         self.blank.copy_(images.mean(0).logit(eps=0.01))
 
@@ -325,7 +325,7 @@ class RecurrentCapsules(ImagesOfClasses, Model):
 
 
 class OverlappingCapsules(PairsOfImages, RecurrentCapsules):
-    """Recurrent capsules that know the classes of two images, one laid over the other.
+    """The recurrent capsule network for two overlapping images.
 
     The model draws each image, as `RecurrentCapsules` do. The margin loss asks for the classes of
     the image and of the one before it in the batch, whose overlay the capsules see.

@@ -1,8 +1,8 @@
-"""Specifications: any module or setting of the zoo as JSON, and built again from it.
+"""Specifications: modules and settings of the zoo as JSON, from which they are rebuilt.
 
     specification = spec(model)
     {"class": "PartWholeCapsules", "objects": 16, "painting": {"class": "Painting", ...}, ...}
-    build(specification)  # the same model, untrained
+    build(specification)  # an equal model, untrained
 
 A specification holds every argument of the constructor, defaults included. Of a guide, the model
 and its parts are references, so that a pair is rebuilt as a pair:
@@ -32,7 +32,7 @@ CLASS, PART, CHANGES = "class", "part_of", "changes"
 
 
 def spec(value: Any, **owners: nn.Module) -> Any:
-    """Return what `build` makes an object from, as JSON holds it.
+    """Return the specification of an object, in JSON types, for `build`.
 
     Args:
         value: a module of the zoo, a dataclass of settings, a class of submodules or a partial of
@@ -66,7 +66,7 @@ def spec(value: Any, **owners: nn.Module) -> Any:
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if isinstance(value, Number) and hasattr(value, "item"):
-        return value.item()  # of NumPy
+        return value.item()  # a NumPy scalar
     raise ValueError(
         f"{type(value).__name__} cannot be written as JSON: {value!r:.60}; make it a subclass of "
         "capsule_zoo.models.Settings, or pass numbers, words and modules of the zoo"
@@ -80,7 +80,7 @@ def is_submodule(value: object) -> bool:
 
 
 def _specify_module(module: Remembering, owners: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Return the specification of a module: its arguments, and in what a copy of it differs."""
+    """Return the specification of a module: its arguments, and changed attributes."""
     try:
         written = _specify_all(module.arguments, owners)
         changes = _specify_all(module.changes, owners)
@@ -100,7 +100,7 @@ def _specify_all(values: Mapping[str, Any], owners: Mapping[str, nn.Module]) -> 
 
 
 def build(specification: Any, **owners: nn.Module) -> Any:
-    """Make the object of a specification, untrained.
+    """Build the untrained object of a specification.
 
     Args:
         owners: the modules that references name; see `spec`.
@@ -132,7 +132,7 @@ def build(specification: Any, **owners: nn.Module) -> Any:
 
 
 def classes() -> dict[str, type]:
-    """Return every class of modules and settings that is defined, by name."""
+    """Return every defined class of modules and settings, by name."""
     return {
         kind.__name__: kind
         for base in (Remembering, Settings, Submodule, Requests)
@@ -147,7 +147,7 @@ def _below(base: Any) -> Iterator[type]:
 
 
 def class_of(name: str) -> type:
-    """Return the class of a name; raise ValueError, with the nearest ones, if there is none."""
+    """Return the class of a name; raise ValueError, with the nearest names, if there is none."""
     defined = classes()
     if name not in defined:
         message = unknown_name_message("class", name, sorted(defined))

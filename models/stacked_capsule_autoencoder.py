@@ -1,4 +1,4 @@
-"""Stacked capsule autoencoder: objects vote for their parts, parts share out the pixels.
+"""Stacked capsule autoencoder: objects vote for their parts, and parts compete for pixels.
 
 Story. An object capsule has a presence, a pose and a feature. From the feature it computes how its
 parts look in its own frame: a learned constellation, bent a little, and how surely and how exactly
@@ -74,10 +74,10 @@ _BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they a
 
 @dataclass(frozen=True)
 class Clutter(Settings):
-    """The settings of parts that no object explains.
+    """The settings of the dummy, which explains parts that no object explains.
 
     Args:
-        sigma_dummy: deviation from zero of the pose of a part that belongs to the dummy.
+        sigma_dummy: standard deviation, about zero, of the pose of a part of the dummy.
         epsilon: weight of the dummy, compared with t_k a_km.
         leak: probability that a part for which no object votes is present.
 
@@ -117,7 +117,7 @@ class StackedCapsuleAutoencoder(PartsModel):
             positive, or an unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    In the scope "parts" (`with_scope`) parts have broad distributions of their own.
+    In the scope "parts" (`with_scope`) parts have broad priors.
     """
 
     scopes = ("scene", "objects", "parts")
@@ -173,12 +173,12 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @property
     def dummy(self) -> tuple[float, float]:
-        """The weight of the dummy, and the standard deviation of its parts' poses."""
+        """The mixing weight of the dummy, and the standard deviation of its parts' poses."""
         return self.clutter.epsilon, self.clutter.sigma_dummy
 
     @property
     def part_sets(self) -> PartSets:
-        """The space of the reads of the parts, see `StackedCapsuleGuide`."""
+        """The observation space of encoded parts, see `StackedCapsuleGuide`."""
         return PartSets(self.levels[1].size, 14 + self.part_features)
 
     @property
@@ -210,7 +210,7 @@ class StackedCapsuleAutoencoder(PartsModel):
         return FeaturedCapsules.from_sites(level, presence, pose, feature)
 
     def _draw_parts(self, votes: ObjectVotes | None) -> FeaturedCapsules:
-        """Draw the parts by the votes of objects; without objects, from broad distributions."""
+        """Sample the parts from the votes of objects or, without objects, from broad priors."""
         like, level = self.template_logits, self.levels[1]
         with pyro.plate("parts", level.size, dim=-1):
             odds = like.new_zeros(()) if votes is None else noisy_or(votes, self.clutter.leak)
@@ -234,12 +234,12 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @pyro_method
     def relation_of(self, feature: Tensor) -> PartRelation:
-        """Return the relation to their parts of objects with these features (B, K, F)."""
+        """Compute the relation of objects to their parts from features (B, K, F)."""
         return self.relation(feature)
 
     @pyro_method
     def votes(self, objects: FeaturedCapsules, noise: float = 0.0) -> ObjectVotes:
-        """Return the votes of objects for all parts.
+        """Compute the votes of objects for all parts.
 
         Args:
             noise: width of the uniform noise on the logits of the votes' presences.
@@ -253,7 +253,7 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @pyro_method
     def colors(self, feature: Tensor) -> Tensor:
-        """Return the colors (B, M, C), in (0, 1), that features (B, M, S) give the templates."""
+        """Compute the templates' colors (B, M, C), in (0, 1), from features (B, M, S)."""
         return self.color_read(self.color_hidden(feature).relu()).sigmoid()
 
     @pyro_method
@@ -263,7 +263,7 @@ class StackedCapsuleAutoencoder(PartsModel):
 
     @pyro_method
     def image_distribution(self, parts: FeaturedCapsules) -> TintedMixture:
-        """Return the distribution of the image, batch shape (B, 1), event shape (C, H, W).
+        """Return p(image | parts), batch shape (B, 1), event shape (C, H, W).
 
         The weight of a part at a pixel is its alpha times its presence.
         """
@@ -279,15 +279,15 @@ class StackedCapsuleAutoencoder(PartsModel):
         )
 
     def render(self, parts: FeaturedCapsules) -> Tensor:
-        """Render the mean image (B, C, H, W) of the parts."""
+        """Render the mean images (B, C, H, W) of the parts."""
         return self.image_distribution(parts).mean.squeeze(-4)
 
     def responsibilities(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> Tensor:
-        """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""
+        """Compute the posterior p(s_m | objects, pose of m) of parents, (B, M, 1 + K); 0: dummy."""
         return log_parents(self.votes(objects), parts.pose, *self.dummy).softmax(-1)
 
     def predict_parts(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
-        """Return the parts with the poses that the most responsible objects vote for."""
+        """Return the parts with poses replaced by the votes of their most responsible objects."""
         winner = self.responsibilities(objects, parts)[..., 1:].argmax(-1)  # (B, M)
         votes = self.votes(objects).pose  # (B, M, K, 6)
         winning_votes = votes.gather(-2, winner[..., None, None].expand(*winner.shape, 1, 6))

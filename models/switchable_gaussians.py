@@ -43,14 +43,14 @@ from capsule_zoo.models.routing.parent_distribution import VOTE_NOISE, ParentDis
 
 
 class Flat(dist.ImproperUniform):
-    """A flat measure whose log density, zero, has the dtype of the value."""
+    """The flat measure on the reals, with log density zero in the dtype of the value."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value).to(value)
 
 
 class SwitchableGaussians(NamedModule):
-    """The layer as a Pyro model, described at the top of this file.
+    """The mixture of switchable Gaussians as a Pyro model, described at the top of this file.
 
     Args:
         children, parents: capsules of the two levels, I and J; every parent sees every child.
@@ -94,11 +94,11 @@ class SwitchableGaussians(NamedModule):
         self.beta_u = torch.nn.Parameter(torch.full((parents,), float(beta_u)))
 
     def distribution(self, inverse_temperature: float = 1.0) -> ParentDistribution:
-        """Return the prior of the parents in the form that routings take."""
+        """Return the prior of the parents in the form that routings use."""
         return ParentDistribution(self.beta_a, self.beta_u, inverse_temperature, self.noise)
 
     def check_votes(self, votes: Tensor, presence: Tensor | None = None) -> None:
-        """Raise ValueError unless votes are (B, I, J, D) and presences (B, I) of this layer."""
+        """Raise ValueError unless votes are (B, I, J, D) and presences (B, I)."""
         if votes.dim() != 4 or tuple(votes.shape[1:]) != self.shape:
             raise ValueError(
                 f"votes must be (B, {', '.join(map(str, self.shape))}) for this layer, not "
@@ -135,7 +135,7 @@ class SwitchableGaussians(NamedModule):
     def _log_density(
         self, votes: Tensor, parent_presence: Tensor, mean: Tensor, variance: Tensor
     ) -> Tensor:
-        """Compute s_j ln N_ij + (1 - s_j) beta_u, (*batch, I, J)."""
+        """Compute the log density of each vote, s_j ln N_ij + (1 - s_j) beta_u, (*batch, I, J)."""
         mean, variance = mean[..., None, :, :], variance[..., None, :, :]
         parent_presence = parent_presence[..., None, :]
         claimed = dist.Normal(mean, variance.sqrt()).log_prob(votes) - 0.5 * self.noise / variance

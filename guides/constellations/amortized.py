@@ -2,8 +2,8 @@
 
     m_i      = features of point i, which has seen the other points                 # (N, width)
     o_k      = capsule of object k, which has seen all points                       # (K, width)
-    share    ~ exp(sum_i o_k(i) m_i) / Z,  k(i) the object that takes point i       # -1: clutter
-    corners  ~ p(corners | share, points)                                           # exact
+    assign   ~ exp(sum_i o_k(i) m_i) / Z,  k(i) the object that takes point i       # -1: clutter
+    corners  ~ p(corners | assign, points)                                          # exact
     object_presence = whether the assignment gives points to the object
     object_pose     ~ p(pose | points, matching)                                    # closed form
 
@@ -63,16 +63,16 @@ from capsule_zoo.models.constellations.similarities import (
 )
 from capsule_zoo.models.networks.layers import SetTransformer
 
-ALIKE = 0.98  # smallest correlation of templates that may be exchanged
+ALIKE = 0.98  # smallest correlation of two templates that count as equal
 MOST_EXCHANGES = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Claims(Assignments):
-    """The distribution of assignments whose weights are the claims of the objects.
+    """The distribution of assignments of points to objects, weighted by the objects' claims.
 
     Attributes:
-        logits: how strongly each object claims each point, (b, n, objects); 0 for clutter.
+        logits: log weight of each object for each point, (b, n, objects); 0 for clutter.
     """
 
     logits: Tensor
@@ -82,10 +82,10 @@ class Claims(Assignments):
         return even, even, self.logits.new_zeros(self.number + 1)
 
     def log_prob(self, objects: Tensor, exchanges: Tensor) -> Tensor:
-        """Compute log q(share), (*batch, b), for assignments (*batch, b, n).
+        """Compute log q(assignment), (*batch, b), for assignments (*batch, b, n).
 
         Args:
-            exchanges: of objects, (exchanges, objects); all of them are equally likely.
+            exchanges: equally likely permutations of objects, (exchanges, objects).
         """
         named = torch.cat([exchanges, exchanges.new_full((len(exchanges), 1), -1)], 1)
         named = named[:, objects].movedim(0, -1)  # (*batch, b, n, exchanges), -1 for clutter
@@ -95,7 +95,7 @@ class Claims(Assignments):
 
 
 class AmortizedMatching(MatchingGuide):
-    """A set transformer that shares the points out among objects.
+    """The guide in which a set transformer assigns the points to objects.
 
     Args:
         model: the model.
@@ -127,7 +127,7 @@ class AmortizedMatching(MatchingGuide):
         self.transformer = SetTransformer(inputs, len(model.sizes), width, *sizes)
 
     def with_proposals(self, proposals: int) -> "AmortizedMatching":
-        """Return a guide with the same network, whose `parse` compares this many assignments.
+        """Return a guide with a shared network whose `parse` compares `proposals` assignments.
 
         Raises:
             ValueError: a number below 1.
@@ -153,7 +153,7 @@ class AmortizedMatching(MatchingGuide):
             yield Claims(distribution, rows, slots, recursion, tables, logits)
 
     def log_assignment(self, points: Tensor, objects: Tensor) -> Tensor:
-        """Compute log q(share | points), (*batch, B), for objects (*batch, B, N), with gradients.
+        """Compute log q(assignment | points), (*batch, B), with gradients; objects (*batch, B, N).
 
         Args:
             points: (B, N, 2), NaN where a point is absent.
@@ -192,7 +192,7 @@ class AmortizedMatching(MatchingGuide):
 
     @torch.no_grad()
     def explain(self, distribution: SceneDistribution, points: Tensor) -> Matchings:
-        """Return the best of the proposals for every scene, and a bound on log p(points)."""
+        """Return the best proposed matching of every scene, and a lower bound on log p(points)."""
         claims, result = list(self.claims(points)), Matchings.empty(points)
         for number in range(self.proposals):
             objects = assign_points(points, claims, best=number == 0)
@@ -210,7 +210,7 @@ class AmortizedMatching(MatchingGuide):
 
 @torch.no_grad()
 def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
-    """Draw scenes of two points or more from a model, scaled to [-1, 1], and their objects.
+    """Sample scenes of two or more points from a model, scaled to [-1, 1], and the points' objects.
 
     Returns:
         Points (number, N, 2), NaN where absent; objects (number, N), -1 for clutter.
@@ -229,7 +229,7 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
 
 
 def exchanges(distribution: SceneDistribution) -> Tensor:
-    """Return the exchanges of objects with nearly the same template, (exchanges, objects).
+    """Return all permutations of objects that have nearly equal templates, (exchanges, objects).
 
     The corners of the templates may be in different orders. Only the identity is returned where
     there are more than 1,000 exchanges.
@@ -244,7 +244,7 @@ def exchanges(distribution: SceneDistribution) -> Tensor:
 
 
 def _alike(one: Template, other: Template) -> bool:
-    """Return True if the corners of two templates correlate, in their best order."""
+    """Return whether the corners of two templates correlate above `ALIKE` in their best order."""
     if len(one) != len(other):
         return False
     orders = torch.tensor(list(itertools.permutations(range(len(one)))))
@@ -252,7 +252,7 @@ def _alike(one: Template, other: Template) -> bool:
 
 
 def _exchange_objects(objects: Tensor, allowed: Tensor) -> Tensor:
-    """Return assignments (B, N) with a random exchange of objects in every scene."""
+    """Apply a random allowed permutation of objects to the assignment of every scene, (B, N)."""
     permutation = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
     return torch.where(objects < 0, objects, permutation.gather(1, objects.clamp(min=0)))
 
@@ -260,7 +260,7 @@ def _exchange_objects(objects: Tensor, allowed: Tensor) -> Tensor:
 def _log_corners(
     distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor
 ) -> Tensor:
-    """Compute log p(corners | share, points), (*batch, B)."""
+    """Compute log p(corners | assignment, points), (*batch, B)."""
     total = points.new_zeros(objects.shape[:-1])
     everywhere = points.expand(*objects.shape, 2).flatten(0, -3)
     for k, template in enumerate(distribution.templates):
@@ -276,10 +276,10 @@ def _log_corners(
 
 
 def views(points: Tensor, most: int) -> Tensor:
-    """Return what every point sees: the others, from the nearest on, in a frame of its own.
+    """Return the features of every point: the other points, nearest first, in the point's frame.
 
     The frame has the point as its origin and its nearest neighbor on the x axis. For every other
-    point there are x, y and the log distance. The point's own place and the number of points
+    point there are x, y and the log distance. The point's position and the number of points
     follow.
 
     Args:
@@ -290,7 +290,7 @@ def views(points: Tensor, most: int) -> Tensor:
         (b, n, 3 most); zero where there are fewer points.
     """
     places = as_complex(points)
-    away = places[:, None] - places[:, :, None]  # (b, n, n), from row to column
+    away = places[:, None] - places[:, :, None]  # (b, n, n), from the row's point to the column's
     order = away.abs().argsort(-1)[..., 1:]  # without the point itself
     away = away.gather(-1, order)
     first = away[..., :1]
@@ -303,9 +303,9 @@ def views(points: Tensor, most: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # what is kept serves training too
+@torch.inference_mode(False)  # the cached tensor is used in training too
 def _memberships(number: int, size: int) -> Tensor:
-    """Return 1 for each point and each subset that holds it, (number, subsets)."""
+    """Return the 0/1 matrix of which subset contains which point, (number, subsets)."""
     members = subsets(number, size)
     matrix = torch.zeros(number, len(members))
     return matrix.scatter_(0, members.T, 1.0) if len(members) else matrix

@@ -35,16 +35,16 @@ from capsule_zoo.models.constellations.scene_distribution import (
 from capsule_zoo.models.constellations.similarities import Noise
 
 SINKHORN = 8  # normalizations of rows and of columns in each step
-HEAT = 0.5  # standard deviation that is added to the noise at first, for permutations
+HEAT = 0.5  # standard deviation added to the noise in the first step, for permutations
 ROUNDS = 2  # roundings of permutations at the end, each with a fit of the poses
 
 
 class Poses(NamedTuple):
-    """Normal posteriors of similarities, for runs and objects.
+    """Normal posteriors of the similarities (poses) of each run's objects.
 
     Attributes:
-        place, turn: means of t and u, complex, (R, objects).
-        var_place, var_turn, cov: variances of each coordinate of t and of u, real, and the
+        place, rotation: means of t and u, complex, (R, objects).
+        var_place, var_rotation, cov: variances of each coordinate of t and of u, real, and the
             complex covariance of t and u.
     """
 
@@ -78,7 +78,7 @@ class Corners(NamedTuple):
     def of(
         cls, distribution: SceneDistribution, objects: tuple[int, ...], clutter: int, like: Tensor
     ) -> "Corners":
-        """Return the corners of these objects, in the precision of `like`."""
+        """Return the corners of these objects, in the dtype of `like`."""
         templates = [distribution.templates[k] for k in objects]
         owner = [i for i, template in enumerate(templates) for _ in range(len(template))]
         number = [c for template in templates for c in range(len(template))]
@@ -93,7 +93,7 @@ class Corners(NamedTuple):
 
 
 def patterns(distribution: SceneDistribution, number: int) -> list[tuple[tuple[int, ...], int]]:
-    """List the sets of objects, of those with equal templates the first ones, and the clutter."""
+    """List the sets of objects for `number` points, up to equal templates, with their clutter."""
     count, choices, signatures = len(distribution.templates), [], set()
     for size in range(1, count + 1):
         for objects in itertools.combinations(range(count), size):
@@ -116,7 +116,7 @@ def explain_by_em(
     seed: int,
     rounded: bool = False,
 ) -> Matchings:
-    """Return the best result of EM for every scene, and a lower bound on its log evidence.
+    """Return the best matching that EM finds for every scene, and a lower bound on log evidence.
 
     The bound is minus infinity where a free assignment puts two points at one corner, or leaves a
     corner without a point: such a scene cannot come from the model.
@@ -170,7 +170,7 @@ def _best_run(
     generator: torch.Generator,
     whole: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the score of the best run of each scene, (b,), and its log weights.
+    """Return the score of the best EM run of each scene, (b,), and the run's log weights.
 
     The log weights (b, points, corners and clutter) say how well each corner explains a point.
     """
@@ -203,7 +203,7 @@ def _best_run(
 def expected_log_density(
     places: Tensor, corners: Corners, poses: Poses, extra: float = 0.0
 ) -> Tensor:
-    """Compute E log p(point | corner) over the posteriors of poses, (R, points, corners).
+    """Compute E log p(point | corner), averaged over pose posteriors, (R, points, corners).
 
     `extra` is added to the variance of the noise.
     """
@@ -221,7 +221,7 @@ def expected_log_density(
 
 
 def _variances(corners: Corners, poses: Poses) -> Tensor:
-    """Compute s^2 of each object at the mean of its pose, (R, objects)."""
+    """Compute the noise variance s^2 of each object at its mean pose, (R, objects)."""
     scale = poses.rotation.abs()
     return torch.stack([noise.variance(scale[:, k]) for k, noise in enumerate(corners.noises)], 1)
 
@@ -234,7 +234,7 @@ def fit_poses(
     tau: float,
     extra: float = 0.0,
 ) -> Poses:
-    """Return the normal posteriors of poses given responsibilities (R, points, corners)."""
+    """Fit the normal posteriors of poses to responsibilities (R, points, corners)."""
     variance = extra + _variances(corners, before)
     member = one_hot(corners.owner, len(corners.objects))
     member = member.to(places)
@@ -256,7 +256,7 @@ def fit_poses(
 
 
 def _with_clutter(log_density: Tensor, corners: Corners) -> Tensor:
-    """Append clutter to the corners: one column for each point of it."""
+    """Append one column of log density for each clutter point to the columns of the corners."""
     clutter = log_density.new_full((*log_density.shape[:-1], corners.clutter), -LOG_AREA)
     return torch.cat([log_density, clutter], -1)
 
@@ -271,7 +271,7 @@ def _normalize_weights(log_density: Tensor, corners: Corners, permutations: bool
 
 
 def round_off(weights: Tensor) -> Tensor:
-    """Return the best permutation for log weights (R, points, corners and clutter), (R, points)."""
+    """Return the best permutation, (R, points), by log weights (R, points, corners and clutter)."""
     from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
 
     tables = weights.clamp(min=-1e6).cpu().numpy()
@@ -280,7 +280,7 @@ def round_off(weights: Tensor) -> Tensor:
 
 
 def _log_prior(poses: Poses, tau: float) -> Tensor:
-    """Compute -KL(q(y) | p(y)), summed over objects, (R,)."""
+    """Compute -KL(q(pose) | p(pose)), summed over objects, (R,)."""
     mean = poses.place.abs().square() + poses.rotation.abs().square()
     variance = 2 * (poses.var_place + poses.var_rotation)
     determinant = (poses.var_place * poses.var_rotation - poses.cov.abs().square()).clamp(min=1e-30)

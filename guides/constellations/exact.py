@@ -17,12 +17,12 @@ from capsule_zoo.models.constellations.exact_cover import Plan
 from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, group_by_number
 from capsule_zoo.models.constellations.similarities import as_complex, subsets, tuple_evidence
 
-CHUNK = 200_000  # numbers at a time, which stay in the cache of a core
+CHUNK = 200_000  # entries of a table computed at once; so many stay in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
 class Matchings:
-    """One matching for each scene.
+    """One matching of points to corners for each scene.
 
     Attributes:
         objects: the number of each point's object, (S, N); -1 for clutter and absent points.
@@ -36,17 +36,17 @@ class Matchings:
 
     @classmethod
     def empty(cls, points: Tensor) -> "Matchings":
-        """Return matchings of all points to clutter, with evidence zero."""
+        """Return matchings of all points to clutter, with log evidence -inf."""
         nothing = torch.full(points.shape[:2], -1, device=points.device)
         return cls(nothing, nothing.clone(), points.new_full(points.shape[:1], -torch.inf))
 
 
 @dataclass(frozen=True, eq=False)
 class Assignments:
-    """The distribution of how scenes of equally many points are shared out among objects.
+    """The distribution of the assignment of points to objects, for scenes of equally many points.
 
     Attributes:
-        distribution: of the scenes.
+        distribution: the distribution of the scenes.
         rows: the numbers of the scenes, (b,).
         slots: where their points lie, (b, n).
         plan: the recursion over all assignments.
@@ -65,24 +65,24 @@ class Assignments:
         return self.slots.shape[1]
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log weights of presence and absence, (objects,), and of clutter, (numbers,)."""
+        """Return log weights of presences and absences, (objects,), and of clutter, (numbers,)."""
         on, off = self.distribution.log_present(self.tables[0])
         return on, off, self.distribution.log_left(self.number, self.tables[0])
 
     def log_total(self) -> Tensor:
-        """Compute the log sum of the weights of all assignments, (b,); -inf where there is none.
+        """Compute the log of the summed weights of all assignments, (b,); -inf where there is none.
 
         With evidence as the weight of a subset it is log p(points).
         """
         return exact_cover.forward(self.plan, self.tables, *self.weights())[0]
 
     def choose(self, best: bool) -> Tensor:
-        """Return the likeliest assignment, or one that is drawn, (b, n); -1 for clutter."""
+        """Return the likeliest assignment or a sampled one, (b, n); -1 for clutter."""
         values = exact_cover.forward(self.plan, self.tables, *self.weights(), best)[1]
         return self.objects_of(exact_cover.backward(self.plan, values, best))
 
     def objects_of(self, taken: Sequence[Tensor] | Tensor) -> Tensor:
-        """Return the object of each point, (ways, n), from the subset that each object takes."""
+        """Convert the subset that each object takes to the object of each point, (ways, n)."""
         objects = taken[0].new_full((len(taken[0]), self.number), -1)
         for k, subset in enumerate(taken):
             members = subsets(self.number, self.distribution.sizes[k]).to(objects.device)
@@ -93,7 +93,7 @@ class Assignments:
 
 @dataclass(frozen=True, eq=False)
 class Group(Assignments):
-    """The posterior of the assignments, where the weight of a subset is its evidence.
+    """The exact posterior of assignments: the weight of a subset is its evidence.
 
     Attributes:
         tuples: for each object, the log evidence of every subset and order, (b, subsets, orders).
@@ -102,7 +102,7 @@ class Group(Assignments):
     tuples: list[Tensor]
 
     def posterior(self) -> tuple[Tensor, Tensor]:
-        """List all assignments of the points with their posterior probabilities.
+        """List all assignments of points to objects with their posterior probabilities.
 
         Returns:
             The object of each point, (ways, n), -1 for clutter; probabilities, (b, ways).
@@ -118,7 +118,7 @@ class Group(Assignments):
 
 
 def assign_points(points: Tensor, assignments: Iterable[Assignments], best: bool) -> Tensor:
-    """Return the object of each point of scenes (B, N, 2), (B, N); -1 where there is none."""
+    """Return the object of each point, (B, N), in scenes (B, N, 2); -1 for clutter."""
     objects = torch.full(points.shape[:2], -1, device=points.device)
     for group in assignments:
         objects[group.rows[:, None], group.slots] = group.choose(best)
@@ -126,7 +126,7 @@ def assign_points(points: Tensor, assignments: Iterable[Assignments], best: bool
 
 
 def groups(distribution: SceneDistribution, points: Tensor) -> Iterator[Group]:
-    """Yield scenes (S, N, 2), NaN where a point is absent, with tables of all their subsets.
+    """Group scenes (S, N, 2) by their number of points, and compute the evidence of all subsets.
 
     Raises:
         TooManyCovers: a scene is too large for sums over all its matchings.
@@ -142,7 +142,7 @@ def groups(distribution: SceneDistribution, points: Tensor) -> Iterator[Group]:
 
 
 def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tensor:
-    """Compute the evidence of all subsets for one object, in chunks of scenes."""
+    """Compute the log evidence of every subset and order for one object, in chunks of scenes."""
     template, number = distribution.templates[index], places.shape[1]
     count = math.comb(number, len(template)) * len(template.orders)
     chunks = places.split(max(1, CHUNK // max(1, 17 * count)))
@@ -152,7 +152,7 @@ def _tuples(distribution: SceneDistribution, index: int, places: Tensor) -> Tens
 
 
 def sum_over_orders(distribution: SceneDistribution, tuples: Sequence[Tensor]) -> list[Tensor]:
-    """Sum the evidence of subsets and orders over all orders, (b, subsets) for each object."""
+    """Sum the evidence of each subset over the orders of its points, (b, subsets) by object."""
     return [
         evidence.logsumexp(-1) + math.log(template.symmetry_order)
         for evidence, template in zip(tuples, distribution.templates, strict=True)
@@ -182,14 +182,14 @@ def orders_of(
 def corners_of(
     distribution: SceneDistribution, points: Tensor, objects: Tensor, best: bool
 ) -> Tensor:
-    """Return the likeliest corners given a assignment of the points, or corners drawn, (B, N)."""
+    """Return the likeliest corners given an assignment of the points, or sampled ones, (B, N)."""
     corners = torch.full_like(objects, -1)
     for k, template in enumerate(distribution.templates):
         rows, slots, weights = orders_of(distribution, points, objects, k)
         if not len(rows):
             continue
         order = template.orders.to(weights.device)[exact_cover.choose_index(weights, best)]
-        if not best:  # among orders that a rotation of the template makes equal
+        if not best:  # choose among the orders that a rotation of the template makes equal
             rotation = torch.randint(template.symmetry_order, (len(order), 1), device=order.device)
             order = template.rotations.to(order.device)[rotation, order]
         corners[rows[:, None], slots] = order
@@ -198,7 +198,7 @@ def corners_of(
 
 @torch.no_grad()
 def explain_exactly(distribution: SceneDistribution, points: Tensor) -> Matchings:
-    """Return the likeliest assignment of every scene's points, and the exact log evidence.
+    """Return the likeliest matching of every scene, and the exact log evidence.
 
     The assignment has the highest posterior probability, with the corners summed out. The corners
     are then the likeliest ones given the assignment.
@@ -213,7 +213,7 @@ def explain_exactly(distribution: SceneDistribution, points: Tensor) -> Matching
 
 
 def log_evidence_of(points: Tensor, scene_groups: Iterable[Group]) -> Tensor:
-    """Return log p(points) of scenes (S, N, 2), (S,), from their groups."""
+    """Return the exact log p(points) of each scene, (S,), from the groups of `groups`."""
     evidence = points.new_empty(len(points))
     for group in scene_groups:
         evidence[group.rows] = group.log_total().to(points)

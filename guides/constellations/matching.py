@@ -47,7 +47,7 @@ from capsule_zoo.models.constellations.scene_distribution import (
 
 
 class MatchingGuide(Guide):
-    """The base of the guides to constellations: a subclass finds matchings.
+    """The base class of guides to constellations: subclasses find the matching.
 
     Unless a subclass adds a network, the guide has no parameters. It computes in float64.
     """
@@ -61,7 +61,7 @@ class MatchingGuide(Guide):
         raise NotImplementedError
 
     def parse(self, points: Tensor, present: Tensor | None = None) -> Matchings:
-        """Return the object and the corner of every point, and log evidence in nats.
+        """Infer the object and the corner of every point, and the log evidence in nats.
 
         Args:
             points: (S, N, 2), any real numbers; scenes are expected to lie in [-1, 1].
@@ -103,7 +103,7 @@ class MatchingGuide(Guide):
     def matchings(
         self, distribution: SceneDistribution, points: Tensor, dtype: torch.dtype
     ) -> FunctionMatchings:
-        """Return q(matching | points): the one that `explain` finds, up to symmetries.
+        """Return q(matching | points): the matching that `explain` finds, up to symmetries.
 
         Its log probabilities are of type `dtype`.
         """
@@ -112,7 +112,7 @@ class MatchingGuide(Guide):
         )
 
     def _check_numbers(self, points: Tensor) -> None:
-        """Raise ValueError for a number of points that no set of objects and clutter has."""
+        """Raise ValueError if no set of objects and clutter has a scene's number of points."""
         numbers = (~points[..., 0].isnan()).sum(1).unique().tolist()
         sizes, clutter = self.model.sizes, self.model.clutter
         wrong = [n for n in numbers if not any(0 <= n - s <= clutter for s in sums_of(sizes))]
@@ -125,7 +125,7 @@ class MatchingGuide(Guide):
 
 
 class ExactMatching(MatchingGuide):
-    """The exact posterior: all presences, matchings and clutter are summed.
+    """The exact posterior of constellations, by sums over all presences, matchings and clutter.
 
     `parse` returns the likeliest assignment of the points among objects, and log p(points).
     """
@@ -162,7 +162,7 @@ class ExactMatching(MatchingGuide):
 
 
 class RansacMatching(MatchingGuide):
-    """RANSAC: two points fix a similarity, and objects choose among their best fits.
+    """The guide by RANSAC: two points fix a similarity, and objects choose among their best fits.
 
     Args:
         model: the model.
@@ -183,7 +183,7 @@ class RansacMatching(MatchingGuide):
 
 
 class SinkhornMatching(MatchingGuide):
-    """Variational EM whose assignments are nearly permutations, by annealing and Sinkhorn's steps.
+    """The guide by variational EM with near-permutations, from annealing and Sinkhorn's steps.
 
     Args:
         model: the model.
@@ -210,7 +210,7 @@ class SinkhornMatching(MatchingGuide):
 
 
 class MixtureMatching(SinkhornMatching):
-    """Variational EM with free assignments: every point chooses a corner, and may share it.
+    """The guide by variational EM with free assignments: several points may choose one corner.
 
     `parse` returns the free assignments; their log evidence is minus infinity where they are not
     one to one, as the model's are. As a guide it draws the nearest permutation.
@@ -233,7 +233,7 @@ class MixtureMatching(SinkhornMatching):
 def _distribution_of_variants(
     distribution: SceneDistribution, points: Tensor, best_matchings: Matchings, dtype: torch.dtype
 ) -> FunctionMatchings:
-    """Return the distribution of matchings, with those that symmetries make nearly as likely.
+    """Return a distribution over the best matchings and the nearly equally likely symmetric ones.
 
     Their probabilities are proportional to their densities under the model.
     """

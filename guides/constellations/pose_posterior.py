@@ -1,6 +1,6 @@
-"""The posterior of similarities given which points are which corners, in closed form but for |u|.
+"""The posterior of similarities given the matching, in closed form except for the scale |u|.
 
-Given |u| the place t is normal and the angle of u is von Mises; see `similarities`. The density of
+Given |u| the shift t is normal and the angle of u is von Mises; see `similarities`. The density of
 log |u| is one-dimensional: its values at the nodes of a fine quadrature are joined by straight
 lines. This distribution can be drawn from, and its density is known, exactly. It differs from the
 posterior by about 0.00002 nats.
@@ -23,7 +23,7 @@ from capsule_zoo.models.constellations.similarities import (
     scale_nodes,
 )
 
-FINE = 1025  # nodes of log |u|
+FINE = 1025  # number of nodes of the density of log |u|
 _MOST_CONCENTRATED = 1e8
 
 
@@ -34,7 +34,7 @@ class SimilarityPosterior(dist.TorchDistribution):
     own, and the gradient of its ELBO is taken at a fixed guide, as in EM.
 
     Args:
-        fit: of the object's points, (*batch).
+        fit: sufficient statistics of the object's points, (*batch).
         presence: True where the object is present, (*batch); elsewhere the prior is used.
         noise: on the points.
         tau: standard deviation of the prior.
@@ -99,13 +99,13 @@ class SimilarityPosterior(dist.TorchDistribution):
         return torch.where(self.presence, log_posterior, prior)
 
     def _angle(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The concentration and the middle of the angle of u, given |u|."""
+        """Compute the concentration and mean of the angle of u, von Mises, given |u|."""
         variance = self.noise.variance(scale)
         concentration = scale * self.safe.cross.abs() / variance
         return concentration.clamp(1e-12, _MOST_CONCENTRATED), self.safe.cross.angle()
 
     def _place(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of t and the variance of its coordinates, given |u|."""
+        """Compute the mean of the shift t and the variance of its coordinates, given |u|."""
         noise_variance = self.noise.variance(scale) / self.safe.number
         fraction = self.tau**2 / (self.tau**2 + noise_variance)
         return self.safe.center * fraction, noise_variance * fraction
@@ -121,7 +121,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         return left[0] + part * (right[0] - left[0])
 
     def _at(self, index: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The node and the height at both ends of intervals, given their numbers (*shape, 1)."""
+        """Return node and density at both ends of the intervals with these indices (*shape, 1)."""
         nodes = self.nodes.expand(*index.shape[:-1], self.nodes.shape[-1])
         height = self.height.expand(nodes.shape)
         ends = [(t.gather(-1, index + i)[..., 0]) for i in (0, 1) for t in (nodes, height)]
@@ -139,11 +139,11 @@ class SimilarityPosterior(dist.TorchDistribution):
 
 
 class ObjectPoses(dist.TorchDistribution):
-    """The posteriors of all objects' poses, a distribution of (*batch, objects, 4).
+    """The joint posterior of all objects' poses, a distribution of (*batch, objects, 4).
 
     Args:
         distributions: one for each object, with the same batch shape.
-        dtype: of the draws.
+        dtype: dtype of the samples.
     """
 
     arg_constraints: dict[str, Any] = {}

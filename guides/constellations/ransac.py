@@ -1,4 +1,4 @@
-"""RANSAC for scenes of points: two points fix a similarity, and the best fits share out the points.
+"""RANSAC for scenes of points: two points fix a similarity, and the best fits divide the points.
 
 Every ordered pair of points is laid on pairs of corners of every template. The similarity that this
 fixes puts the other corners somewhere, and each of them takes the nearest free point. Every set of
@@ -20,17 +20,17 @@ from capsule_zoo.models.constellations.exact_cover import sums_of
 from capsule_zoo.models.constellations.scene_distribution import SceneDistribution, group_by_number
 from capsule_zoo.models.constellations.similarities import Template, fit_of, log_evidence
 
-SETS = 40  # of points, that an object chooses among
-CHOICES = 60  # joint ones, that survive each object
-MULTIPLES = (1, 5, 25)  # of both; the larger ones for scenes that no choice covers
-MOST_POINTS = 62  # of a scene: sets of points are the bits of an int64
+SETS = 40  # sets of points among which an object chooses
+CHOICES = 60  # joint choices that survive each object
+MULTIPLES = (1, 5, 25)  # factors of SETS and CHOICES; larger ones for scenes that no choice covers
+MOST_POINTS = 62  # points of a scene, because a set of points is stored as the bits of an int64
 
 
 @torch.no_grad()
 def explain_by_ransac(
     distribution: SceneDistribution, points: Tensor, sets: int = SETS, choices: int = CHOICES
 ) -> Matchings:
-    """Return the best choice of fits for every scene, and a lower bound on its log evidence.
+    """Return the best matching that RANSAC finds for every scene, and a bound on log evidence.
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
@@ -49,7 +49,7 @@ def explain_by_ransac(
             raise ValueError(
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
-        for more in MULTIPLES:  # where no joint choice covers the points, more are looked at
+        for more in MULTIPLES:  # try more sets where no joint choice covers the points
             _explain(
                 distribution, best_matchings, rows, slots, places, (more * sets, more * choices)
             )
@@ -68,7 +68,7 @@ def _explain(
     places: Tensor,
     limits: tuple[int, int],
 ) -> None:
-    """Write the best choice of fits for scenes of equally many points."""
+    """Write the best matching of scenes of equally many points into `best_matchings`."""
     fits: list[tuple[Tensor, Tensor, Tensor]] = []
     for k, first in enumerate(distribution.kinds):
         fits.append(fits[first] if first < k else _fits(distribution, k, places, limits[0]))
@@ -86,7 +86,7 @@ def _explain(
 def _fits(
     distribution: SceneDistribution, index: int, places: Tensor, sets: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return an object's best sets of points, their evidence and their bits.
+    """Return the sets of points that best fit an object, their evidence and their bit masks.
 
     Returns:
         The point at each corner, (b, sets, n); log evidence, (b, sets); bits, (b, sets).
@@ -115,7 +115,7 @@ def _fits(
 
 
 def hypotheses(places: Tensor, template: Template) -> Tensor:
-    """Return the point at each corner for every pair of points laid on a pair of corners.
+    """Return the point nearest to each corner, with two points laid on two corners in every way.
 
     Args:
         places: complex, (b, points).
@@ -147,7 +147,7 @@ def hypotheses(places: Tensor, template: Template) -> Tensor:
 
 
 def corner_pairs(template: Template) -> list[tuple[int, int]]:
-    """List ordered pairs of corners, one of those that a rotation of the template makes equal."""
+    """List the ordered pairs of corners, one pair for each class that rotations make equal."""
     pairs: list[tuple[int, int]] = []
     rotations = template.rotations.tolist()
     for pair in itertools.permutations(range(len(template)), 2):
@@ -162,7 +162,7 @@ def _choose(
     places: Tensor,
     choices: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log weight of all surviving choices, (b,), and the best one, (b, objects)."""
+    """Return the log weight of all surviving choices, (b,), and the best choice, (b, objects)."""
     batch, number = places.shape
     on, off = distribution.log_present(places.real)
     used = torch.zeros(batch, 1, dtype=torch.int64, device=places.device)
@@ -192,7 +192,7 @@ def _choose(
 def _completes(
     distribution: SceneDistribution, index: int, members: Tensor, used: Tensor, number: int
 ) -> Tensor:
-    """Return where later objects can take all points that are left, but for clutter."""
+    """Return whether later objects and clutter can take all the points that are left."""
     bits = torch.stack([(used >> i) & 1 for i in range(number)])
     left = number - bits.sum(0)  # (b, choices)
     sizes = used.new_tensor([len(distribution.templates[index])] * members.shape[1] + [0])

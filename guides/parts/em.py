@@ -1,4 +1,4 @@
-"""Routing as a guide: objects are inferred by EM on the model's transformations, not a network.
+"""Routing as a guide: EM on the model's transformations, not a network, infers objects.
 
 Every part votes for the pose of each parent, and every parent gathers the votes of its parts. This
 is coordinate ascent on the model's own log joint. Its steps are exactly the classic steps of
@@ -40,9 +40,9 @@ from capsule_zoo.models.parts.parent_selection import (
 
 
 class EMObjects(Submodule, PyroModule):
-    """Objects from parts by EM on the model's transformations, described at the top of this file.
+    """The module that infers objects from parts by EM, described at the top of this file.
 
-    It has no parameters of its own.
+    It has no parameters.
 
     Args:
         model: part-whole capsules.
@@ -54,7 +54,7 @@ class EMObjects(Submodule, PyroModule):
 
     model_class = PartWholeCapsules
 
-    features = 7  # from which standard deviations are computed: a presence and a pose
+    features = 7  # inputs of the standard deviations: a presence and a pose
 
     def __init__(self, model: PartWholeCapsules, *, iterations: int = 3) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class EMObjects(Submodule, PyroModule):
         self.iterations = iterations
 
     def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
-        """Infer level `index` by EM that starts at the prior presences and identity poses.
+        """Infer the capsules of level `index` by EM, from prior presences and identity poses.
 
         Raises:
             ValueError: a parameter of the model is a `PyroSample`.
@@ -81,7 +81,7 @@ class EMObjects(Submodule, PyroModule):
         presence = as_presence(children.presence, model.relaxed)
 
         def child_evidence(logits: Tensor, pose: Tensor) -> Evidence:
-            # the model's own distribution, with parents as present as they are believed to be
+            # the model's distribution, at the presences of parents that are believed so far
             distribution = selection(Capsules(logits, pose), relaxed=True)
             density = child_log_density(model, distribution, children)
             precision = distribution.scale(presence)[..., 1:, 0].square().reciprocal()
@@ -100,12 +100,12 @@ class EMObjects(Submodule, PyroModule):
 
 
 class Evidence(NamedTuple):
-    """Statistics of the children of given parents; column 0 of the choices is the dummy.
+    """The likelihoods of children given their parents; column 0 of the choices is the dummy.
 
     Attributes:
         log_density: log p(child | its choice), (B, children, 1 + parents).
         log_weights: unnormalized log p(choice), (B, children, 1 + parents).
-        precision: of a child's pose about the vote of each parent, (B, children, parents).
+        precision: precision of a child's pose about each parent's vote, (B, children, parents).
     """
 
     log_density: Tensor
@@ -122,10 +122,10 @@ def route(
     precision: Tensor,
     iterations: int,
 ) -> Proposal:
-    """Infer parents by EM that starts at the prior presences and identity poses.
+    """Infer parents by EM, from prior presences and identity poses.
 
     Args:
-        compute_evidence: what children say of parents with presence logits (B, parents) and poses.
+        compute_evidence: the children's evidence, given presence logits (B, parents) and poses.
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         affinity: log rho, (children, parents), and the dummy's weight.
@@ -158,7 +158,7 @@ def child_log_density(
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
-    """Compute every parent's best pose (B, parents, 6) given its weighted children.
+    """Compute the best pose of every parent, (B, parents, 6), given its weighted children.
 
     This is the M step: it minimizes, over A_j,
 

@@ -1,4 +1,4 @@
-"""The base of guides that read parts off the image, and infer from the parts what stands above.
+"""The base class of guides that encode an image as parts and infer the objects from the parts.
 
 Such a guide has two halves, modules that it makes from its model. To change one of them is to
 change one argument, the class of the module or a partial of it:
@@ -31,7 +31,7 @@ from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
 from capsule_zoo.models.specification import is_submodule, spec
 
-# A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
+# A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 rotates an object
 # by 36 degrees. At the full rates the first updates therefore move the objects far from their
 # prior. The gradient of the prior then drives the parts off the image, and they never return.
 FIT_SETTINGS = MappingProxyType(
@@ -45,7 +45,7 @@ _Copy = TypeVar("_Copy", bound=nn.Module)
 
 
 class PoseHead(PyroModule):
-    """The distribution of one level's poses, or other vectors, around given centers.
+    """The module with the distribution of a level's poses, or other vectors, around given centers.
 
     Args:
         features: size of the vector from which standard deviations are computed, for each capsule.
@@ -82,22 +82,22 @@ class PoseHead(PyroModule):
 
 
 class PartsGuide(Guide[P]):
-    """The base of guides to models of parts; subclasses draw what stands above the parts.
+    """The base class of guides to models of parts; subclasses sample the levels above the parts.
 
     A subclass makes the module `infer_objects`.
 
     Args:
         model: the model to invert.
         pose: the distribution of the parts' poses, one of `poses`.
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what makes `infer_objects`: a class of modules that are called with the model and the
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class of `infer_objects`, a class of modules called with the model and the
             capsules below, or a partial of one.
-        outputs: numbers that are read of each part.
+        outputs: number of outputs of the part reader for each part.
 
     Attributes:
         read_parts: the reader of parts.
         poses: the distributions of poses that the guide offers.
-        of_parts: how names of tensors begin that belong to the reading of parts.
+        of_parts: prefixes of the names of tensors that belong to the part reader.
 
     Raises:
         ValueError: another kind of model, an unknown `pose`, no class in `reader` or `above`, or
@@ -126,14 +126,14 @@ class PartsGuide(Guide[P]):
         self.read_parts = reader(model, outputs)
 
     def with_poses(self, pose: str) -> Self:
-        """Return a guide with copies of the weights and another distribution of poses.
+        """Return a guide with copied weights and another distribution of poses.
 
         A new normal distribution starts at the delta's point with a standard deviation of .02.
         """
         return self._copy_with(pose=pose)
 
     def with_above(self, above: Callable[..., Submodule]) -> Self:
-        """Return a guide with a copy of the reader of parts, and another module above it.
+        """Return a guide with a copy of the part reader and another module above it.
 
         >>> routed = guide.with_above(partial(EMObjects, iterations=5))
 
@@ -142,17 +142,17 @@ class PartsGuide(Guide[P]):
         return self._copy_with(above=above)
 
     def with_scope(self, scope: str) -> Self:
-        """Return a guide with the same parameters for the model's `with_scope`."""
+        """Return the guide for `model.with_scope`, with shared parameters."""
         return self.on_model(self.model.with_scope(scope))
 
     def _copy_with(self, **changes: Any) -> Self:
-        """Return a guide with other arguments, and copies of the weights that fit."""
+        """Return a guide with other arguments and copies of the weights that fit."""
         arguments = {**self.arguments, **changes, "model": self.model}
         same = spec(arguments.get("above")) == spec(self.arguments.get("above"))
         return copy_matching(self, type(self)(**arguments), ("",) if same else self.of_parts)
 
     def _view(self, images: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return what the networks see, at an angle or at the best of the reader's turns."""
+        """Return the images as networks see them: rotated by an angle, or as the reader does."""
         if angle is None and self.read_parts.rotations > 1:
             angle = best_rotation(self, images, self.read_parts.rotations)
         return self.read_parts.view(images, angle)
@@ -160,7 +160,7 @@ class PartsGuide(Guide[P]):
     def _draw(
         self, level: Level, head: PoseHead, proposal: Proposal, frame: Tensor | None
     ) -> Capsules:
-        """Draw the capsules of one level."""
+        """Sample the presences and poses of one level's capsules."""
         if frame is not None:
             proposal = move_capsules(proposal, frame)
         with pyro.plate(level.plate, level.size, dim=-1):
@@ -174,12 +174,12 @@ class PartsGuide(Guide[P]):
     def _pose_distribution(
         self, head: PoseHead, proposal: Proposal, presence: Tensor
     ) -> dist.TorchDistribution:
-        """Return the distribution of poses, given the values of the presence site."""
+        """Return the distribution of a level's poses, given the values of its presence site."""
         return head(proposal.pose, proposal.features)
 
 
 def _check_serves(name: str, maker: Any, base: type, model: PartsModel) -> None:
-    """Raise ValueError unless an argument makes modules of a class for a model."""
+    """Raise ValueError unless an argument makes modules of a class that serves the model."""
     kind: Any = without_partials(maker)
     if not is_submodule(maker) or not issubclass(kind, base):
         label = kind.__name__ if isinstance(kind, type) else f"{maker!r:.60}"
@@ -195,11 +195,11 @@ def _check_serves(name: str, maker: Any, base: type, model: PartsModel) -> None:
 
 
 def copy_matching(source: nn.Module, target: _Copy, prefixes: tuple[str, ...] = ("",)) -> _Copy:
-    """Copy every tensor that another module has under the same name and with the same shape.
+    """Copy into a module every tensor of another module that has an equal name and shape.
 
     Args:
-        source, target: from where, and into which module; it is moved to the device of the source.
-        prefixes: how the names of tensors that are copied begin; all by default.
+        source, target: the two modules; the target is moved to the device of the source.
+        prefixes: prefixes of the names of tensors that are copied; by default all are copied.
     """
     target.to(next(source.parameters()))
     mine, theirs = target.state_dict(), source.state_dict()

@@ -1,4 +1,4 @@
-"""Objects of every kind from parts by a network, for shape codes."""
+"""A network that proposes an object of every kind from the parts, for shape codes."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ _INITIAL_POSE_SCALE = 0.02
 
 
 class KindProposals(NamedTuple):
-    """The distributions q(A, c | parts, k) of the object's pose and code for every kind.
+    """The distributions q(A, c | parts, k) of an object's pose and code, for every kind k.
 
     Attributes:
         pose, pose_scale: means and standard deviations of the pose, (B, K, 6).
@@ -37,7 +37,7 @@ class KindProposals(NamedTuple):
     code_scale: Tensor | None = None
 
     def points(self) -> "KindProposals":
-        """Return the centers alone."""
+        """Return the proposals as points at their centers, without standard deviations."""
         return KindProposals(self.pose, self.code)
 
     def log_density_at_centers(self) -> Tensor | float:
@@ -49,7 +49,7 @@ class KindProposals(NamedTuple):
         return pose.log_prob(self.pose) + code.log_prob(self.code)
 
     def distributions(self, kind: Tensor) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
-        """Return the distributions of pose and code for a kind (B, 1), perhaps enumerated."""
+        """Return the distributions of pose and code for a kind (B, 1), which may be enumerated."""
         pose, code = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in self[:2])
         if self.pose_scale is None or self.code_scale is None:
             return dist.Delta(pose, event_dim=1), dist.Delta(code, event_dim=1)

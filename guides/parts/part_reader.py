@@ -1,4 +1,4 @@
-"""The part reader: a network that proposes the parts of an image, and the views it may have.
+"""The part reader: a network that proposes the parts of an image, perhaps rotated or centered.
 
     features = CNN(image)                              # four 3x3 convolutions
     (logit_i, A_i, features_i) = attention_pooling(features)[i]      # (B, P), (B, P, 6), (B, P, F)
@@ -28,12 +28,12 @@ from capsule_zoo.models.parts.parent_selection import Capsules
 
 OUTPUTS = (
     7 + 16
-)  # presence logit, raw pose, and features from which standard deviations are computed
+)  # outputs of a part: presence logit, raw pose, and the inputs of the standard deviations
 _SMALLEST = 0.01  # scale of a part, in units of half an image
 
 
 class Proposal(NamedTuple):
-    """The numbers that define the distribution of the capsules of one level.
+    """The parameters of the distribution of one level's capsules.
 
     Attributes:
         logits: logits of the presences, (B, capsules).
@@ -50,12 +50,12 @@ _Posed = TypeVar("_Posed", Capsules, Proposal)
 
 
 def move_capsules(capsules: _Posed, frame: Tensor) -> _Posed:
-    """Return the same with poses (B, capsules, 6) moved by one pose for each image, (B, 6)."""
+    """Return the proposal with its poses (B, capsules, 6) moved by one pose per image, (B, 6)."""
     return capsules._replace(pose=poses.compose(frame[:, None], capsules.pose))
 
 
 class PartReader(Submodule, PyroModule):
-    """The network that reads the parts off images.
+    """The network that proposes the parts of images.
 
     Args:
         model: a model of parts.
@@ -114,13 +114,13 @@ class PartReader(Submodule, PyroModule):
         self.pool = AttentionPooling(channels + 2 * coordinates, model.levels[-1].size, outputs)
 
     def view(self, images: Tensor, angle: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return what the networks see of images (B, C, H, W), and the way back.
+        """Return images (B, C, H, W) as the networks see them, and the pose that undoes the view.
 
         Args:
-            angle: turn of each image, (B,), in radians, or None.
+            angle: rotation of each image, (B,), in radians, or None.
 
         Returns:
-            The images as seen, and the pose (B, 6) that moves a pose in the view to its place in
+            The images as seen, and the pose (B, 6) that moves a pose in the view to its position in
             the image, None if the view is the image itself.
         """
         frame: Tensor | None = None
@@ -143,7 +143,7 @@ class PartReader(Submodule, PyroModule):
 
 
 def _with_coordinates(features: Tensor) -> Tensor:
-    """Return features (B, channels, H, W) with their x and y as two more channels."""
+    """Append two channels with the x and y of each pixel to features (B, channels, H, W)."""
     identity = poses.identity_like(features).view(1, 2, 3)
     places = F.affine_grid(identity, [1, 1, *features.shape[2:]], align_corners=False)
     places = places.permute(0, 3, 1, 2).expand(len(features), -1, -1, -1)

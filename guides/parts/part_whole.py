@@ -1,4 +1,4 @@
-"""Guides to part-whole capsules: a reader of parts, and what infers the levels above them.
+"""Guides to part-whole capsules: a part reader, and a module that infers the levels above.
 
     t_part, A_part     ~ q(. | read_parts(image))                   # (B, P), (B, P, 6)
     t_object, A_object ~ q(. | infer_objects({A_i, t_i}))           # (B, K), (B, K, 6)
@@ -29,15 +29,15 @@ from capsule_zoo.models.parts.parent_selection import Capsules
 
 
 class PartWholeGuide(PartsGuide[PartWholeCapsules]):
-    """The guide that reads parts off the image and infers all other levels from the parts.
+    """The guide that encodes an image as parts and infers all higher levels from the parts.
 
     It is described at the top of this file.
 
     Args:
         model: the model to invert.
         pose: "delta", "normal" or "low_rank".
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what infers the other levels: `SetTransformers`, `EMObjects` or a partial of one.
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class that infers the other levels: `SetTransformers`, `EMObjects` or a partial.
         rank: columns of the low-rank factor where `pose="low_rank"`.
 
     Raises:
@@ -71,10 +71,10 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
     def forward(
         self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
     ) -> Capsules:
-        """Draw every level and return the presences and poses of the objects.
+        """Sample every level and return the presences and poses of the objects.
 
         Args:
-            angle: turn of each image, (B,), in radians, at which the networks see the image and the
+            angle: rotation of each image, (B,), in radians, at which networks see the image and the
                 parts; by default the best of the reader's `rotations`.
         """
         levels, heads = self.model.levels, self.pose_heads

@@ -35,9 +35,9 @@ from capsule_zoo.models.shape_codes import ShapeCodes
 
 
 class RidgeKinds(Submodule, PyroModule):
-    """Ridge regressions that fit an object of every kind to the parts.
+    """The module of ridge regressions that fit an object of every kind to the parts.
 
-    They have no parameters of their own. A prior with several rotations is used as the identity
+    They have no parameters. A prior with several rotations is used as the identity
     alone.
 
     Args:
@@ -57,7 +57,7 @@ class RidgeKinds(Submodule, PyroModule):
         self.iterations = iterations
 
     def forward(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
-        """Return the proposals for all kinds."""
+        """Return the proposed pose and code of an object of every kind."""
 
         def fraction(step: int, pose: Tensor, code: Tensor) -> Tensor | float:
             return 1.0 if step < self.iterations // 2 else _share(model, parts, pose, code)
@@ -73,10 +73,10 @@ def alternate(
     steps: int,
     counted: Tensor | float = 1.0,
 ) -> KindProposals:
-    """Fit an object of every kind to the parts by turns: its pose, then its code.
+    """Fit an object of every kind to the parts by alternation: its pose, then its code.
 
     Args:
-        fraction: share (B, K, P) of each object in the poses of the parts, at a step, given the
+        fraction: fraction (B, K, P) of each object in the poses of the parts, at a step, given the
             pose and the code of every kind.
         steps: number of alternations.
         counted: weight (B, K, P) of the presences of the parts.
@@ -107,24 +107,24 @@ def alternate(
 
 
 def _share(model: ShapeCodes, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
-    """Compute the fraction of the object of every kind in every part, (B, K, P)."""
+    """Compute the responsibility of an object of every kind for every part, (B, K, P)."""
     kind = torch.arange(model.kinds, device=pose.device).view(-1, *[1] * (pose.dim() - 1))
     pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))
     return model.responsibilities(kind, pose, code, parts)[..., 1].movedim(0, -2)
 
 
 def bend(pose_codes: Tensor, code: Tensor) -> Tensor:
-    """Return the deformations U c, (B, K, P, 6)."""
+    """Return the deformations U c of the parts' poses by the codes, (B, K, P, 6)."""
     return torch.einsum("kpid,...kd->...kpi", pose_codes, code)
 
 
 def presence_shift(presence_codes: Tensor, code: Tensor) -> Tensor:
-    """Return what the codes add to the presences' logits, w c, (B, K, P)."""
+    """Return the shifts w c of the parts' presence logits by the codes, (B, K, P)."""
     return torch.einsum("kpd,...kd->...kp", presence_codes, code)
 
 
 def directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
-    """Return the derivatives of the votes by the code, (B, K, P, 6, d): A U without A's place."""
+    """Return the derivatives of votes by the code, (B, K, P, 6, d): A U without A's translation."""
     rotation = pose.unflatten(-1, (2, 3))[..., :2]  # (B, K, 2, 2)
     bent = pose_codes.unflatten(-2, (2, 3))  # (K, P, 2, 3, d)
     return torch.einsum("...krm,kpmld->...kprld", rotation, bent).flatten(-3, -2)
@@ -133,7 +133,7 @@ def directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
 def fit_pose(
     target: Tensor, arrangement: Tensor, weight: Tensor, precision: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the pose A that best places an arrangement, and its conditional standard deviations.
+    """Compute the pose A that best moves an arrangement to the parts, and its standard deviations.
 
     It minimizes, over A,
 
@@ -141,9 +141,9 @@ def fit_pose(
 
     Args:
         target: poses of the parts, (B, K or 1, P, 6).
-        arrangement: their poses in the object's frame, (B, K, P, 6).
+        arrangement: poses of the parts in the object's frame, (B, K, P, 6).
         weight: w, (B, K, P, 6).
-        precision: of the prior about the identity, (6,).
+        precision: precision of the prior about the identity, (6,).
 
     Returns:
         Pose and standard deviations, (B, K, 6) each.

@@ -1,4 +1,4 @@
-"""Views of an image: with centered ink, and at the rotation that the model explains best.
+"""Views of an image: with centered ink, and at the rotation with the highest likelihood.
 
 An encoder that must parse every rotation of a digit parses each of them less well. Here the encoder
 sees the image at several rotations. The model, whose objects may have any angle, then scores which
@@ -40,7 +40,7 @@ def center_images(images: Tensor) -> tuple[Tensor, Tensor]:
     """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
 
     Returns:
-        The images, and the poses (B, 6) that move their content back to its place.
+        The images, and the poses (B, 6) that move their content back to its position.
     """
     pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
     back = poses.identity_like(images).repeat(len(images), 1)
@@ -52,7 +52,7 @@ def center_images(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
-    """Return images (B, C, H, W) seen from the frames (B, 6): bilinear, zero outside."""
+    """Return images (B, C, H, W) resampled in the frames (B, 6): bilinear, zero outside."""
     grid = F.affine_grid(pose.view(-1, 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).clamp(0, 1)
 
@@ -61,7 +61,7 @@ def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
 def best_rotation(
     guide: Guide, images: Tensor, rotations: int, model: PartWholeCapsules | None = None
 ) -> Tensor:
-    """Find the rotation of each image, among `rotations` even steps of the circle, explained best.
+    """Return the rotation of each image, among `rotations` equally spaced ones, explained best.
 
     All rotations are scored with the same noise.
 
@@ -70,16 +70,16 @@ def best_rotation(
         images: (B, C, H, H).
         model: the model that scores; the guide's own by default. A model that was trained with
             upright objects scores rotated objects fairly as
-            `model.sharing_parameters(pose=replace(model.pose, rotations=turns))`.
+            `model.sharing_parameters(pose=replace(model.pose, rotations=rotations))`.
 
     Returns:
-        (B,), in radians; to be passed to the guide or to `turned`.
+        (B,), in radians; to be passed to the guide or to `rotate_images`.
     """
     model = (guide.model if model is None else model).with_selection("marginal")
     angles = images.new_tensor(range(rotations)) * (2 * math.pi / rotations)
     seed = int(torch.randint(2**31, ()))
     scores = []
-    hidden = poutine.block(), StoredValues()  # the block hides parameters from their own handler
+    hidden = poutine.block(), StoredValues()  # the block hides parameters from outer handlers
     with hidden[0], hidden[1], torch.random.fork_rng(), eval_mode(guide):
         for angle in angles:
             torch.manual_seed(seed)

@@ -37,12 +37,12 @@ from capsule_zoo.models.shape_codes import ShapeCodes
 _SHARPENING = (
     3.0,
     1.0,
-)  # standard deviations of parts in later steps of a fit, in units of the model's
-_ALTERNATIONS = 2  # of pose and code in each fit
+)  # standard deviations of the parts in later steps of a fit, relative to the model's
+_ALTERNATIONS = 2  # alternations of pose and code in each fit
 
 
 class Scene(NamedTuple):
-    """The objects that explain a part set.
+    """The objects, one for each slot, that explain a part set.
 
     Attributes:
         kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
@@ -63,7 +63,7 @@ class RoutingSlots(ShapeCodesGuide):
         model, pose, objects: as for every `ShapeCodesGuide`.
         rounds: assignments of all parts to all slots, after these were found one by one.
         starts: kinds that are tried for the first slot.
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
+        reader: the class of the part reader: `PartReader` or a partial of it.
 
     Raises:
         ValueError: `rounds` or `starts` below 1.
@@ -87,7 +87,7 @@ class RoutingSlots(ShapeCodesGuide):
         self.starts = min(starts, model.kinds)
 
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
-        """Draw kind, pose and code of every slot."""
+        """Sample kind, pose and code of every slot's object."""
         with torch.no_grad():
             scene = self.find(
                 parts if frame is None else move_capsules(parts, poses.inverse(frame))
@@ -104,7 +104,7 @@ class RoutingSlots(ShapeCodesGuide):
 
     @torch.no_grad()
     def find(self, parts: Capsules) -> Scene:
-        """Return the best scene of those that are tried, for parts (B, P)."""
+        """Return the most probable of the scenes that are tried, for parts (B, P)."""
         first, score = self._one_more(parts, torch.ones_like(parts.pose[..., 0]))
         scenes = []
         for kind in score.topk(self.starts, dim=-1).indices.unbind(-1):
@@ -118,7 +118,7 @@ class RoutingSlots(ShapeCodesGuide):
         return Scene(*(torch.stack(tensors)[best, rows] for tensors in zip(*scenes, strict=True)))
 
     def _one_by_one(self, parts: Capsules, scene: Scene) -> Scene:
-        """Return a scene that begins with the first objects and has one for every slot."""
+        """Add objects to a scene, one at a time, until every slot has one."""
         while scene.kind.shape[1] < self.model.slots:
             fractions = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
             proposals, score = self._one_more(parts, fractions[..., 0])
@@ -126,7 +126,7 @@ class RoutingSlots(ShapeCodesGuide):
         return scene
 
     def _improve_scene(self, parts: Capsules, scene: Scene) -> Scene:
-        """Return the scene after every slot was fitted again to its fraction of the parts."""
+        """Return the scene with every slot's object refitted to the parts it is responsible for."""
         fractions = self.model.responsibilities(*scene[:3], parts)[..., 1:]
         slots = []
         for fraction in fractions.unbind(-1):
@@ -139,7 +139,7 @@ class RoutingSlots(ShapeCodesGuide):
         return join_scenes(slots)
 
     def _one_more(self, parts: Capsules, free: Tensor) -> tuple[KindProposals, Tensor]:
-        """Fit one object of every kind to the parts that are free (B, P), and score each kind."""
+        """Fit an object of each kind to the free fraction (B, P) of each part; score each kind."""
         shapes = self.model.shapes
         batch = len(free)
         identity = poses.identity_like(parts.pose)
@@ -167,7 +167,7 @@ class RoutingSlots(ShapeCodesGuide):
         """Compute the log density of every part as a part of an object of every kind, (B, K, P).
 
         Args:
-            scale: standard deviations in place of the model's, (K, P, 6).
+            scale: standard deviations to use instead of the model's, (K, P, 6).
         """
         shapes = self.model.shapes
         part_presence = as_presence(parts.presence, self.model.relaxed)[:, None]
@@ -178,7 +178,7 @@ class RoutingSlots(ShapeCodesGuide):
         return presence + part_presence * distribution.log_prob(parts.pose[:, None])
 
     def _log_prior(self, proposals: KindProposals) -> Tensor:
-        """Compute log p(k, A, c), (B, K)."""
+        """Compute the log prior log p(k, A, c) of proposed objects, (B, K)."""
         pose = self.model.pose.distribution(proposals.pose).log_prob(proposals.pose)
         code = self.model.object_code_distribution().log_prob(proposals.code)
         return self.model.kind_logits.log_softmax(-1) + pose + code
@@ -196,12 +196,12 @@ class RoutingSlots(ShapeCodesGuide):
 
 
 def pick_kind(proposals: KindProposals, kind: Tensor) -> Scene:
-    """Return the scene of one object, of the kind (B,)."""
+    """Return the scene of one object: the proposal for the kind (B,)."""
     rows = torch.arange(len(kind), device=kind.device)
     numbers = [tensor[rows, kind][:, None] for tensor in proposals if tensor is not None]
     return Scene(kind[:, None], *numbers)
 
 
 def join_scenes(scenes: list[Scene]) -> Scene:
-    """Return the scene with the objects of all scenes."""
+    """Join the objects of several scenes into one scene."""
     return Scene(*(torch.cat(tensors, dim=1) for tensors in zip(*scenes, strict=True)))

@@ -1,4 +1,4 @@
-"""Objects from parts by networks: one set transformer for each level above the parts.
+"""Networks that infer objects from parts: one set transformer for each level above the parts.
 
     t_object, A_object = set_transformer({A_i, t_i, identity i})       # (B, K), (B, K, 6)
 
@@ -25,11 +25,11 @@ from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 
-FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
+FULL_SIZE = 3.0  # raw scale of a size of nearly 1, which is the prior size of objects
 
 
 class SetTransformers(Submodule, PyroModule):
-    """The set transformers that infer each level from the level below, from the top down.
+    """The module of set transformers, each of which infers a level from the level below.
 
     Args:
         model: part-whole capsules.
@@ -74,7 +74,7 @@ class SetTransformers(Submodule, PyroModule):
 
 @torch.no_grad()
 def upright(transformer: SetTransformer) -> SetTransformer:
-    """Start the raw poses, outputs 1 to 6, upright, in the middle, at full size; in place."""
+    """Initialize the raw poses, outputs 1 to 6, to upright, centered and full size, in place."""
     transformer.read_weight[..., 1:7] *= 0.1
     transformer.read_bias[:, 1:3] += FULL_SIZE
     return transformer

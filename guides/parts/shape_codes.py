@@ -1,4 +1,4 @@
-"""Guides to shape codes: parts from an encoder, and for every kind an object that explains them.
+"""Guides to shape codes: an encoder proposes parts, and each kind an object that explains them.
 
     parts    ~ q(parts | image)                                   # a `PartReader`'s network
     a_k, m_k = centers of the object's pose and code, were it of kind k              # every kind
@@ -37,11 +37,11 @@ from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.models.shape_codes import ShapeCodes
 
-_AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time
+_AT_ONCE = 2**16  # numbers in the poses of all kinds whose densities are computed at once
 
 
 class ShapeCodesGuide(PartsGuide[ShapeCodes]):
-    """The guide that reads parts off the image, and proposes an object of every kind from them.
+    """The guide that encodes an image as parts and proposes an object of every kind from the parts.
 
     It is described at the top of this file.
 
@@ -50,8 +50,8 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
             scope alone.
         pose: the distribution of the parts' poses, "delta" or "normal".
         objects: the distribution of the object's pose and code, "delta" or "normal".
-        reader: what makes the reader of parts: `PartReader` or a partial of it.
-        above: what proposes the objects: `KindNetwork`, `RidgeKinds` or a partial of one.
+        reader: the class of the part reader: `PartReader` or a partial of it.
+        above: the class that proposes the objects: `KindNetwork`, `RidgeKinds` or a partial.
 
     Raises:
         ValueError: another kind of model, an unknown distribution, or a size below 1.
@@ -85,7 +85,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         self.infer_objects = above(model, objects)
 
     def with_distributions(self, pose: str, objects: str) -> Self:
-        """Return a guide to the model with other distributions and copies of the weights.
+        """Return a guide with other distributions of pose and code, and copied weights.
 
         Train with points for the parts first. A new normal distribution of a part's pose starts at
         the point with a standard deviation of .02.
@@ -97,17 +97,17 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         return self.infer_objects(self.model, parts)
 
     def with_enumerated_kinds(self) -> "ShapeCodesGuide":
-        """Return a guide with the same parameters whose kinds `TraceEnum_ELBO` sums out."""
+        """Return the guide, with shared parameters, whose kinds `TraceEnum_ELBO` sums out."""
         return self.sharing_parameters(kind="enumerated")
 
     def forward(
         self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
     ) -> Capsules:
-        """Draw every site and return the parts.
+        """Sample every site and return the parts.
 
         Args:
             labels: the kinds of the objects, (B,), where they are known.
-            angle: turn of each image, (B,), in radians, at which the networks see the image and the
+            angle: rotation of each image, (B,), in radians, at which networks see the image and the
                 parts; by default the best of the reader's `rotations`.
         """
         check_labels(labels, self.model.kinds)
@@ -123,7 +123,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         return parts
 
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
-        """Draw the kind, the pose and the code of the object."""
+        """Sample the kind, the pose and the code of the object."""
         below = parts
         if frame is not None:
             below = move_capsules(parts, poses.inverse(frame))
@@ -147,7 +147,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         They have no gradient. At the best q(k) the gradient of the ELBO through it is zero.
         """
         joint: Callable[..., Tensor] = self.model.log_joint_of_kinds
-        if parts.presence.dim() > 2:  # plates outside the model
+        if parts.presence.dim() > 2:  # there are plates outside the model
             return joint(parts, proposals.pose, proposals.code) - proposals.log_density_at_centers()
         rows = max(1, _AT_ONCE // proposals.pose[0].numel())
         tensors = (*parts, proposals.pose, proposals.code)
@@ -166,7 +166,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
     def _pose_distribution(
         self, head: PoseHead, proposal: Proposal, presence: Tensor
     ) -> dist.TorchDistribution:
-        """Return the distribution of poses; where a part is off it is as wide as the model's."""
+        """Return the distribution of poses; the pose of an absent part has the model's scale."""
         distribution = head(proposal.pose, proposal.features)
         if self.pose == "delta":
             return distribution

@@ -1,7 +1,7 @@
-"""Guides to stacked capsule autoencoders: a reader of parts, and what infers the objects.
+"""Guides to stacked capsule autoencoders: a part reader, and a module that infers the objects.
 
     d_m, x_m, z_m     ~ q(. | read_parts(image))            # presence, pose, feature of each part
-    t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # the same of each object
+    t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # presence, pose, feature of objects
 
 As in the part-whole guides, what infers the objects is an argument:
 
@@ -18,7 +18,7 @@ The encoder of objects sees the presences and poses of the parts without their g
 paper, unless `stop_inputs=False`. Features of parts keep their gradients, as in the authors'
 program. A one-hot identity stands for the template that the paper shows the encoder.
 
-Parts are read without noise, so what was read may be kept, and objects may be learned from it alone
+Parts are encoded without noise, so they may be stored, and objects may be learned from them alone
 (`with_scope`):
 
 >>> reads = guide.reads(images)                                   # (N, 1, parts, numbers)
@@ -48,7 +48,7 @@ NOISES = ("uniform", "concrete", "none")
 
 
 class NoisyLogit(dist.Uniform):
-    """The distribution of a logit with uniform noise around it; probes read its `logits`.
+    """The distribution of a logit plus uniform noise; probes use the noiseless `logits`.
 
     Args:
         logits: centers.
@@ -61,39 +61,39 @@ class NoisyLogit(dist.Uniform):
         super().__init__(logits - width / 2, logits + width / 2, validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "NoisyLogit":
-        """Return the same distribution with more batch dims."""
+        """Return the distribution expanded to more batch dims."""
         return NoisyLogit(self.logits.expand(batch_shape), self.width)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the log density, with a margin at the ends for rounded draws."""
+        """Compute the log density, with a margin at the ends for samples that were rounded."""
         inside = (value - self.logits).abs() <= self.width / 2 * (1 + 1e-5)
         density = torch.full_like(value - self.logits, 1 / self.width)
         return torch.where(inside, density, 0.0).log()
 
 
 class SureLogit(dist.Delta):
-    """The distribution of a logit without noise; probes read its `logits`."""
+    """The point mass at a logit; probes use its `logits`."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         super().__init__(logits)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "SureLogit":
-        """Return the same distribution with more batch dims."""
+        """Return the distribution expanded to more batch dims."""
         return SureLogit(self.logits.expand(batch_shape))
 
 
 class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
-    """The guide that reads parts off the image and infers the objects from the parts.
+    """The guide that encodes an image as parts and infers the objects from the parts.
 
     It is described at the top of this file.
 
     Args:
         model: the model to invert.
         pose: the distribution of poses and features, "delta" or "normal".
-        reader: what makes the reader of parts: `PartReader` or a partial of it. It must see each
+        reader: the class of the part reader: `PartReader` or a partial of it. It must see each
             image as it is.
-        above: what infers the objects: `SetTransformerObjects`, `PerceptronObjects`,
+        above: the class that infers objects: `SetTransformerObjects`, `PerceptronObjects`,
             `EMConstellations` or a partial of one.
         noise: "uniform", "concrete" or "none".
         noise_width: width of the uniform noise on a logit.
@@ -101,7 +101,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
 
     Raises:
         ValueError: another kind of model, an unknown `pose` or `noise`, a width that is not
-            positive, or a reader that turns or centers images.
+            positive, or a reader that rotates or centers images.
     """
 
     of_parts = ("read_parts.", "part_")
@@ -142,14 +142,14 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
 
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
-        """Return what is read of the parts, (N, 1, parts, numbers): data of the scope "objects"."""
+        """Encode images as part sets, (N, 1, parts, numbers): the data of the scope "objects"."""
         readings = [self.read_parts(batch) for batch in images.split(batch_size)]
         return torch.cat([as_reads(read) for read in readings])
 
     def with_switches(
         self, stop_inputs: bool | None = None, noise: str | None = None, width: float | None = None
     ) -> Self:
-        """Return a guide with the same parameters and other switches; None keeps a switch."""
+        """Return a guide with shared parameters and other switches; None keeps a switch."""
         noise = self.noise if noise is None else noise
         width = self.noise_width if width is None else width
         _check_noise(noise, width)
@@ -157,7 +157,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         return self.sharing_parameters(noise=noise, noise_width=width, stop_inputs=stop_inputs)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> FeaturedCapsules:
-        """Draw parts and objects, and return the objects; in the scope "parts", the parts."""
+        """Sample parts and objects, and return the objects (in the scope "parts", the parts)."""
         scope = self.model.scope
         read = from_reads(images) if scope == "objects" else self.read_parts(images)
         feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
@@ -203,12 +203,12 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
 
 
 def as_reads(read: Proposal) -> Tensor:
-    """Return what a reader found as one tensor, (B, 1, parts, numbers)."""
+    """Pack the parts that a reader proposes into one tensor, (B, 1, parts, numbers)."""
     return torch.cat([read.logits[..., None], read.pose, read.features], dim=-1).unsqueeze(-3)
 
 
 def from_reads(reads: Tensor) -> Proposal:
-    """Return what a reader found from the tensor of `as_reads`."""
+    """Unpack the parts from the tensor of `as_reads`."""
     logits, pose, features = reads.squeeze(-3).split([1, 6, reads.shape[-1] - 7], dim=-1)
     return Proposal(logits.squeeze(-1), pose, features)
 

@@ -1,11 +1,11 @@
-"""Encoders of objects for stacked capsule autoencoders: what infers the objects from the parts.
+"""Encoders for stacked capsule autoencoders that infer the objects from the parts.
 
     PerceptronObjects      one perceptron reads all parts together
     SetTransformerObjects  the paper's; parts are members of a set
     EMConstellations       EM steps by the model's own votes, no network
 
-Parts have identities, so a perceptron may read them side by side. Poses of parts differ by a few
-hundredths between images. The perceptron standardizes what it reads, and sees such differences
+Parts have identities, so a perceptron may take them side by side. Poses of parts differ by a few
+hundredths between images. The perceptron standardizes its inputs, and sees such differences
 from the start. By default it also balances the presences over the images, as the encoders of
 part-whole capsules do (`BalancedLogits`): each object differs between images from the start. What
 it proposes for presences of random networks hardly differs between images, and the losses of the
@@ -41,7 +41,7 @@ from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoenc
 
 
 class FeaturedProposal(NamedTuple):
-    """The numbers that define the distribution of the capsules of one level.
+    """The parameters of the distribution of one level's capsules and features.
 
     Attributes:
         logits: logits of the presences, (B, capsules).
@@ -153,7 +153,7 @@ class SetTransformerObjects(Submodule, PyroModule):
 
 
 class EMConstellations(Submodule, PyroModule):
-    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
+    """The module that infers objects by EM: soft assignments, best poses, then odds of presence.
 
     No network sees the parts. The feature of an object is one learned vector for all images, so
     that its constellation is rigid. Parts that are absent have no say.

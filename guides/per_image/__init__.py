@@ -1,1 +1,1 @@
-"""Guides with parameters of their own for every image, and the distributions of their sites."""
+"""Guides with separate parameters for every image, and the distributions of their sites."""

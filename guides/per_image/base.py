@@ -1,4 +1,4 @@
-"""The base of guides that have parameters of their own for every image, in place of a network."""
+"""The base class of guides that have separate parameters for every image, instead of a network."""
 
 from typing import NamedTuple, Self
 
@@ -21,7 +21,7 @@ _KINDS = ("logits", "locs", "log_scales", "factors")
 
 
 class Refinement(NamedTuple):
-    """How the fit of a guide to given images went.
+    """The objective along a fit of a guide to given images.
 
     Attributes:
         path: mean over images of the objective before each step and after the last, each under
@@ -36,7 +36,7 @@ class Refinement(NamedTuple):
 
 
 class PerImageGuide(Guide[Model]):
-    """A guide to the images that it was made for, in their order.
+    """The base class of guides with parameters for given images, which are called in their order.
 
     `images` in a call may be these images several times over, as evaluation passes them.
 
@@ -47,8 +47,8 @@ class PerImageGuide(Guide[Model]):
     Attributes:
         logits, locs, log_scales, factors: parameters by site, (B, ...).
         families: the family that serves each latent site of the model, by name.
-        discrete_families: the same for the sites of the discrete model.
-        refinement: how it was fitted, if `inference.fit_guide` did it by gradient steps.
+        discrete_families: the family of each latent site of the discrete model, by name.
+        refinement: the objective along the fit, if `inference.fit_guide` took gradient steps.
     """
 
     per_image = True
@@ -66,23 +66,23 @@ class PerImageGuide(Guide[Model]):
 
     @property
     def differentiable(self) -> bool:
-        """True if gradients pass through the draws of all sites; they do unless one is discrete."""
+        """True if all sites can be reparametrized, which discrete sites cannot."""
         families = self.families.values()
         return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
 
     def discretize(self) -> Self:
-        """Return the guide with the same parameters for the model's `discretize()`."""
+        """Return the guide for `model.discretize()`, with shared parameters."""
         return self.on_model(self.model.discretize(), families=self.discrete_families)
 
     def select(self, index: Tensor) -> Self:
-        """Return the guide to `images[index]`, with copies of the parameters of these images."""
+        """Return the guide for `images[index]`, with copies of these images' parameters."""
         subset = self.sharing_parameters(num_images=len(index), refinement=None)
         subset._modules = dict(self._modules)
         for kind in _KINDS:
             tensors = getattr(self, kind).items()
             subset._modules[kind] = PyroModule[nn.ParameterDict](
                 (name, nn.Parameter(tensor.detach()[index])) for name, tensor in tensors
-            )  # pairs: ParameterDict sorts the names of a dict, and these have an order
+            )  # pairs: ParameterDict sorts the names of a dict, but the order of sites counts
         subset._rename()
         return subset
 
@@ -93,7 +93,7 @@ class PerImageGuide(Guide[Model]):
         return family
 
     def not_finite(self) -> dict[str, Tensor]:
-        """Return for which images the parameters of each site are not finite, (B,) by site.
+        """Return a mask of the images with parameters that are not finite, (B,) for each site.
 
         Logits may be infinite, for values that are certain.
         """
@@ -106,7 +106,7 @@ class PerImageGuide(Guide[Model]):
         return masks
 
     def _repeats(self, images: Tensor) -> int:
-        """Return how many times over `images` are the images that the parameters belong to.
+        """Return how many times `images` repeats the guide's own images.
 
         Raises:
             ValueError: they are not a multiple of the guide's own images.
@@ -121,7 +121,7 @@ class PerImageGuide(Guide[Model]):
 
 
 def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
-    """Return the family that serves each latent site, read from a draw of one image.
+    """Return the family that serves each latent site, found by sampling one image.
 
     Raises:
         UnservedSite: a site that no family serves, or that belongs to no image.

@@ -1,4 +1,4 @@
-"""Another guide's own distributions, corrected for every image.
+"""A guide whose distributions are those of another guide, corrected for every image.
 
     q(z_i | z_1 .. z_{i-1}, image n) = the distribution of site i in the other guide, moved:
     Normal(mean + scale loc[n, i], scale exp(log_scale[n, i])), logits + logits[n, i], ...
@@ -38,7 +38,7 @@ from capsule_zoo.models.common.spaces import tile_batch
 
 
 class Corrected(PerImageGuide):
-    """The guide that draws as another guide does, with corrections for every image.
+    """The guide with the distributions of another guide, plus corrections for every image.
 
     Args:
         guide: the guide that is corrected; it is not changed.
@@ -88,11 +88,11 @@ class Corrected(PerImageGuide):
         return self._start[0].covers
 
     def discretize(self) -> "Corrected":
-        """Return the guide with the same parameters for the model's `discretize()`."""
+        """Return the guide for `model.discretize()`, with shared parameters."""
         return self._to(self._start[0].discretize())
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "Corrected":
-        """Return a guide with the same parameters for missing pixels.
+        """Return the guide for images with missing pixels, with shared parameters.
 
         Only the guide that is corrected sees `fill`.
         """
@@ -105,7 +105,7 @@ class Corrected(PerImageGuide):
         return self.sharing_parameters(_model=(start.model,), _start=(start,), families=families)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
-        """Draw every site, and return what the other guide returns."""
+        """Sample every site, and return what the corrected guide returns."""
         start, repeats = self._start[0], self._repeats(images)
         correction = OtherDistributions(
             lambda name, distribution: self._correct_distribution(name, distribution, repeats)
@@ -116,7 +116,7 @@ class Corrected(PerImageGuide):
     def _correct_distribution(
         self, name: str, distribution: Any, repeats: int
     ) -> dist.TorchDistribution:
-        """Return the distribution of a site with all images' corrections, repeated."""
+        """Return the distribution of a site with each image's corrections, `repeats` times over."""
         if name not in self.covers:
             return distribution
         if name in self.logits:
@@ -139,7 +139,7 @@ class Corrected(PerImageGuide):
 
 
 def _move_distribution(distribution: Any, shift: Tensor, factor: Tensor) -> dist.TorchDistribution:
-    """Return a normal or transformed normal distribution, moved and scaled before its transforms.
+    """Shift and scale a normal or transformed normal distribution, before its transforms.
 
     Raises:
         UnservedSite: the distribution is of another family.

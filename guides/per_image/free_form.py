@@ -43,8 +43,8 @@ from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.models.common.spaces import tile_batch
 
 DISTRIBUTIONS = ("delta", "normal", "low_rank")
-_INITIAL_SCALE = 0.02  # standard deviation where the start is a point: close to the point
-_INITIAL_FACTOR = 0.3  # of the low-rank factor, in units of the other; at 0 it has no gradient
+_INITIAL_SCALE = 0.02  # first standard deviation around a point of the start
+_INITIAL_FACTOR = 0.3  # first low-rank factor, in standard deviations; 0 has no gradient
 
 
 class FreeForm(PerImageGuide):
@@ -108,7 +108,7 @@ class FreeForm(PerImageGuide):
             self.locs[name] = nn.Parameter(loc.clone())
             if distribution == "delta":
                 continue
-            scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
+            scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has scale 0
             self.log_scales[name] = nn.Parameter(scale.log())
         if distribution == "low_rank":
             if not self.locs:
@@ -122,7 +122,7 @@ class FreeForm(PerImageGuide):
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draw every site and return the values by name."""
+        """Sample every site and return the values by name."""
         repeats = self._repeats(images)
         plates: dict[str, pyro.plate] = {}
         distributions = self._draw_together(repeats, plates) if self.factors else {}
@@ -134,9 +134,9 @@ class FreeForm(PerImageGuide):
     def _draw_together(
         self, repeats: int, plates: dict[str, pyro.plate]
     ) -> dict[str, dist.TorchDistribution]:
-        """Draw the continuous sites from their joint distribution; return a point mass for each.
+        """Sample the continuous sites jointly, and return a point mass at each site's value.
 
-        The joint density is that of the auxiliary site `_continuous`. The density of a point is the
+        The auxiliary site `_continuous` has the joint density. The density of a point is the
         volume that its transform adds.
         """
         names = list(self.locs)
@@ -149,7 +149,7 @@ class FreeForm(PerImageGuide):
         factors = [self.factors[name] for name in names]
         factor = torch.cat([rows.reshape(len(rows), -1, rows.shape[-1]) for rows in factors], 1)
         dim = self.model.plate_dims["images"]
-        inner = (1,) * (-1 - dim)  # the plates inside that of the images
+        inner = (1,) * (-1 - dim)  # plates inside the images plate
         distribution = dist.LowRankMultivariateNormal(
             *(
                 tile_batch(parameter, repeats).unflatten(0, (-1, *inner))
@@ -169,7 +169,7 @@ class FreeForm(PerImageGuide):
         }
 
     def _distribution(self, site: Site, repeats: int) -> dist.TorchDistribution:
-        """Return the distribution of a site for all images, as many times over."""
+        """Return the distribution of a site for all images, `repeats` times over."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
             return family.distribution(tile_batch(self.logits[site.name], repeats), site.event_dim)
@@ -185,7 +185,7 @@ def draw_sites(
     distributions: Mapping[str, dist.TorchDistribution],
     plates: dict[str, pyro.plate] | None = None,
 ) -> dict[str, Tensor]:
-    """Draw the latent sites of a model from given distributions, in the plates of the model.
+    """Sample the latent sites of a model from given distributions, in the plates of the model.
 
     Args:
         distributions: the distribution of every latent site, by its name; sites are independent of
@@ -202,7 +202,7 @@ def draw_sites(
 def draw_site(
     model: Model, site: Site, distribution: dist.TorchDistribution, plates: dict[str, pyro.plate]
 ) -> Tensor:
-    """Draw one site from a distribution, in the model's plates, of which new ones are added."""
+    """Sample one site from a distribution in the model's plates; plates not yet made are added."""
     with contextlib.ExitStack() as stack:
         for plate in site.plates:
             if plate not in plates:

@@ -1,4 +1,4 @@
-"""A normal distribution of all continuous sites of an image, with correlations, at a point.
+"""The guide with a correlated normal distribution of each image's continuous sites, at a point.
 
     u ~ Normal(loc[image], S S'),   z = transform(u's part of the site),   S = factor[image]
     discrete, relaxed   the model's own family(logits[image])
@@ -31,24 +31,24 @@ from capsule_zoo.guides.per_image.site_distributions import ByLogits
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.common.spaces import tile_batch
 
-MODES = "modes"  # the logits of the weights of the modes stand among those of the sites
+MODES = "modes"  # name of the logits of the modes' weights, stored with the logits of sites
 
 
 class GaussNewton(PerImageGuide):
-    """The guide with one normal distribution, or a mixture, for an image's continuous sites.
+    """The guide with one normal distribution, or a mixture, of each image's continuous sites.
 
     Args:
         points: a `FreeForm` guide to the images M times over, one copy after the other: the
             logits of discrete sites, and the means of the others.
         factors: S by site. The rows of a whole factor, (M B, n, D), in the order of the sites of
             `points`; or a block for each element of the site's plates, (M B, blocks, k, k).
-        log_weights: of the modes, up to a constant, (M, B); one mode by default.
+        log_weights: log weights of the modes, up to a constant, (M, B); one mode by default.
 
     Raises:
         ValueError: `points` are of another class.
 
     Attributes:
-        logits, locs: as those of `FreeForm`, with the modes as second dim, (B, M, ...). The logits
+        logits, locs: as in `FreeForm`, with the modes as second dim, (B, M, ...). The logits
             of the modes are `logits["modes"]`, (B, M).
         factors: as above, (B, M, ...).
     """
@@ -78,12 +78,12 @@ class GaussNewton(PerImageGuide):
 
     @property
     def whole(self) -> bool:
-        """True if all numbers of an image are correlated, False for blocks."""
+        """True if all coordinates of an image are correlated, False for independent blocks."""
         return all(rows.dim() == 4 for rows in self.factors.values())
 
     @torch.no_grad()
     def factor(self) -> Tensor:
-        """Return S of the mean precision of an image's modes, narrow where one is, (B, D, D).
+        """Return the covariance factor S, (B, D, D), of the mean precision of an image's modes.
 
         Raises:
             ValueError: the factor is of blocks.
@@ -94,11 +94,11 @@ class GaussNewton(PerImageGuide):
         return _precision_to_scale_tril(torch.cholesky_inverse(rows.double()).mean(1)).to(rows)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draw every site and return the values by name."""
+        """Sample every site and return the values by name."""
         repeats = self._repeats(images)
         weight = tile_batch(self.logits[MODES], repeats).log_softmax(1).T  # (M, rows)
         several = len(weight) > 1
-        noise: list[Tensor] = []  # of the numbers drawn so far, ([M,] B, n, repeats)
+        noise: list[Tensor] = []  # noise of the sites sampled so far, ([M,] B, n, repeats)
         plates: dict[str, pyro.plate] = {}
         drawn = {}
         for site in self.model.latent_sites:
@@ -135,7 +135,7 @@ class GaussNewton(PerImageGuide):
 
 
 class ChainedNormal(dist.TorchDistribution):
-    """A normal distribution of a row's numbers; its density is split over the row's batch dims.
+    """A correlated normal distribution of rows, whose density is split over a row's batch dims.
 
     The term of an element is its log density given the elements before it in the row.
 
@@ -143,7 +143,7 @@ class ChainedNormal(dist.TorchDistribution):
         loc: (*lead, rows, *shape).
         factor: lower triangular, (*lead, B, blocks, k, k), where blocks k is the number of
             elements of `shape`, and rows are B images several times over.
-        event_dim: how many of the last dims are the event.
+        event_dim: number of the last dims that are the event.
     """
 
     arg_constraints = {}
@@ -162,19 +162,19 @@ class ChainedNormal(dist.TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mean of each number given those before it in other sites, (*lead, rows, *shape)."""
+        """The mean of each coordinate given earlier sites, (*lead, rows, *shape)."""
         return self.loc
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each number, (*lead, rows, *shape)."""
+        """The variance of each coordinate, (*lead, rows, *shape)."""
         variance = self.factor.square().sum(-1, keepdim=True)
         images = math.prod(self.factor.shape[self.lead : -1])
         repeats = math.prod(self.loc.shape[self.lead :]) // images
         return self._join_rows(variance.expand(*variance.shape[:-1], repeats))
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
+        """Sample rows, (*lead, rows, *shape); several at once only through `expand`."""
         noise = self._split(torch.randn_like(self.loc))
         return self.loc + self._join_rows(self.factor @ noise)
 
@@ -192,7 +192,7 @@ class ChainedNormal(dist.TorchDistribution):
         return sum_rightmost(self._join_rows(log_density), len(self.event_shape))
 
     def _split(self, value: Tensor) -> Tensor:
-        """Return (*lead, rows, *shape) as (*lead, B, blocks, k, repeats)."""
+        """Reshape values (*lead, rows, *shape) to (*lead, B, blocks, k, repeats)."""
         images, *block = self.factor.shape[self.lead : -1]
         return value.reshape(*value.shape[: self.lead], -1, images, *block).movedim(self.lead, -1)
 
@@ -205,7 +205,7 @@ class ModeMixture(dist.TorchDistribution):
 
     Args:
         distribution: the distributions of all modes, batch shape (M, rows, *batch).
-        log_weight: their weights, normalized, (M, rows).
+        log_weight: normalized log weights of the modes, (M, rows).
     """
 
     arg_constraints = {}
@@ -222,7 +222,7 @@ class ModeMixture(dist.TorchDistribution):
         return self.distribution.support
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw rows, each from one mode."""
+        """Sample rows, each from one mode."""
         values = self.distribution.sample()
         mode = dist.Categorical(logits=self.log_weight.T).sample()
         return values[mode, torch.arange(len(mode), device=mode.device)]
@@ -237,5 +237,5 @@ class ModeMixture(dist.TorchDistribution):
 
 
 def _modes_first(values: Tensor) -> Tensor:
-    """Return (rows, M, ...) as (M, rows, ...), or as (rows, ...) for a single mode."""
+    """Move the modes of (rows, M, ...) first: (M, rows, ...), or (rows, ...) for a single mode."""
     return values[:, 0] if values.shape[1] == 1 else values.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""A point mass on values that are already known: read, refined, chosen by hand, or drawn by MCMC.
+"""The guide with a point mass at known values, such as refined ones or samples of MCMC.
 
     q(z | image n) = delta(z - values[n])
 
@@ -17,7 +17,7 @@ from capsule_zoo.models.base import Model
 
 
 class KnownLatents(Guide[Model]):
-    """The guide that gives known values to the latent sites of a model.
+    """The guide that sets the latent sites of a model to known values.
 
     Args:
         model: the model, in the form whose sites have these values: discrete, if presences are 0
@@ -43,7 +43,7 @@ class KnownLatents(Guide[Model]):
         self.values = {name: values[name] for name in names}
 
     def discretize(self) -> "KnownLatents":
-        """Return the guide with the same values for the model's `discretize()`."""
+        """Return the guide for `model.discretize()`, with these values."""
         return KnownLatents(self.model.discretize(), self.values)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""The distribution of a latent site in a free-form guide, by the site's prior.
+"""The family of a latent site's distribution in a free-form guide, chosen by the site's prior.
 
-    discrete, or relaxed     the model's own family, with logits of its own
+    discrete, or relaxed     the model's family, with separate logits
     continuous               Delta(transform(loc))  or  transform(Normal(loc, scale))
 
 `transform` maps the reals to the support of the site (`torch.distributions.biject_to`).
@@ -40,7 +40,7 @@ _DISCRETE = {
     distributions.Categorical: dist.Categorical,
     distributions.Bernoulli: dist.Bernoulli,
 }
-_SURE = 3.0  # logit of a value that another guide holds for certain
+_SURE = 3.0  # initial logit of a value that another guide has as a point
 
 
 class UnservedSite(ValueError):
@@ -85,7 +85,7 @@ class ByLogits:
 
     Attributes:
         family: the class of the distribution.
-        dtype: of the logits.
+        dtype: dtype of the logits.
         temperature: temperature of a relaxed distribution, else None.
         categories: number of logits of a choice whose value is their index, else None.
     """
@@ -97,11 +97,11 @@ class ByLogits:
 
     @property
     def has_logits(self) -> bool:
-        """Whether values of a relaxed distribution are logits, on the reals, not fractions."""
+        """Whether the values of the relaxed distribution are logits (reals), not fractions."""
         return issubclass(self.family, LogitRelaxedBernoulli | ExpRelaxedCategorical)
 
     def distribution(self, logits: Tensor, event_dim: int) -> dist.TorchDistribution:
-        """Return the distribution with these logits."""
+        """Return the distribution of the family with these logits."""
         if self.temperature is None:
             distribution = self.family(logits=logits)
         else:
@@ -109,7 +109,7 @@ class ByLogits:
         return distribution.to_event(event_dim - distribution.event_dim)
 
     def start(self, distribution: Any, value: Tensor) -> Tensor:
-        """Return logits to start from: even ones, or those of another distribution of the site.
+        """Return the initial logits: zeros, or the logits of another distribution of the site.
 
         Args:
             distribution: the distribution of the site in another guide, or None.
@@ -131,7 +131,7 @@ class ByLogits:
 
 @dataclass(frozen=True, eq=False)
 class Continuous:
-    """A continuous distribution: a point, or a normal distribution in unconstrained coordinates.
+    """The family of points and normal distributions in unconstrained coordinates.
 
     Attributes:
         transform: the map from the reals to the support, `identity_transform` if that is the reals.
@@ -140,13 +140,13 @@ class Continuous:
     transform: Transform
 
     def point(self, loc: Tensor, event_dim: int) -> dist.TorchDistribution:
-        """Return the point whose unconstrained coordinates are `loc`."""
+        """Return the point mass with the unconstrained coordinates `loc`."""
         return dist.Delta(self.transform(loc), event_dim=event_dim)
 
     def moved_point(self, drawn: Tensor, event_dim: int) -> dist.TorchDistribution:
-        """Return the point at a draw in unconstrained coordinates.
+        """Return the point mass at a sample in unconstrained coordinates.
 
-        Its density is the factor by which the transform changes the density of the draw.
+        Its density is the factor by which the transform changes the density of the sample.
         """
         value = self.transform(drawn)
         volume = self.transform.log_abs_det_jacobian(drawn, value)
@@ -154,22 +154,22 @@ class Continuous:
         return dist.Delta(value, -sum_rightmost(volume, rank), event_dim=event_dim)
 
     def normal(self, loc: Tensor, scale: Tensor, event_dim: int) -> dist.TorchDistribution:
-        """Return the distribution that is normal in the unconstrained coordinates."""
+        """Return the normal distribution in unconstrained coordinates, mapped to the support."""
         return self.to_support(dist.Normal(loc, scale).to_event(self.free_dim(event_dim)))
 
     def free_dim(self, event_dim: int) -> int:
-        """Return the event rank of a distribution in the unconstrained coordinates."""
+        """Return the number of event dims of a distribution in unconstrained coordinates."""
         return event_dim + self.transform.domain.event_dim - self.transform.codomain.event_dim
 
     def to_support(self, distribution: Any) -> dist.TorchDistribution:
-        """Return the distribution on the support from one in unconstrained coordinates."""
-        same = self.transform == identity_transform  # of a copy too
+        """Map a distribution in unconstrained coordinates to the support."""
+        same = self.transform == identity_transform  # equal for a copy, too
         return (
             distribution if same else dist.TransformedDistribution(distribution, [self.transform])
         )
 
     def start(self, distribution: Any, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unconstrained centers and standard deviations; 0 stands for a point.
+        """Return the initial unconstrained centers and standard deviations; 0 stands for a point.
 
         Args:
             distribution: the distribution of the site in another guide, or None.
@@ -179,7 +179,7 @@ class Continuous:
         if distribution is not None:
             try:
                 mean, stddev = self._moments(distribution)
-            except NotImplementedError:  # of a distribution without moments in closed form
+            except NotImplementedError:  # the distribution has no moments in closed form
                 return loc, torch.zeros_like(loc)
             if mean.isfinite().all() and stddev.isfinite().all():
                 return mean.expand_as(loc), stddev.expand_as(loc)

@@ -1,1 +1,1 @@
-"""Guides to scenes: objects are proposed for slots; all but AIR's own sum presences out."""
+"""Guides to scenes: objects are proposed for slots; all guides but AIR's sum presences out."""

@@ -1,13 +1,13 @@
-"""Peeling: look where most is unexplained, read an object there, take it away, look again.
+"""Peeling: look where most is unexplained, encode an object there, remove it, look again.
 
 For s = 1 .. S, with r what the slots so far leave unexplained:
 
-    focus  = the largest place of r, blurred by a Gaussian of about the size of an object; or a
-             place that is drawn, likelier where more is unexplained, so that draws differ more
+    focus  = the largest pixel of r, blurred by a Gaussian of about the size of an object; or a
+             pixel that is drawn, likelier where more is unexplained, so that draws differ more
     look   : log size, x and y (and angle, color, depth) ~ Normal distributions about the focus, by
              a small network on a glimpse of r and of the image
-    read   : the object model's guide reads the window of that pose, in r (and in the image)
-    paint  : the object model paints what was read, and r is computed anew
+    read   : the object model's guide encodes the window of that pose, in r (and in the image)
+    paint  : the object model paints the encoded object, and r is computed anew
 
 Where objects have one color each, only pixels of the color of the focus count: r is multiplied by
 exp(-|image - color|^2 / 2 .15^2), so that a window holds one object though others touch it.
@@ -38,7 +38,7 @@ from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import crop, together
 
-ALIKE = 0.15  # standard deviation of colors that are alike, in units of their range
+ALIKE = 0.15  # standard deviation of the similarity of colors, in units of their range
 
 
 def blur_maps(maps: Tensor, scale: float) -> Tensor:
@@ -48,13 +48,13 @@ def blur_maps(maps: Tensor, scale: float) -> Tensor:
 
 
 def _gaussian(size: int, scale: float, like: Tensor) -> Tensor:
-    """Return the weights of all pairs of places, (size, size)."""
+    """Return the Gaussian weights of all pairs of pixels along an axis, (size, size)."""
     place = torch.arange(size, dtype=like.dtype, device=like.device) / scale
     return (-0.5 * (place - place[:, None]).square()).exp()
 
 
 def focus(maps: Tensor, temperature: float = 0.0) -> Tensor:
-    """Return a place of maps (B, 1, H, W), not negative: x and y in half canvases, (B, 2).
+    """Return x and y, in half canvases, of one pixel of maps (B, 1, H, W), not negative; (B, 2).
 
     Args:
         temperature: 0 for the largest pixel; else one is drawn, by weights maps^(1 / temperature).
@@ -69,7 +69,7 @@ def focus(maps: Tensor, temperature: float = 0.0) -> Tensor:
 
 
 def alike(images: Tensor, color: Tensor) -> Tensor:
-    """Return how alike each pixel of images (B, C, H, W) is to a color (B, C), (B, 1, H, W)."""
+    """Return how similar each pixel of images (B, C, H, W) is to a color (B, C), (B, 1, H, W)."""
     difference = (images - color[..., None, None]) / ALIKE
     return (-0.5 * difference.square().sum(1, keepdim=True)).exp()
 
@@ -87,11 +87,11 @@ class Peeling(WindowReader):
         model, reader, ground_reader: see `WindowReader`.
         glimpse: height and width of a glimpse, in its own pixels.
         hidden: units of the network that looks.
-        wide: size of a glimpse, in usual sizes of an object.
-        blur: standard deviation of the blur through which attention sees, in usual sizes.
+        wide: size of a glimpse, relative to the default size of an object.
+        blur: standard deviation of the blur of attention, relative to the default size.
         sweeps: 2 to look at and read every object again, given all the others.
-        temperature: randomness of the places of attention; 0 for the largest residual. Random
-            places are worth it where objects can be cut apart in several ways, and several draws
+        temperature: randomness of the positions of attention; 0 for the largest residual. Random
+            positions are worth it where objects can be cut apart in several ways, and several draws
             are combined.
 
     Raises:
@@ -125,23 +125,23 @@ class Peeling(WindowReader):
 
     @pyro_method
     def draw_proposals(self, images: Tensor) -> SceneProposals:
-        """Draw proposals for all slots of images (B, C, H, W)."""
+        """Sample proposals of an object for every slot of images (B, C, H, W)."""
         ground = self.backdrop(images)
         proposals = self._peel_slots(images, ground)
-        for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
+        for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site can be sampled only once
             proposals = self._again(images, ground, proposals)
         return SceneProposals(proposals, ground)
 
     def _peel_slots(self, images: Tensor, ground: Proposal) -> list[Proposal]:
-        """Return proposals for all slots, one after the other, at what the others leave."""
+        """Propose objects slot by slot, each where the earlier ones leave most unexplained."""
         proposals: list[Proposal] = []
         sums: list[Tensor] = []
         whole, plate = self.whole(images), self.plate(images)
         scale = max(1.0, self.model.size * self.blur)
-        drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
+        drawn = self.temperature if self.auxiliary else 0.0  # a site needs its density
         for slot in track(range(self.model.slots), "looking for objects", "slots"):
             canvas = ground.drawn.expand_as(images)
-            if slot:  # with what all slots so far paint, as a running sum
+            if slot:  # add the last slot to the running sums of the picture
                 with torch.no_grad():
                     last = self.model.layers(proposals[-1].placed)
                     sums = [a + b for a, b in zip(sums, last, strict=True)] if sums else last
@@ -158,7 +158,7 @@ class Peeling(WindowReader):
         return proposals
 
     def _again(self, images: Tensor, ground: Proposal, proposals: list[Proposal]) -> list[Proposal]:
-        """Return the proposals after each was looked at and read again given all the others."""
+        """Propose the object of every slot again, given the objects of all other slots."""
         proposals, plate = list(proposals), self.plate(images)
         with torch.no_grad():
             present = self.presence_distribution(images, SceneProposals(proposals, ground)).mean
@@ -175,12 +175,12 @@ class Peeling(WindowReader):
 
     @torch.no_grad()
     def _canvas(self, proposals: list[Proposal], ground: Proposal, presence: Tensor) -> Tensor:
-        """Return the picture of proposals, (B, C, H, W), with presences (B, S)."""
+        """Paint the proposals with presences (B, S), as images (B, C, H, W)."""
         pictures = together([p.placed for p in proposals])
         return self.model.blend(presence[:, None], pictures, ground.drawn)[:, 0]
 
     def _look_at(self, images: Tensor, left: Tensor, about: Tensor) -> Tensor:
-        """Return what a look about a pose sees in what is left unexplained; see `read`."""
+        """Infer the parameters of an object's pose from a glimpse around `about`; see `read`."""
         around = torch.cat([about[:, :1] + math.log(self.wide), about[:, 1:]], -1)
         both, usual = torch.cat([left, self.whole(images)], 1), self.model.usual(images)
         return self.where(self.look(crop(both, around, (self.glimpse,) * 2, usual)))

@@ -46,13 +46,13 @@ from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.counts import CountDistribution, prefixes_of, subsets_of
 from capsule_zoo.models.scenes.pictures import AsObject, Pictures, together
 
-MOST_SUBSETS = 64  # of slots, over which the sum is exact
-AT_ONCE = 256  # subsets that are painted at once, where there are more
-MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
+MOST_SUBSETS = 64  # largest number of subsets of slots over which the sum is exact
+AT_ONCE = 256  # subsets that are painted at once, if there are more
+MOST_TRAINED = 32  # MOST_SUBSETS during training, where a subset costs three times as much
 
 
 class PrivateTrace(TraceMessenger):
-    """A trace of sites that no handler outside sees; parameters pass through it unrecorded."""
+    """A trace that hides its sites from outer handlers; parameters pass through unrecorded."""
 
     def _pyro_sample(self, msg: Any) -> None:
         msg["stop"] = True
@@ -62,7 +62,7 @@ class PrivateTrace(TraceMessenger):
 
 
 class Proposal(NamedTuple):
-    """One proposal for a slot: the sites of an object of each scene, and the object; or the ground.
+    """The proposal for a slot: an object of each scene, and its sites; or the ground.
 
     Attributes:
         guide_trace: its sites in the guide, with names without a slot.
@@ -78,17 +78,17 @@ class Proposal(NamedTuple):
 
     @property
     def sites(self) -> dict[str, dict]:
-        """The sites of the guide by name."""
+        """The sampled sites of the guide by name."""
         return latent_sites(self.guide_trace)
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """The values of the sites by name."""
+        """The sampled values of the sites by name."""
         return {name: site["value"] for name, site in self.sites.items()}
 
     @property
     def score(self) -> Tensor:
-        """The log density of draws without a gradient of their own, (B,)."""
+        """The log density of the sites that are not reparametrized, (B,)."""
         return log_score(self.guide_trace, self.log_ratio)
 
 
@@ -99,7 +99,7 @@ class SceneProposals:
     Attributes:
         proposals: one for each slot.
         ground: the proposal for the ground.
-        states: what drawn presences depend on, (B, S, hidden); None where they are summed out.
+        states: what sampled presences depend on, (B, S, hidden); None if they are summed out.
     """
 
     proposals: list[Proposal]
@@ -108,24 +108,24 @@ class SceneProposals:
 
     @cached_property
     def pictures(self) -> Pictures:
-        """The pictures of all slots."""
+        """The pictures of all slots' objects."""
         return together([proposal.placed for proposal in self.proposals])
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """log p(u_s) / q(u_s | ...), (B, S), in nats."""
+        """The log ratio log p(u_s) / q(u_s | ...) of every slot, (B, S), in nats."""
         return torch.stack([proposal.log_ratio for proposal in self.proposals], -1)
 
     @property
     def score(self) -> Tensor:
-        """The log density of draws without a gradient of their own, (B,)."""
+        """The log density of the sites that are not reparametrized, (B,)."""
         return sum((p.score for p in self.proposals), self.ground.score)
 
 
 class SlotDistribution(dist.TorchDistribution):
-    """The distribution of a slot's site: the proposal's where it is on, otherwise the prior's.
+    """The distribution of a slot's site: the proposal if the slot is on, otherwise the prior.
 
-    Its draw was made before: the proposal, or a draw from the prior.
+    Its sample was drawn before: the proposal, or a sample of the prior.
 
     Args:
         on: (B,).
@@ -163,7 +163,7 @@ class SlotDistribution(dist.TorchDistribution):
 
 
 class SubsetDistribution(dist.TorchDistribution):
-    """q(z | u), a distribution over rows of presences, by default w_z / sum_z' w_z'.
+    """The distribution q(z | u) over rows of presences, by default w_z / sum_z' w_z'.
 
     A draw of the default distribution has no gradient and needs none: the log weight is the same
     for all of them, so that the score, whose mean is zero, has a constant factor. `has_rsample`
@@ -175,7 +175,7 @@ class SubsetDistribution(dist.TorchDistribution):
         rows: presences, (M, S) or (B, M, S).
         inner: sizes of the dims of the object model's plates.
         log_q: log q(z | u) of another distribution, (B, M).
-        baseline: what is expected of log w_z - log q(z | u), (B,), in nats, apart from all else.
+        baseline: a prediction of log w_z - log q(z | u), (B,), in nats, by a separate network.
 
     Attributes:
         log_weight, log_q, baseline: as given.
@@ -184,7 +184,7 @@ class SubsetDistribution(dist.TorchDistribution):
 
     arg_constraints: dict = {}
     support = CountDistribution.support
-    has_enumerate_support = True  # which marks a discrete distribution
+    has_enumerate_support = True  # marks the distribution as discrete
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class SubsetDistribution(dist.TorchDistribution):
 
     @torch.no_grad()
     def draw_rows(self) -> Tensor:
-        """Draw the number of a row for each scene, (B, 1)."""
+        """Sample the index of a row for each scene, (B, 1)."""
         return torch.distributions.Categorical(logits=self.log_q).sample()[:, None]
 
     @torch.no_grad()
@@ -229,14 +229,14 @@ class SubsetDistribution(dist.TorchDistribution):
 
     @property
     def log_weight_of_counts(self) -> Tensor:
-        """The log of the summed weights of 0 to S objects, (B, S + 1), in nats."""
+        """The log of the summed weights for each number of objects, 0 to S, (B, S + 1), in nats."""
         number = torch.arange(self.rows.shape[-1] + 1, device=self.rows.device)
         same = self.rows.sum(-1, keepdim=True) == number
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
 def fold_batch(distribution: SlotDistribution | SubsetDistribution, outer: torch.Size) -> Any:
-    """Return a distribution of copies of a batch, (P B, ...), as (*outer, B, ...).
+    """Reshape a distribution of P copies of a batch, (P B, ...), to (*outer, B, ...).
 
     Args:
         outer: sizes of the plates outside the guide.
@@ -247,7 +247,7 @@ def fold_batch(distribution: SlotDistribution | SubsetDistribution, outer: torch
 
 
 class SceneGuide(Guide[Scenes]):
-    """The base of guides that propose an object for every slot; a subclass writes `draw_proposals`.
+    """The base class of guides that propose an object per slot; subclasses write `draw_proposals`.
 
     Its density rests on the proposals, which are not sites: see `Guide.auxiliary`. In the form
     `with_enumerated_presences` they are.
@@ -257,18 +257,18 @@ class SceneGuide(Guide[Scenes]):
     fill: Tensor | float | None = None
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Self:
-        """Return the guide with the same parameters for images in which NaN marks a missing pixel.
+        """Return the guide for images with missing pixels (NaN), with shared parameters.
 
         Networks see `fill` there. It is not scored, nor unexplained, so that no slot looks there.
         """
         return self.sharing_parameters(_model=(self.model.with_missing_pixels(),), fill=fill)
 
     def whole(self, images: Tensor) -> Tensor:
-        """Return images with `fill` in place of missing pixels."""
+        """Replace missing pixels of images by `fill`."""
         return images if self.fill is None else fill_missing(images, self.fill)
 
     def with_enumerated_presences(self) -> Self:
-        """Return the guide with the same parameters whose sites are the proposals of all slots.
+        """Return the guide, with shared parameters, whose sites are the proposals of all slots.
 
         It is for the model's `with_enumerated_presences`. Its density is known at given latents, so
         that general guides can start there. Its bound is looser: slots that are off are drawn from
@@ -278,23 +278,23 @@ class SceneGuide(Guide[Scenes]):
         return self.sharing_parameters(_model=(model,), auxiliary=False)
 
     def with_objects(self, number: int) -> Self:
-        """Return the guide with the same parameters for the model's `with_objects`."""
+        """Return the guide for `model.with_objects`, with shared parameters."""
         model = self.model.with_objects(number)
         return self.sharing_parameters(_model=(model,), auxiliary=False)
 
     def draw_proposals(self, images: Tensor) -> SceneProposals:
-        """Draw proposals for all slots of images (B, C, H, W)."""
+        """Sample proposals of an object for every slot of images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must write found")
 
     def plate(self, images: Tensor) -> pyro.plate:
-        """Return the plate of a batch for `propose`, which no handler outside sees made."""
+        """Return the plate of a batch for `propose`, hidden from outer handlers."""
         with PrivateTrace():
             return self.model.plate(len(images))
 
     def propose(
         self, slot: int | None, read: Any, plate: pyro.plate, images: Tensor, *arguments: Tensor
     ) -> Proposal:
-        """Return the proposal for a slot that a function draws.
+        """Return the proposal for a slot (or the ground) that the function `read` samples.
 
         Args:
             slot: None for the ground.
@@ -321,9 +321,9 @@ class SceneGuide(Guide[Scenes]):
     def presence_distribution(
         self, images: Tensor, scene_proposals: SceneProposals
     ) -> SubsetDistribution:
-        """Return q(z | u), over all presences or, where they are many, over a family of them.
+        """Return q(z | u) over all rows of presences or, if they are many, over a subset.
 
-        The family of training holds the first slots of every number, and those without one of them.
+        The subset of training holds the first n slots for every n, also without one of these slots.
         Otherwise it holds all presences on the way to the best ones. Each is a guide.
         """
         slots, trained = len(scene_proposals.proposals), self.training and torch.is_grad_enabled()
@@ -336,7 +336,7 @@ class SceneGuide(Guide[Scenes]):
         rows = self._climb(images, scene_proposals)
         parts = track(rows.split(AT_ONCE, 1), "weighing objects", "parts")
         weight = torch.cat([self.log_weights(images, scene_proposals, part) for part in parts], 1)
-        powers = 3 ** torch.arange(slots, device=rows.device)  # those of 2 are 0 from slot 64 on
+        powers = 3 ** torch.arange(slots, device=rows.device)  # 2^s is 0 from slot 64 on
         code = (rows.long() * powers).sum(-1)
         code, order = code.sort(dim=1, stable=True)
         same = F.pad(code.diff() == 0, (1, 0))
@@ -344,7 +344,7 @@ class SceneGuide(Guide[Scenes]):
         return SubsetDistribution(weight.masked_fill(again, -math.inf), rows, self.model.inner)
 
     def log_weights(self, images: Tensor, scene_proposals: SceneProposals, rows: Tensor) -> Tensor:
-        """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
+        """Compute the log weights log w_z, (B, M), of presences (M, S) or (B, M, S), in nats."""
         model, ground = self.model, scene_proposals.ground.drawn
         presences = rows.expand(len(images), *rows.shape[-2:])
 
@@ -366,9 +366,9 @@ class SceneGuide(Guide[Scenes]):
 
     @torch.no_grad()
     def _climb(self, images: Tensor, scene_proposals: SceneProposals) -> Tensor:
-        """Return presences on the way to the best ones by flips of one or two, (B, M, S)."""
+        """Return the presences that a greedy search by flips of one or two visits, (B, M, S)."""
         slots = len(scene_proposals.proposals)
-        flips = subsets_of(slots, images, most=2)  # in order of their number: the first is none
+        flips = subsets_of(slots, images, most=2)  # the first row flips none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
         for _ in track(range(2 * slots), "choosing objects", "rounds at most"):
@@ -381,7 +381,7 @@ class SceneGuide(Guide[Scenes]):
         return torch.cat(visited, 1)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
-        """Draw all sites and return the presences, (*batch, B, S), unless they are enumerated."""
+        """Sample all sites and return the presences, (*batch, B, S), if they are not enumerated."""
         if not self.auxiliary:
             self.draw_proposals(images)
             return None
@@ -420,7 +420,7 @@ class SceneGuide(Guide[Scenes]):
         outer: torch.Size,
         plate: pyro.plate,
     ) -> None:
-        """Draw the sites of a proposal where it is on, (B,), else those of the prior."""
+        """Sample the sites of an object: the proposal where `on` (B,) is True, else the prior."""
         plates = {"images": plate}
         for site_name, site in proposal.sites.items():
             distribution = fold_batch(SlotDistribution(on, site, prior[site_name]), outer)

@@ -1,16 +1,16 @@
-"""AIR: a recurrent network attends to one object after the other, and says when to stop.
+"""AIR: a recurrent network attends to one object after the other, and infers when to stop.
 
-For s = 1 .. S, with h_s the state of an LSTM that has read the image and the draws of slot s - 1:
+For s = 1 .. S, with h_s the state of an LSTM that has seen the image and the draws of slot s - 1:
 
     stay_s ~ Bernoulli(logit = linear(h_s))   # the first 0 ends the sequence: z is a prefix
     look   : log size, x and y (and angle, color, depth) ~ Normal distributions, linear in h_s
-    read   : the object model's guide reads the window of that pose in the image
+    read   : the object model's guide encodes the window of that pose in the image
 
     q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
 
 It does not see what it has painted. The number of objects is drawn, and its gradient is that of its
-score, less a baseline that a network reads off image and states (NVIL), added to the log weight of
-the empty scene. As stay_s depends on earlier slots only, all S proposals are drawn first, and those
+score, less a baseline that a network predicts from image and states (NVIL), added to the log weight
+of the empty scene. As stay_s depends on earlier slots only, all S proposals are drawn first. Those
 after the end are not used: see `guides.scenes.proposals`.
 
 References:
@@ -38,17 +38,17 @@ from capsule_zoo.models.networks.layers import ELU
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import AsObject
 
-_UNIT = 100.0  # nats of a unit of the baseline's network
+_UNIT = 100.0  # nats for a unit of the output of the baseline's network
 
 
 def drawn_values(trace: Trace) -> list[Tensor]:
-    """Return the values of the sites of one object of each scene, each (B, size)."""
+    """Return the sampled values of one object of each scene, (B, size) for each site."""
     values = [site["value"] for site in latent_sites(trace).values()]
     return [value.reshape(len(value), -1) for value in values]
 
 
 def prefix_log_probs(stay: Tensor) -> Tensor:
-    """Compute the log probabilities of stopping after 0 to S objects, (B, S + 1).
+    """Compute the log probability of stopping after n objects, n from 0 to S, (B, S + 1).
 
     Args:
         stay: logits of going on to one more object, (B, S); nothing follows the last one.
@@ -59,7 +59,7 @@ def prefix_log_probs(stay: Tensor) -> Tensor:
 
 
 class AttendInferRepeat(WindowReader):
-    """AIR's guide, a recurrent network: one object after the other, and their number is drawn.
+    """AIR's guide, a recurrent network that samples object after object, and their number.
 
     Args:
         model, reader, ground_reader: see `WindowReader`.
@@ -86,7 +86,7 @@ class AttendInferRepeat(WindowReader):
         )
 
     def on_model(self, model: Any, **changes: Any) -> Self:
-        """Return the guide with the same parameters for another form of the model.
+        """Return the guide for another form of the model, with shared parameters.
 
         Raises:
             ValueError: the model has another canvas.
@@ -100,7 +100,7 @@ class AttendInferRepeat(WindowReader):
 
     @pyro_method
     def draw_proposals(self, images: Tensor) -> SceneProposals:
-        """Draw proposals for all slots of images (B, C, H, W)."""
+        """Sample proposals of an object for every slot of images (B, C, H, W)."""
         ground = self.backdrop(images)
         left = self.measure_residual(images, ground.drawn)
         about = images.new_zeros(len(images), self.model.pose_size)
@@ -120,7 +120,7 @@ class AttendInferRepeat(WindowReader):
     def presence_distribution(
         self, images: Tensor, scene_proposals: SceneProposals
     ) -> SubsetDistribution:
-        """Return q(z | u), over prefixes."""
+        """Return q(z | u) over prefixes: the first n slots are on."""
         states, slots = scene_proposals.states, len(scene_proposals.proposals)
         if states is None:
             raise ValueError("found must hold states; use the proposals of this guide's own found")

@@ -1,17 +1,17 @@
-"""Slot attention: S slots compete for the places of an image, each for an object of its own.
+"""Slot attention: S slots compete for the cells of an image, and each attends to one object.
 
-    f      = a convolutional network's features, with their places          # (places, channels)
+    f      = a convolutional network's features, with their positions       # (cells, channels)
     slot_s ~ Normal(mean, spread), the same for all slots                   # (S, width)
     three times:
-    share  = softmax over slots of (key(f) . query(slot_s)) / sqrt(width)   # (places, S)
-    slot_s = GRU(mean of value(f), weighted by share_s; slot_s), and a residual network
-    look   : size, place .. ~ Normal distributions, linear in slot_s, about the middle of what the
+    weight = softmax over slots of (key(f) . query(slot_s)) / sqrt(width)   # (cells, S)
+    slot_s = GRU(mean of value(f), weighted by weight_s; slot_s), and a residual network
+    look   : size, x, y, .. ~ Normal distributions, linear in slot_s, about the middle of what the
              slot attends to and the ground does not explain
-    read   : the object model's guide reads the window of that pose in the image
+    read   : the object model's guide encodes the window of that pose in the image
 
 Slots differ in their first noise alone: permuting it permutes the proposals. Presences are summed
 out; see `guides.scenes.proposals`. In the paper every slot paints the whole canvas, and a mask;
-places counted from a slot's own middle are those of Biza et al.
+positions relative to a slot's center are from Biza et al.
 
 References:
     Locatello, Weissenborn, Unterthiner, Mahendran, Heigold, Uszkoreit, Dosovitskiy & Kipf 2020,
@@ -32,15 +32,15 @@ from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.scenes import Scenes
 
-_LEAST = 1e-8  # fraction of a place that every slot has, which keeps weighted means finite
+_LEAST = 1e-8  # smallest weight of a slot at a cell, which keeps weighted means finite
 
 
 class SlotAttention(WindowReader):
-    """Slot attention: slots compete for the places of the image.
+    """The guide by slot attention, in which slots compete for the cells of the image.
 
     Args:
         model, reader, ground_reader: see `WindowReader`.
-        channels: of the convolutions, whose last one has a fourth of the image's rows and columns.
+        channels: maps of the convolutions; the last one has a fourth of the rows and columns.
         width: units of a slot.
         iterations: rounds of attention.
 
@@ -77,30 +77,30 @@ class SlotAttention(WindowReader):
         self.where = pose_head(width, sum(self.numbers))
 
     def _perceptron(self, inputs: int, outputs: int, *last: nn.Module) -> nn.Module:
-        """Return a network of normalized inputs, with as many hidden units as outputs."""
+        """Return a perceptron with normalized inputs and as many hidden units as outputs."""
         linear = PyroModule[nn.Linear]
         first = PyroModule[nn.LayerNorm](inputs), linear(inputs, outputs), PyroModule[nn.ReLU]()
         return PyroModule[nn.Sequential](*first, linear(outputs, outputs), *last)
 
     @pyro_method
     def attend(self, images: Tensor, left: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slots (B, S, width), and the middle of what each attends to, (B, S, 2).
+        """Return the slots (B, S, width) and the center of each slot's attention, (B, S, 2).
 
         Args:
-            left: how much of each pixel the ground leaves unexplained, (B, 1, H, W).
+            left: fraction of each pixel that the ground leaves unexplained, (B, 1, H, W).
             noise: a standard normal draw, (B, S, width).
         """
         maps = self.features(images)
         grid = F.affine_grid(
             maps.new_ones(3).diag()[None, :2], [1, 1, *maps.shape[-2:]], align_corners=False
         )
-        places = grid.reshape(-1, 2).to(images)  # x and y of the middles of cells
+        places = grid.reshape(-1, 2).to(images)  # x and y of the centers of cells
         sides = torch.cat([1 + places, 1 - places], -1) / 2
-        features = self.inputs(maps.flatten(2).mT + self.place(sides))  # (B, places, width)
+        features = self.inputs(maps.flatten(2).mT + self.place(sides))  # (B, cells, width)
         key, value = self.key(features) / math.sqrt(self.width), self.value(features)
         slots = self.mean + self.spread.exp() * noise
         for _ in range(self.iterations):
-            fraction = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, places, S)
+            fraction = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, cells, S)
             slot_values = (fraction / fraction.sum(1, keepdim=True)).mT @ value
             slots = self.update(slot_values.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             slots = slots + self.refine(slots)
@@ -109,7 +109,7 @@ class SlotAttention(WindowReader):
 
     @pyro_method
     def draw_proposals(self, images: Tensor) -> SceneProposals:
-        """Draw proposals for all slots of images (B, C, H, W)."""
+        """Sample proposals of an object for every slot of images (B, C, H, W)."""
         model = self.model
         noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         ground = self.backdrop(images)

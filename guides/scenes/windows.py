@@ -1,11 +1,11 @@
-"""Guides to scenes: a distribution of every slot's pose; another guide encodes its window.
+"""The base class of guides to scenes that infer every slot's pose and encode its window.
 
     look   : m, v = a network's numbers for the slot
     w      ~ Normal(about + unit m, unit e^v)      # log size, x, y (and angle); likewise the color,
                                                    # about the window's mean color, and the depth
-    read   : the object model's guide reads the window of w
+    read   : the object model's guide encodes the window of w
 
-`unit` is the usual size of an object for x and y, and 1 for all else.
+`unit` is the default size of an object for x and y, and 1 for all else.
 """
 
 from typing import Self
@@ -26,7 +26,7 @@ from capsule_zoo.models.scenes.pictures import crop
 
 
 def pose_head(inputs: int, numbers: int) -> nn.Linear:
-    """Return a layer with means near 0 and log standard deviations near -2, 2 * `numbers`."""
+    """Return a linear layer to `numbers` means near 0 and log standard deviations near -2."""
     head = PyroModule[nn.Linear](inputs, 2 * numbers)
     with torch.no_grad():
         head.weight.mul_(0.1)
@@ -35,7 +35,7 @@ def pose_head(inputs: int, numbers: int) -> nn.Linear:
 
 
 def medians(images: Tensor, grid: int) -> Tensor:
-    """Return the median colors of images (B, C, H, W) about the places of a grid, (B, C grid^2).
+    """Return the median colors of images (B, C, H, W) around the cells of a grid, (B, C grid^2).
 
     A neighborhood is three cells wide, so that a stroke covers less than half of it. Pixels that
     are NaN are left out.
@@ -48,14 +48,14 @@ def medians(images: Tensor, grid: int) -> Tensor:
 
 
 class MedianTones(Guide[Tones]):
-    """The guide to `Tones`: distributions about the median colors of cells and neighbors."""
+    """The guide to `Tones`: normal distributions about the median colors of cells and neighbors."""
 
     def __init__(self, model: Tones) -> None:
         super().__init__(model)
         self.spread = nn.Parameter(torch.full_like(model.origin, -2.0))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        """Draw the logits of the colors of images (B, C, H, W)."""
+        """Sample the logits of the ground's colors of images (B, C, H, W)."""
         dim = self.model.plate_dims["images"]
         median = medians(images, self.model.grid).nan_to_num(0.5).clamp(0.01, 0.99).logit()
         mean = median.reshape(len(median), *(1,) * (-1 - dim), -1)
@@ -64,11 +64,11 @@ class MedianTones(Guide[Tones]):
 
 
 class WindowReader(SceneGuide):
-    """The base of guides that look, and then read a window; a subclass writes `draw_proposals`.
+    """The base class of guides that infer a pose and encode its window; see `draw_proposals`.
 
     Args:
         model: the scenes.
-        reader: a guide of the object model, `model.thing`. If it has `context` channels it reads
+        reader: a guide of the object model, `model.thing`. If it has `context` channels it sees
             the image too.
         ground_reader: a guide of the ground model, if there is one; for `Tones` it is made.
 
@@ -89,7 +89,7 @@ class WindowReader(SceneGuide):
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """The numbers of an object's pose, color and depth that a look gives distributions of."""
+        """The number of coordinates of an object's pose, color and depth that a look infers."""
         model = self.model
         return (
             model.pose_size,
@@ -98,13 +98,13 @@ class WindowReader(SceneGuide):
         )
 
     def discretize(self) -> Self:
-        """Return a guide with the same parameters for the model's `discretize()`."""
+        """Return the guide for `model.discretize()`, with shared parameters."""
         ground = self.ground_reader and self.ground_reader.discretize()
         readers = dict(reader=self.reader.discretize(), ground_reader=ground)
         return self.on_model(self.model.discretize(), **readers)
 
     def measure_residual(self, images: Tensor, canvas: Tensor) -> Tensor:
-        """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""
+        """Return the fraction of each pixel that a canvas leaves unexplained, (B, 1, H, W)."""
         if self.fill is not None:
             images = torch.where(images.isnan(), canvas, images)
         if images.shape[1] == 1 and self.model.ground == "black":
@@ -112,14 +112,14 @@ class WindowReader(SceneGuide):
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
 
     def backdrop(self, images: Tensor) -> Proposal:
-        """Return the proposal for the ground; where it is the same for all, nothing is drawn."""
+        """Return the proposal for the ground; a ground shared by all scenes has no site."""
         if self.model.ground_model is None:
             ground = self.model.shared_ground()
             return Proposal(Trace(), ground, ground, images.new_zeros(len(images)))
         return self.propose(None, self._read_ground, self.plate(images), images)
 
     def _read_ground(self, images: Tensor, plate: pyro.plate) -> None:
-        """Draw the sites of the ground, if it has some."""
+        """Sample the sites of the ground, if it has any."""
         if self.ground_reader is not None and self.model.ground_model is not None:
             inputs = images if isinstance(self.model.ground, Tones) else self.whole(images)
             self.ground_reader.forward(
@@ -129,10 +129,10 @@ class WindowReader(SceneGuide):
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate
     ) -> None:
-        """Draw an object of each scene.
+        """Sample the sites of one object of each scene: pose, color, depth and encoded window.
 
         Args:
-            left: how much of each pixel is unexplained, (B, 1, H, W).
+            left: unexplained fraction of each pixel, (B, 1, H, W).
             about: poses, (B, 3 or 4).
             looked: means and log standard deviations, (B, 2 * sum of `numbers`).
         """
@@ -157,10 +157,10 @@ class WindowReader(SceneGuide):
         if getattr(self.reader, "context", 0):
             source = torch.cat([source, images], 1)
         window = crop(source, pose, model.thing.image_shape[1:], usual).clamp(0, 1)
-        self.reader.forward(window)  # a call would check pixels that are known to be right
+        self.reader.forward(window)  # a call would check pixels that are known to be valid
 
     def _color_at(self, images: Tensor, left: Tensor, pose: Tensor) -> Tensor:
-        """Return logits of the mean color of what is left unexplained in a window, (B, C)."""
+        """Return logits of the mean color of a window's unexplained pixels, (B, C)."""
         size = self.model.thing.image_shape[1:]
         patch = crop(torch.cat([images, left], 1), pose, size, self.model.usual(pose))
         color, weight = patch[:, :-1].detach(), patch[:, -1:].detach() + 1e-4

@@ -1,4 +1,4 @@
-"""The log-likelihood of a directed model from both sides, by annealing in two directions.
+"""Lower and upper bounds on the log-likelihood of a directed model, by annealing both ways.
 
 >>> idata = annealed_log_likelihood(model, guide, test[:100])      # -> arviz InferenceData
 >>> annealed_bounds(idata)["lower"]                                # nats per image
@@ -82,11 +82,11 @@ from capsule_zoo.models.common.spaces import space_of, tile_batch
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-_STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
-_SCALED = 16  # draws of the start from which the standard deviation of each coordinate is computed
-_FEWER = 4  # times fewer temperatures in the pilot
-_FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
-_WEIGHED = 100  # draws by which guides are compared with each other, and with the chains
+_STEEPNESS = 4.0  # steepness of the sigmoid along which temperatures lie, as in Wu et al.
+_SCALED = 16  # draws of the start, for the standard deviation of each coordinate
+_FEWER = 4  # the pilot has this many times fewer temperatures
+_FLIPS = 16  # proposed flips at each temperature, unless the sites have fewer coordinates
+_WEIGHED = 100  # draws for each guide's bound, to compare guides with each other and the chains
 _OF_SIMULATED = "simulated_log_weight", "reverse_log_weight"
 _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
 
@@ -109,7 +109,7 @@ def annealed_log_likelihood(
     batch_size: int = 512,
     progress: bool = False,
 ) -> "InferenceData":
-    """Estimate log p(image) by annealing, and measure the gap on images that the model draws.
+    """Bound log p(image) from below by annealing; measure the gap on images drawn from the model.
 
     It serves every directed model whose latents are continuous, Bernoulli or categorical.
 
@@ -145,13 +145,13 @@ def annealed_log_likelihood(
 
         - log_weight (chain, draw, image): one annealed chain in each draw. `summarize` reads it as
           it reads importance weights: `iwae` is the lower bound.
-        - acceptance_rate: of the steps, with the same dims.
+        - acceptance_rate: acceptance rate of the steps (chain, draw, image).
         - simulated_log_weight, reverse_log_weight (chain, draw, simulated), if any are simulated:
           log weights forward, and back from the exact draw. See `annealed_bounds`.
 
         The group observed_data holds the images, and `simulated_pixels`; constant_data holds the
         bounds of the given guides, guide_bound and guide_bound_error (guide, image). The attribute
-        `start` names the guide at which chains start, and `exceeded` says in words which guides'
+        `start` names the guide at which chains start, and `exceeded` is a sentence on which guides'
         bounds lie above the annealed one, "" if none does. These words are a warning too.
 
     Raises:
@@ -218,7 +218,7 @@ def annealed_log_likelihood(
 
 
 def _name_guides(guide: Callable | Mapping[str, Callable] | None) -> dict[str, Callable]:
-    """Return guides by name; none for the prior."""
+    """Return the given guides by name; an empty mapping for the prior."""
     if guide is None:
         return {}
     if not isinstance(guide, Mapping):
@@ -233,7 +233,7 @@ def _name_guides(guide: Callable | Mapping[str, Callable] | None) -> dict[str, C
 
 
 def _bounds(pairs: Mapping[str, Prepared], **options: Any) -> dict[str, Bound]:
-    """Return the importance-weighted bound of each pair, by image."""
+    """Return the importance-weighted bound of each pair on every image, by name."""
     return {
         name: bound_of_guide(evaluate(*pair[:3], num_particles=_WEIGHED, draws=0, **options))
         for name, pair in pairs.items()
@@ -241,7 +241,7 @@ def _bounds(pairs: Mapping[str, Prepared], **options: Any) -> dict[str, Bound]:
 
 
 def _highest(bounds: Mapping[str, Bound]) -> str:
-    """Return the name of the highest bound on average over images; "prior" if there is none."""
+    """Return the name of the guide with the highest mean bound; "prior" if there is no guide."""
     means = {name: np.nan_to_num(iwae.mean(), nan=-np.inf) for name, (iwae, _) in bounds.items()}
     return max(means, key=lambda name: means[name], default="prior")
 
@@ -264,7 +264,7 @@ def annealed_bounds(
         num_images and num_simulated. images_exceeded: the number of images on which the bound of
         some guide exceeds the lower one by two standard errors or more, see
         `inference.annealing.exceedance`. If any guide exceeds it, also on average,
-        `warning` says so in words. Guides are those of the annealing and of `guides`.
+        `warning` says so. The guides are the annealing's and those in `guides`.
 
     Raises:
         ValueError: the evaluation is not an annealing, several were joined that differ, or a guide
@@ -300,13 +300,13 @@ def annealed_bounds(
 
 
 def annealed_gaps(idata: "InferenceData") -> np.ndarray:
-    """Return upper minus lower bound of every simulated image, (simulated,), in nats."""
+    """Return upper minus lower bound on log p of each simulated image, (simulated,), in nats."""
     below, above = _sides(idata)
     return above - below
 
 
 def _sides(idata: "InferenceData") -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper bound of every simulated image, (simulated,)."""
+    """Return lower and upper bound on log p of each simulated image, (simulated,)."""
     stats = idata.sample_stats
     below = log_mean(pool_chains(stats["simulated_log_weight"]))
     return below, -log_mean(-pool_chains(stats["reverse_log_weight"]))
@@ -320,7 +320,7 @@ def temperatures_along_sigmoid(number: int) -> list[float]:
 
 
 class _Run(NamedTuple):
-    """The state that all passes of one annealing share; see `annealed_log_likelihood`."""
+    """The settings of all passes of one annealing; see `annealed_log_likelihood`."""
 
     model: Callable
     guide: Callable | None
@@ -336,7 +336,7 @@ class _Run(NamedTuple):
     def anneal_chains(
         self, images: Tensor, rows: int, latents: dict[str, Tensor] | None = None
     ) -> dict[str, np.ndarray]:
-        """Anneal chains to the posterior of images, and back from their latents if these are given.
+        """Anneal chains to the posterior of images, and back from exact latents if they are given.
 
         Returns:
             Arrays (chains, images) by the names of their variables in sample_stats.
@@ -350,7 +350,7 @@ class _Run(NamedTuple):
             }
             try:
                 arrays = self._anneal_part(part, number, part_latents)
-            except NonFiniteGuide as error:  # which counts within the part
+            except NonFiniteGuide as error:  # its image indices count within the part
                 subject = (
                     error.subject if latents is None else f"{error.subject}, to simulated images,"
                 )
@@ -364,7 +364,7 @@ class _Run(NamedTuple):
     def _anneal_part(
         self, images: Tensor, number: int, latents: dict[str, Tensor] | None
     ) -> dict[str, Tensor]:
-        """Return what `annealed` does, (chains x images,), for the images of one pass."""
+        """Return what `anneal_chains` does, (chains x images,), for the images of one pass."""
         guide = self.guide
         if isinstance(guide, SemiAmortized):
             guide = guide.refined_to(images)
@@ -383,7 +383,7 @@ class _Run(NamedTuple):
     def _tune_moves(
         self, path: AnnealedPath, images: Tensor, number: int
     ) -> tuple[Moves, Tensor, Tensor]:
-        """Return the moves, and temperatures and lengths of a pilot, (T + 1, rows) each."""
+        """Return the moves, and a pilot's temperatures and step lengths, (T + 1, rows) each."""
         size = sum(path.choices[name].size for name in path.flipped)
         flips = min(size, _FLIPS) if self.flips is None else self.flips
         betas = temperatures_along_sigmoid(max(self.temperatures // _FEWER, 2))
@@ -400,14 +400,15 @@ class _Run(NamedTuple):
         return moves, placed.repeat(1, self.chains), epsilons.repeat(1, self.chains)
 
     def stream(self, kind: int, number: int) -> int:
-        """Return the seed of one kind of noise in one pass."""
+        """Return the seed of one stream of random numbers in one pass."""
         return chain_seed(self.seed, 1 + 4 * number + kind)
 
 
 def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
-    """Return the start's factor (images, D, D), or standard deviations of its draws, (images, D).
+    """Return the start's covariance factor (images, D, D), or its standard deviations, (images, D).
 
-    Where sites may change places it is the same for all of them, as the posterior is.
+    Where sites may be permuted it is averaged over permutations, so that it has the posterior's
+    symmetry.
     """
     orders = path.columns_in_orders()
     if isinstance(path.guide, GaussNewton) and path.guide.whole:
@@ -427,7 +428,7 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
 
 
 def refuse_unnormalized(model: Callable) -> None:
-    """Raise ValueError for a model that has no p(image) to anneal to."""
+    """Raise ValueError for a model without a normalized p(image)."""
     if getattr(model, "supervised", False):
         raise ValueError(
             f"{name_of(model)} explains labels, so it has no log p(image); measure its error rate"
@@ -482,7 +483,7 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
 def _groups(
     pair: Prepared, arrays: dict[str, np.ndarray], drawn: Tensor | None, bounds: Mapping[str, Bound]
 ) -> dict[str, Any]:
-    """Return dims and arrays by group and variable."""
+    """Return dims and arrays of the InferenceData, by group and variable."""
     rows = {name: "simulated" if name in _OF_SIMULATED else "image" for name in arrays}
     space = space_of(pair.model)
     observed = {space.variable: (["image", *space.dims], pair.images.cpu().numpy())}

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 STANDARD_ERRORS = 2.0
-NEGLIGIBLE = 0.1  # nats that are not worth a word, however small the standard error
-STORED = "guide_bound", "guide_bound_error"  # variables (guide, image) of an annealing
-Bound = tuple[np.ndarray, np.ndarray]  # by image, in nats: the bound, and its standard error
+NEGLIGIBLE = 0.1  # nats below which an exceedance is not reported, whatever its standard error
+STORED = "guide_bound", "guide_bound_error"  # names of an annealing's variables (guide, image)
+Bound = tuple[np.ndarray, np.ndarray]  # bound of each image, and its standard error, in nats
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Exceedance:
 
 
 def annealed_bound(idata: "InferenceData") -> Bound:
-    """Return the lower bound of an annealing by image, and its standard error."""
+    """Return the annealed lower bound of each image, and its standard error."""
     refuse_mixture(idata)
     log_weight = pooled_log_weight(idata)
     return log_mean(log_weight), log_mean_error(log_weight)
 
 
 def bound_of_guide(idata: "InferenceData") -> Bound:
-    """Return the importance-weighted bound of an evaluation by image, and its standard error.
+    """Return an evaluation's importance-weighted bound of each image, and its standard error.
 
     The largest weight of each image counts as 0: else one lucky draw could decide.
     """
@@ -89,7 +89,7 @@ def bound_of_guide(idata: "InferenceData") -> Bound:
 
 
 def bounds_of_guides(idata: "InferenceData") -> dict[str, Bound]:
-    """Return the bounds of the guides that an annealing could start at, by name."""
+    """Return the bounds of an annealing's candidate start guides, by name."""
     if not (names := json.loads(idata.attrs["guides"])):
         return {}
     bounds = (idata.constant_data[name].values for name in STORED)
@@ -104,7 +104,7 @@ def exceedances(lower: Bound, bounds: Mapping[str, Bound]) -> list[Exceedance]:
     """
     value, error = lower
     number = len(value)
-    # few chains tell their own spread badly, so that of all images is the least
+    # few chains estimate their spread badly: the error over all images is a lower limit
     error = np.maximum(error, math.sqrt(np.mean(error**2)))
     chance = NormalDist().cdf(-STANDARD_ERRORS)
     standard_errors = -NormalDist().inv_cdf(chance / number)

@@ -6,7 +6,7 @@
     start the prior  start(z) = p(z),          gain(z) = log p(image | z)
     start both       start(z) = (1 - s) q(z | image) + s p(z),  s the fraction of the prior
 
-The last one serves where the posterior is as wide as the prior in places that a narrow guide gives
+The last one serves where the posterior is as wide as the prior in regions that a narrow guide gives
 no density to: an object outside of the canvas, a part that is hidden.
 
 At beta = 0 the distribution is normalized and can be drawn from; at beta = 1 it is p(image, z),
@@ -14,7 +14,7 @@ whose integral is p(image). Continuous sites are held as one position in unconst
 Hamiltonian steps need no borders, and the Jacobian of the transforms is a part of `start`. Sites
 that the model enumerates are summed out.
 
-Where sites of a model may change places and leave its density as it is, such as the slots of
+Where sites of a model may be permuted and leave its density as it is, such as the slots of
 `Scenes`, a guide finds one order of them, and an exact draw of the posterior has another. Then
 q(z | image) is the mean of the guide's density over all S! orders, each of which takes time. Chains
 start in the order of the guide: no other one gives other weights.
@@ -49,7 +49,7 @@ from capsule_zoo.inference.training.checkpoint import random_state, set_random_s
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
-Beta = float | Tensor  # one for all rows, or (rows,)
+Beta = float | Tensor  # inverse temperature: one for all rows, or (rows,)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Choice:
 
 
 class State(NamedTuple):
-    """The latents of every row, one row for each chain of each image.
+    """The latent values of every row; a row is one chain of one image.
 
     Attributes:
         position: all continuous sites in unconstrained space, (rows, D).
@@ -79,7 +79,7 @@ class State(NamedTuple):
     choices: dict[str, Tensor]
 
     def where(self, accepted: Tensor, other: "State") -> "State":
-        """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
+        """Return rows of `self` where `accepted` (rows,) is True, and rows of `other` elsewhere."""
         choices = {
             name: _where(accepted, value, other.choices[name])
             for name, value in self.choices.items()
@@ -87,15 +87,15 @@ class State(NamedTuple):
         return State(_where(accepted, self.position, other.position), choices)
 
     def rows(self, index: Any) -> "State":
-        """Return the rows with this index."""
+        """Return the latent values of the rows with this index."""
         choices = {name: value[index] for name, value in self.choices.items()}
         return State(self.position[index], choices)
 
 
 class Terms(NamedTuple):
-    """The two terms of log f_beta, (rows,) in nats, and their gradients, (rows, D), if taken.
+    """The two terms of log f_beta, (rows,) in nats, and perhaps their gradients, (rows, D).
 
-    Gradients are those in what steps move, see `AnnealedPath.moved`.
+    Gradients are with respect to `AnnealedPath.moving_values`.
     """
 
     start: Tensor
@@ -104,11 +104,11 @@ class Terms(NamedTuple):
     slope_of_gain: Tensor | None = None
 
     def at(self, beta: Beta) -> Tensor:
-        """Return log f_beta, (rows,)."""
+        """Return log f_beta at an inverse temperature, (rows,)."""
         return self.start + beta * self.gain
 
     def slope(self, beta: Beta) -> Tensor:
-        """Return the gradient of log f_beta, (rows, D).
+        """Return the gradient of log f_beta at an inverse temperature, (rows, D).
 
         Raises:
             ValueError: no gradients were taken.
@@ -119,7 +119,7 @@ class Terms(NamedTuple):
         return self.slope_of_start + beta * self.slope_of_gain
 
     def where(self, accepted: Tensor, other: "Terms") -> "Terms":
-        """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
+        """Return rows of `self` where `accepted` (rows,) is True, and rows of `other` elsewhere."""
         both = [(a, b) for a, b in zip(self, other, strict=True) if a is not None and b is not None]
         return Terms(*(_where(accepted, *pair) for pair in both))
 
@@ -135,10 +135,10 @@ class AnnealedPath:
 
     Attributes:
         continuous: the continuous sites, side by side.
-        places: the columns of each in a position, by name.
+        places: the columns of each continuous site in a position, by name.
         columns: the length of a position.
         choices: the discrete sites, by name.
-        beside: by discrete site, the sites after it whose elements are its own, discrete or on the
+        beside: for each discrete site, the later sites in its plates, discrete or on the
             reals, such as the poses of parts after their presences; none if the model sums sites
             out.
         bits: the binary sites without such sites after them, if there is no continuous site. Many
@@ -189,7 +189,7 @@ class AnnealedPath:
         self.flipped = [name for name in self.choices if name not in self.bits]
 
     def _beside(self, name: str, prior: Mapping[str, dict]) -> list[str]:
-        """Return the sites, discrete or on the reals, that follow a discrete one in its plates."""
+        """Return the later sites, discrete or real, with the plates of a discrete site."""
         after = self.latents[self.latents.index(name) + 1 :]
         like = prior[name]["fn"].batch_shape
         if math.prod(like[1:]) != self.choices[name].size:
@@ -206,14 +206,14 @@ class AnnealedPath:
         return [site_name for site_name in free if prior[site_name]["fn"].batch_shape == like]
 
     def at(self, images: Tensor) -> "AnnealedPath":
-        """Return the same path for other rows."""
+        """Return the path for other images, one for each row."""
         twin = copy(self)
         twin.images = images
         return twin
 
     @torch.no_grad()
     def draw(self) -> State:
-        """Draw every row from the start of the path."""
+        """Sample the latents of every row from the start of the path."""
         drawn = self._draw_state(self.model if self.guide is None else self.guide)
         if self.guide is None or not self.prior_fraction:
             return drawn
@@ -226,7 +226,7 @@ class AnnealedPath:
         return self.state({name: trace.nodes[name]["value"] for name in self.latents})
 
     def state(self, values: Mapping[str, Tensor]) -> State:
-        """Return the state with these values of all sites, (rows, ...)."""
+        """Return the state with given values of all sites, (rows, ...)."""
         empty = self.images.new_zeros(len(self.images), 0)
         position = self.continuous.join(values) if self.places else empty
         return State(position, {name: values[name] for name in self.choices})
@@ -235,14 +235,14 @@ class AnnealedPath:
     def redraw_element(
         self, state: State, proposed: State, name: str, at: Tensor
     ) -> tuple[State, Tensor]:
-        """Draw one element of a site in `proposed` from the prior, given the sites before it.
+        """Resample one element of a site in `proposed` from the prior, given the sites before it.
 
         Args:
-            at: which element of each row, (rows,).
+            at: index of the element in each row, (rows,).
 
         Returns:
             The state, and the log density of the element in `state` under its own prior there,
-            minus that of the new element, (rows,).
+            minus the log density of the new element, (rows,).
         """
         rows = torch.arange(len(at), device=at.device)
         old, new = (
@@ -271,17 +271,17 @@ class AnnealedPath:
             return error.site["fn"]
 
     def values(self, state: State) -> dict[str, Tensor]:
-        """Return the values of all sites, (rows, ...)."""
+        """Return the values of all sites at a state, (rows, ...) by name."""
         return {**state.choices, **self.continuous.split(state.position)[0]}
 
     def moving_values(self, state: State) -> Tensor:
-        """Return what steps move, (rows, D): the position, or the bits where there are some."""
+        """Return the values that steps move, (rows, D): the bits or, without bits, the position."""
         if not self.bits:
             return state.position
         return torch.cat([state.choices[name].flatten(1) for name in self.bits], 1)
 
     def with_moving_values(self, state: State, values: Tensor) -> State:
-        """Return the state with other values of what steps move, (rows, D)."""
+        """Return the state with other values that steps move, (rows, D)."""
         if not self.bits:
             return state._replace(position=values)
         parts = values.split([self.choices[name].size for name in self.bits], 1)
@@ -307,14 +307,14 @@ class AnnealedPath:
         device = self.images.device
         devices = [device] if device.type == "cuda" else []
         with sharing(), poutine.block(), torch.random.fork_rng(devices):
-            # A guide may draw, such as the rotation at which it reads: the same in every call.
+            # A guide may sample, such as the rotation of its view: with equal noise in every call.
             set_random_state(self.noise, device)
             joint = score_latents(self.model, values, self.images)
             start = self._start(values, joint)
             return start + log_jacobian, log_density(joint, self.images) - start
 
     def _start(self, values: Mapping[str, Tensor], joint: Trace) -> Tensor:
-        """Compute log start(z), (rows,), at values of all sites, whose joint trace is given."""
+        """Compute log start(z), (rows,), at values of all sites, given the model's trace there."""
         if self.guide is None:
             return self._log_prior(joint)
         guided = self._log_guide(self.guide, values)
@@ -331,7 +331,7 @@ class AnnealedPath:
         return log_density(prior, self.images)
 
     def _log_guide(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the log of the mean of a guide's density at the values in all orders, (rows,)."""
+        """Return the log of a guide's mean density over all orders of the sites, (rows,)."""
         log_densities = []
         for order in self.orders:
             with ValueMessenger({name: values[order.get(name, name)] for name in values}):
@@ -345,14 +345,14 @@ class AnnealedPath:
         return torch.cat([columns[:0], *(columns[self.places[name].columns] for name in sites)])
 
     def columns_in_orders(self) -> list[Tensor]:
-        """Return the columns of a position after each change of places, (D,) each."""
+        """Return the columns of a position for each order of the sites, (D,) each."""
         return [self.columns_of(order.get(n, n) for n in self.places) for order in self.orders]
 
 
 class ValueMessenger(Messenger):
-    """A messenger that gives latent sites their values and lets the program score them.
+    """The messenger that sets latent sites to given values, which the program scores.
 
-    Unlike those of `poutine.condition` they stay latent, for programs that replay their own traces.
+    Unlike under `poutine.condition` the sites stay latent, for programs that replay their traces.
     """
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
@@ -366,7 +366,7 @@ class ValueMessenger(Messenger):
 
 
 def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw latents and images from a model, so that the latents are exact draws of the posterior.
+    """Sample latents and images from a model; the latents are exact samples of the posterior.
 
     Returns:
         Images (number, ...) and the values of the latent sites, by name.
@@ -388,7 +388,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def score_latents(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
-    """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
+    """Trace a model at given latents, with its enumerated sites, if any, enumerated."""
     with ValueMessenger(values):
         trace = poutine.trace(model).get_trace(images)
         if not enumerated_sites(trace):
@@ -398,7 +398,7 @@ def score_latents(model: Callable, values: Mapping[str, Tensor], images: Tensor)
 
 
 def _prior_sites(model: Callable, images: Tensor) -> dict[str, dict]:
-    """Return the latent sites of one run that are not summed out, by name."""
+    """Return the latent sites of a model that are not summed out, by name."""
     with torch.no_grad(), poutine.block(), torch.random.fork_rng():
         trace = poutine.trace(model).get_trace(images)
     summed = enumerated_sites(trace)
@@ -435,7 +435,7 @@ def _choice(family: ByLogits, value: Tensor) -> Choice:
 
 
 def _slope(term: Tensor, moved: Tensor, keep: bool) -> Tensor:
-    """Return the gradient of every row's term in what moves, (rows, D); zero where it is flat."""
+    """Return the gradient of a term in the moved values, (rows, D); zero if there is none."""
     if not term.requires_grad:
         return torch.zeros_like(moved)
     (slope,) = torch.autograd.grad(term.sum(), moved, retain_graph=keep, allow_unused=True)
@@ -443,5 +443,5 @@ def _slope(term: Tensor, moved: Tensor, keep: bool) -> Tensor:
 
 
 def _where(accepted: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return rows of `new` (rows, ...) where `accepted` (rows,), and those of `old` elsewhere."""
+    """Return rows of `new` (rows, ...) where `accepted` (rows,) is True, else rows of `old`."""
     return torch.where(accepted.reshape(-1, *[1] * (new.dim() - 1)), new, old)

@@ -1,4 +1,4 @@
-"""Moves of annealed chains, each of which leaves one distribution of the path unchanged.
+"""Transitions of annealed chains, each of which leaves one distribution of the path invariant.
 
     Hamiltonian   `leapfrogs` steps of length epsilon, along momenta scaled by each coordinate's
                   standard deviation, or by a factor S of a covariance S S', so that the steps are
@@ -37,10 +37,10 @@ from torch.nn.functional import one_hot
 from capsule_zoo.data.progress import track
 from capsule_zoo.inference.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
-TARGET = 0.75  # the acceptance of steps that the pilot aims at
-_QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target
-_SLOW = 0.05  # the same in a long run, once the first temperature is left
-_CHANGE = 10.0  # of log epsilon, that a run of any length must have time for
+TARGET = 0.75  # acceptance rate that the pilot aims at
+_QUICK = 0.5  # pilot: change of log epsilon for each unit of acceptance above the target
+_SLOW = 0.05  # _QUICK in a long run, once the first temperature is left
+_CHANGE = 10.0  # change of log epsilon that a run of any length must allow
 _WARM_UP = 20  # transitions of the pilot at the first temperature, or fewer in shorter runs
 _JITTER = 0.2  # epsilon varies by this fraction, so that no orbit closes
 
@@ -61,7 +61,7 @@ class Moves:
     scale: Tensor
 
     def scale_vectors(self, vector: Tensor, back: bool = False) -> Tensor:
-        """Return S, or its transpose if `back`, times vectors of the rows, (rows, D)."""
+        """Multiply vectors (rows, D) by the scale S, or by its transpose if `back`."""
         if self.scale.dim() == 2:
             return self.scale * vector
         factor = self.scale.mT if back else self.scale
@@ -116,7 +116,7 @@ def transition(
     moves: Moves,
     reverse: bool = False,
 ) -> tuple[State, Terms, Tensor]:
-    """Move every row, leaving f_beta unchanged; see the top of this file.
+    """Move every row by a transition that leaves f_beta invariant; see the top of this file.
 
     Returns:
         The new state, its terms, and the probability with which its steps were accepted, (rows,).
@@ -148,7 +148,7 @@ def trajectory(
         end = path.terms(state._replace(position=position), slopes=True)
         momentum = momentum + length * moves.scale_vectors(end.slope(beta), back=True) / 2
     gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
-    rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
+    rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that overflowed is rejected
     accepted = torch.rand_like(rate) < rate
     moved = state._replace(position=position)
     return moved.where(accepted, state), end.where(accepted, terms), rate
@@ -157,7 +157,7 @@ def trajectory(
 def flip_bits(
     path: AnnealedPath, state: State, terms: Terms, beta: Beta, epsilon: Tensor, moves: Moves
 ) -> tuple[State, Terms, Tensor]:
-    """Propose to change many bits of every row at once, `leapfrogs` times; see `transition`."""
+    """Propose flips of many bits of every row at once, `leapfrogs` times; see `transition`."""
     if terms.slope_of_gain is None:
         terms = path.terms(state, slopes=True)
     shift, rate = epsilon.clamp(max=1).log()[:, None], torch.zeros_like(terms.gain)
@@ -179,14 +179,14 @@ def flip_bits(
 
 
 def _flip_distribution(bits: Tensor, slope: Tensor, shift: Tensor) -> Bernoulli:
-    """Return the distribution of the bits (rows, D) that change, from log f's gradient."""
+    """Return the distribution of which bits (rows, D) flip, given the gradient of log f."""
     return Bernoulli(logits=((0.5 - bits) * slope).nan_to_num(0.0) + shift)
 
 
 def flip(
     path: AnnealedPath, state: State, terms: Terms, beta: Beta, flips: int
 ) -> tuple[State, Terms]:
-    """Propose `flips` changes of a discrete coordinate, one after the other, for every row.
+    """Propose `flips` changes of one discrete coordinate, in sequence, for every row.
 
     Where another site follows it (`path.beside`), a third of the proposals change the coordinate
     alone, a third draw what follows again with it, and a third draw that alone.
@@ -210,7 +210,7 @@ def flip(
 
 
 def change_coordinate(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Change one coordinate of each row of a site at random; return the values, and which."""
+    """Change one random coordinate of a site in each row; return the values and the coordinate."""
     rows = torch.arange(len(value), device=value.device)
     at = torch.randint(choice.size, (len(value),), device=value.device)
     by = torch.randint(1, choice.values, (len(value),), device=value.device)
@@ -224,7 +224,7 @@ def change_coordinate(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
 def pilot(
     path: AnnealedPath, images: int, betas: list[float], moves: Moves
 ) -> tuple[Tensor, Tensor]:
-    """Find step lengths with chains that are then thrown away, and how far log weights spread.
+    """Estimate step lengths, and the spread of log weights, with chains that are discarded.
 
     Every image has its own length at each temperature. It follows the acceptance of the image's
     pilot chains along one annealing run.
@@ -249,7 +249,7 @@ def pilot(
         change = _QUICK if number < warm_up else along
         epsilon = log_epsilon.exp().repeat(len(path.images) // images)
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
-        of_image = rate.view(-1, images).mean(0)  # over its chains
+        of_image = rate.view(-1, images).mean(0)  # mean over an image's chains
         log_epsilon = log_epsilon + change * (of_image - TARGET)
         log_epsilons.append(log_epsilon)
         spread.append(_spread(terms.gain, images))
@@ -259,14 +259,14 @@ def pilot(
 def space_temperatures(
     betas: list[float], epsilons: Tensor, spread: Tensor, number: int
 ) -> tuple[Tensor, Tensor]:
-    """Place `number` + 1 temperatures where log weights change, half of them as they were.
+    """Return `number` + 1 temperatures: half spaced by changes of log weights, half as before.
 
     A step changes the log weights of an image's chains by about its length times their spread. The
     error is least where all steps change them equally.
 
     Args:
         betas: temperatures of a pilot, T + 1 of them.
-        epsilons, spread: what it found, (T + 1, images).
+        epsilons, spread: step lengths and spreads of the pilot, (T + 1, images).
 
     Returns:
         Temperatures, in float64, and lengths of steps there, (number + 1, images).
@@ -289,5 +289,5 @@ def space_temperatures(
 
 
 def _spread(gain: Tensor, images: int) -> Tensor:
-    """Return the standard deviation of gains (rows,) over the chains of each image, (images,)."""
+    """Return the standard deviation of gains (rows,) over each image's chains, (images,)."""
     return gain.view(-1, images).std(0, correction=0).nan_to_num(0.0, 0.0)

@@ -105,7 +105,7 @@ class ContrastiveDivergence(Objective):
         self._tempered: TemperedChains | None = None
 
     def check_pair(self, model: Callable, guide: Callable) -> None:
-        """Raise ValueError unless the guide has a free energy, and of this model."""
+        """Raise ValueError unless the guide has a free energy and belongs to the model."""
         if not isinstance(model, CapsuleRBM):
             raise ValueError(
                 f"ContrastiveDivergence needs a CapsuleRBM or an RBM as model, not a "
@@ -133,7 +133,7 @@ class ContrastiveDivergence(Objective):
         distribution = model.posterior(both)
         energy = model.free_energy(both, distribution)
         if self.persistent and self.tempering is None:
-            with torch.no_grad():  # start of the next update, without another product
+            with torch.no_grad():  # activities for the next update, without another product
                 self._state = distribution.rows(slice(len(images), None)).sample()
         data = energy[: len(images)]
         if not isinstance(guide, ExactSwitches):
@@ -159,7 +159,7 @@ class ContrastiveDivergence(Objective):
         if self._state is None:
             start = model.base_images(self.chains) if self.persistent else images
             state = model.posterior(start).sample()
-        else:  # a checkpoint returns it on the CPU
+        else:  # chains from a checkpoint are on the CPU
             state = CapsuleState(*(value.to(model.weight) for value in self._state))
         return model.gibbs(model.draw_images(state), self.k - 1)
 
@@ -187,7 +187,7 @@ MOMENTUM = 0.99
 
 
 class RunningMeans:
-    """The running means over the data: pixels mu, switches zeta, and hidden units when on, lambda.
+    """Running means over the data: pixels mu, switches zeta, hidden units of capsules on lambda.
 
     Attributes:
         visible: mu, (pixels,).
@@ -200,7 +200,7 @@ class RunningMeans:
 
     @torch.no_grad()
     def update(self, images: Tensor, distribution: CapsuleDistribution) -> None:
-        """Move towards the means of a batch; the first batch sets them.
+        """Move the running means towards a batch's means; the first batch sets them.
 
         Args:
             images: (B, C, H, W).
@@ -218,13 +218,13 @@ class RunningMeans:
         return {f"mean_{name}": getattr(self, name) for name in ("visible", "switch", "hidden")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the means of `state_dict`; if it has none, the next batch sets them."""
+        """Restore the means of `state_dict`; without any, the next batch sets them."""
         for name in ("visible", "switch", "hidden"):
             setattr(self, name, state.get(f"mean_{name}", torch.empty(0)))
 
 
 def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> Tensor:
-    """Return the same loss with gradient J J' g instead of g."""
+    """Return the loss with the centered gradient J J' g instead of its gradient g."""
     parameters = dict(model.named_parameters())
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     gradient = {n: g for n, g in zip(parameters, gradients, strict=True) if g is not None}
@@ -236,7 +236,7 @@ def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> T
 def _direction(
     gradient: dict[str, Tensor], model: CapsuleRBM, means: RunningMeans
 ) -> dict[str, Tensor]:
-    """Return J J' g for the parameters that centering mixes."""
+    """Return the centered gradient J J' g of the parameters that centering mixes."""
     mu, zeta, lam = means.visible, means.switch, means.hidden
     g_weight, g_hidden = gradient["weight"], gradient["hidden.bias"]
     g_visible = gradient["visible.bias"].flatten()
@@ -254,7 +254,7 @@ def _direction(
     rate = model.hidden.mean()
     # J': the gradient by W, Omega~, b~ (gradients by a~ and c~ equal those by a and c)
     hidden = g_hidden + rate * g_switch[:, None] - lam * g_switch[:, None]
-    weight = torch.addcmul(g_weight, mu[:, None, None], hidden, value=-1)  # no product on the side
+    weight = torch.addcmul(g_weight, mu[:, None, None], hidden, value=-1)  # no temporary product
     weight.addcmul_(g_couple[..., None], lam, value=-1)
     couple = g_couple - mu[:, None] * g_switch - g_visible[:, None] * zeta
     # J: the effect of a step along it on the old coordinates; c follows from c'

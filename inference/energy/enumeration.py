@@ -14,7 +14,7 @@ from capsule_zoo.models.units.switched_units import CapsuleState
 
 MOST_STATES = 2**25
 CHUNK = 2**12
-NUMBERS_AT_ONCE = 2**17  # of quadratic forms, which then stay in a cache
+NUMBERS_AT_ONCE = 2**17  # entries of quadratic forms computed at once, which stay in a cache
 
 
 def exact_log_partition(model: CapsuleRBM) -> Tensor:
@@ -43,7 +43,7 @@ def is_countable(model: CapsuleRBM) -> bool:
 
 
 def _sides(model: CapsuleRBM) -> list[tuple[int, Callable[[CapsuleRBM], Tensor]]]:
-    """Return the sides that can be summed: their numbers of states, and how log Z is computed."""
+    """Return the sides that can be summed: number of states, and function that computes log Z."""
     sides: list[tuple[int, Callable[[CapsuleRBM], Tensor]]] = []
     if isinstance(model.visible, BernoulliUnits):
         images = 2 ** math.prod(model.image_shape)
@@ -59,7 +59,7 @@ def _sides(model: CapsuleRBM) -> list[tuple[int, Callable[[CapsuleRBM], Tensor]]
 def _sum_over_states(
     log_mass: Callable[[CapsuleRBM, Tensor], Tensor], states: int, model: CapsuleRBM
 ) -> Tensor:
-    """Compute the log of a sum over states, which `log_mass` takes by their numbers."""
+    """Compute the log of the sum of masses over all states, which are numbered from 0."""
     total = model.weight.new_full((), -math.inf)
     for begin in track(range(0, states, CHUNK), "summing over states", "chunks"):
         indices = torch.arange(begin, min(begin + CHUNK, states), device=model.weight.device)
@@ -68,12 +68,12 @@ def _sum_over_states(
 
 
 def _digits(numbers: Tensor, base: int, count: int) -> Tensor:
-    """Return the last `count` digits of each number, lowest first, (numbers, count)."""
+    """Return the last `count` digits of each number in a base, lowest first, (numbers, count)."""
     return numbers[:, None] // base ** torch.arange(count, device=numbers.device) % base
 
 
 def _log_mass_of_images(model: CapsuleRBM, states: Tensor) -> Tensor:
-    """Compute -F(x) of the images with these numbers."""
+    """Compute the log mass -F(x) of the binary images with these numbers."""
     pixels = _digits(states, 2, math.prod(model.image_shape)).to(model.weight)
     return -model.free_energy(pixels.unflatten(1, model.image_shape))
 
@@ -83,12 +83,12 @@ def _capsule_states(model: CapsuleRBM) -> int:
 
 
 def _log_mass_of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
-    """Compute log sum_x exp(-E) with given hidden units; the last state is a capsule off."""
+    """Compute log sum_x exp(-E) for numbered states of the capsules; the last state is off."""
     state = _digits(states, _capsule_states(model), model.num_capsules)  # (states, K)
     switch = (state < 2**model.num_units).to(model.weight)
     hidden = torch.stack([_digits(of_one, 2, model.num_units) for of_one in state.T], dim=1)
     activity = switch[..., None] * hidden
-    off = model.hidden.log_partition().sum(-1)  # hidden units that do not affect the image
+    off = model.hidden.log_partition().sum(-1)  # the units of absent capsules
     on = model.hidden.log_base(activity).sum(-1)
     if model.switched:
         on = on + model.switch_bias
@@ -98,7 +98,7 @@ def _log_mass_of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
 
 
 def _sum_over_switches(model: CapsuleRBM) -> Tensor:
-    """Compute log Z of two Gaussian sides, in float64, by deciding one switch after the other.
+    """Compute log Z of two Gaussian sides, in float64, by branching on one switch at a time.
 
     Once images are integrated out, -E is a quadratic form y'Qy / 2 of hidden units, switches and
     the number 1. A capsule that is off is left out of the form, and one that is on is integrated
@@ -106,24 +106,24 @@ def _sum_over_switches(model: CapsuleRBM) -> Tensor:
     2^20 states of 20 x 16 units take half a minute, where as many determinants take days.
     """
     form, constant = _form_of_capsules(model)
-    off = model.hidden.log_partition().double().sum(-1)  # hidden units that do not affect the image
+    off = model.hidden.log_partition().double().sum(-1)  # the units of absent capsules
     return _decide(form[None], constant[None], off, model.num_units, int(model.switched))
 
 
 def _form_of_capsules(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
-    """Return the form Q and a constant, so that -E integrated over images is y'Qy / 2 + constant.
+    """Return Q and a constant, with -E integrated over images equal to y'Qy / 2 + constant.
 
     y = [h_1, z_1, ..., h_K, z_K, 1], without the switches z if there are none.
     """
     precision = model.visible.precision.flatten().double()
     units = model.num_units
     blocks = [model.weight.double()]  # (pixels, K, J)
-    linear = [model.hidden.bias.double()]  # of h and z, (K, J) and (K, 1)
+    linear = [model.hidden.bias.double()]  # linear terms of h and z, (K, J) and (K, 1)
     if model.switched:
         blocks.append(model.switch_weight.double()[..., None])
         linear.append(model.switch_bias.double()[:, None])
     bias = model.visible.bias.flatten().double()[:, None]
-    fields = torch.cat([torch.cat(blocks, 2).flatten(1), bias], 1)  # of the pixels: fields @ y
+    fields = torch.cat([torch.cat(blocks, 2).flatten(1), bias], 1)  # the pixels' fields: fields @ y
     form = fields.mT @ (fields / precision[:, None])
     hidden_precision = torch.zeros_like(torch.cat(linear, 1))
     hidden_precision[:, :units] = model.hidden.precision.double()
@@ -134,11 +134,11 @@ def _form_of_capsules(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
 
 
 def _decide(form: Tensor, mass: Tensor, off: Tensor, units: int, switch: int) -> Tensor:
-    """Compute log sum exp over all switches of the capsules that are left in some forms.
+    """Compute log sum exp over all switches of the capsules that are left in quadratic forms.
 
     Args:
         form: (states, n, n), with the next capsule's hidden units and switch first.
-        mass: log masses of what was integrated out already, (states,).
+        mass: log masses of the variables that were integrated out already, (states,).
         off: log masses of the capsules that are left if they are off, (capsules,).
         units: hidden units of a capsule.
         switch: 1 if capsules have switches, 0 if all of them are on.

@@ -126,14 +126,14 @@ def _raise(machine: TemperedRBM, images: Tensor, chains: int, betas: list[float]
     starts = images[:chains]
     repeats = max(1, chains // len(starts))
     log_weight = _anneal(machine, tile_batch(starts, repeats), betas[::-1])
-    per_image = log_weight.view(repeats, -1).logsumexp(0) - math.log(repeats)  # of Z_0 / Z
+    per_image = log_weight.view(repeats, -1).logsumexp(0) - math.log(repeats)  # log of Z_0 / Z
     value = machine.log_base_partition() - per_image.mean()
     error = per_image.std().item() / math.sqrt(len(starts)) if len(starts) > 1 else math.inf
     return LogPartition(value.item(), error, "high")
 
 
 def _anneal(machine: TemperedRBM, images: Tensor, betas: list[float]) -> Tensor:
-    """Return log weights, (chains,) in float64, of chains annealed in the order of `betas`."""
+    """Anneal chains in the order of `betas`, and return their log weights, (chains,) in float64."""
     fields = machine.model.fields(images)
     distribution = machine.posterior(fields, betas[0])
     log_weight = torch.zeros(len(images), dtype=torch.float64, device=images.device)

@@ -57,7 +57,7 @@ def pretrain(
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
         rbm = _rbm_like(machine, generative, below, images)
-        layer_objective = copy.deepcopy(objective)  # chains of its own
+        layer_objective = copy.deepcopy(objective)  # which has separate chains
         runs.append(
             fit(
                 rbm,
@@ -81,7 +81,7 @@ def _rbm_like(
     below: GenerativeLayer | None,
     images: Tensor,
 ) -> CapsuleRBM:
-    """Return a new RBM between one layer and the layer or image below it."""
+    """Return a new RBM between a layer and the layer, or image, below it."""
     both = machine.visible if below is None else below.hidden, layer.hidden
     visible, hidden = (next(n for n, kind in FAMILIES.items() if type(u) is kind) for u in both)
     _, channels, height, width = images.shape
@@ -101,7 +101,7 @@ def _take_over(
     below: GenerativeLayer | None,
     rbm: CapsuleRBM,
 ) -> None:
-    """Copy an RBM's parameters into both halves."""
+    """Copy an RBM's parameters into the generative and the recognition layer."""
     machine = guide.model
     layer.hidden.load_state_dict(rbm.hidden.state_dict())
     layer.switch_bias.copy_(rbm.switch_bias)
@@ -113,7 +113,7 @@ def _take_over(
         machine.switch_weight.copy_(rbm.switch_weight)
         machine.visible.load_state_dict(rbm.visible.state_dict())
         recognition.coupling.switch_weight.copy_(rbm.switch_weight)
-        if guide.centered:  # what the subtracted mean takes away from the fields of an image
+        if guide.centered:  # add what the subtracted mean takes away from the fields of an image
             origin = machine.visible.mean().flatten()
             recognition.hidden_bias.copy_(torch.einsum("m,mkj->kj", origin, rbm.weight))
             recognition.switch_bias.add_(origin @ rbm.switch_weight)

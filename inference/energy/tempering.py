@@ -1,4 +1,4 @@
-"""Machines between independent pixels and a capsule RBM, for annealing and tempering.
+"""Machines interpolated between independent pixels and a capsule RBM, for annealing.
 
 At inverse temperature beta the couplings are scaled, and the visible biases are moved by an offset
 that vanishes at beta = 1:
@@ -76,7 +76,7 @@ class TemperedChains:
         self.exchanges = int(exchanges)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state that, with the temperatures, restores the same chains."""
+        """Return the state of the chains, which restores them with the temperatures."""
         return {"images": self.images, "exchanges": torch.tensor(self.exchanges)}
 
     @torch.no_grad()
@@ -91,13 +91,13 @@ class TemperedChains:
         self._exchange(machine)
 
     def _exchange(self, machine: TemperedRBM) -> None:
-        """Swap the images of neighbors i, i + 1 with Metropolis' probability."""
+        """Swap the images of neighboring levels i, i + 1 by the Metropolis rule."""
         levels, chains = self.images.shape[:2]
         images = self.images.flatten(0, 1)
         fields = machine.model.fields(images)
 
         def energies(betas: Tensor) -> Tensor:
-            """Compute F of every image at its level's temperature, (levels, chains)."""
+            """Compute the free energy of images at their level's temperature, (levels, chains)."""
             rows = betas.repeat_interleave(chains)
             distribution = machine.posterior(fields, rows)
             return machine.free_energy(images, distribution, rows).view(levels, chains)

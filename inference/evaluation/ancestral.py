@@ -1,4 +1,4 @@
-"""Ancestral sampling from a trained model: some sites are given, the model draws the rest.
+"""Ancestral sampling from a trained model, given the values of some sites.
 
 The values of given sites come from the guide: a draw of every site, or the mean of its
 distribution.
@@ -50,7 +50,7 @@ def infer(
     seed: int = 0,
     batch_size: int = 500,
 ) -> dict[str, Tensor]:
-    """Draw once from the guide and return the values of some sites (default: all), (N, ...) each.
+    """Sample the guide once and return the values of some sites, by default all, (N, ...) each.
 
     Raises:
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
@@ -66,7 +66,7 @@ def infer(
 def draw_summed(
     model: Model, images: Tensor | ImageStream, latents: Sites, seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
-    """Return all latents, (N, ...) by site: those that are summed out from their posterior.
+    """Return all latents, (N, ...) by site; summed-out sites are sampled from their posterior.
 
     Args:
         images: (N, C, H, W).
@@ -88,7 +88,7 @@ def draw_summed(
 def distribution_means(
     guide: Callable, images: Images, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
-    """Return the means (N, ...) of the guide at some sites, given one draw of earlier sites.
+    """Return the means (N, ...) of the guide's distributions at some sites, given one sample.
 
     A presence (a site with `logits`) is represented by its probability. A class is represented by
     the probabilities of its values, (N, ..., values). A distribution without a mean is represented
@@ -104,7 +104,7 @@ def distribution_means(
 def _images_for_guide(
     guide: Callable, images: Images, rows: int, check: bool = True
 ) -> Tensor | ImageStream:
-    """Return images as the guide takes them: all in memory if it is `per_image`."""
+    """Return images in the form the guide takes: all in memory if the guide is `per_image`."""
     if is_per_image(guide):
         return prepare_images(guide, images, check=check)
     check_whole(1, batch_size=rows)
@@ -119,7 +119,7 @@ def _collect_values(
     seed: int,
     batch_size: int,
 ) -> dict[str, Tensor]:
-    """Return what `read` takes from each of these sites of the guide's traces, (N, ...)."""
+    """Apply `read` to these sites of the guide's traces; return the values, (N, ...) by site."""
     values_by_site: dict[str, list[Tensor]] = {name: [] for name in sites}
     read_by = (guide, guide.model) if isinstance(guide, Guide) else (guide,)
     with torch.no_grad(), use_seed(seed), eval_mode(*read_by):
@@ -200,7 +200,7 @@ def draw_images(
 def image_log_likelihood(
     model: Model, images: Tensor, latents: Sites, seed: int = 0, batch_size: int = 500
 ) -> Tensor:
-    """Compute log p(image | latents) of every image, (N,), in nats; latents not given are drawn.
+    """Compute log p(image | latents), (N,), in nats; latents that are not given are sampled.
 
     Args:
         images: (N, C, H, W).
@@ -214,7 +214,7 @@ def image_log_likelihood(
 @require_model
 @accept_arrays("latents", like="model")
 def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
-    """Compute the log density of values at the top of the model, (N,), in nats.
+    """Compute the log prior density of values of the model's top sites, (N,), in nats.
 
     Args:
         latents: values (N, ...) of sites that depend on no sites other than each other.
@@ -224,7 +224,7 @@ def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
 
 
 def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
-    """Return a function that sums the log densities of these sites, (B,).
+    """Return a function from a trace to the summed log densities of these sites, (B,).
 
     The plate of the images is outermost.
     """
@@ -247,7 +247,7 @@ def _run(
     batch_size: int,
     images: Tensor | ImageStream | None = None,
 ) -> Tensor:
-    """Return the results of `read` on traces of the discrete model, batch by batch.
+    """Apply `read` to traces of the discrete model, batch by batch, and join the results.
 
     Raises:
         ValueError: a given name that is no site of the model.

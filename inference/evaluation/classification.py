@@ -1,4 +1,4 @@
-"""The classes that a model and its guide tell, and how often they are wrong.
+"""Classification by a model and its guide: predicted classes, error rate, attacks.
 
 >>> classify(model, guide, images)                                           # (N,)
 >>> error_rate(model, guide, split)
@@ -34,7 +34,7 @@ from capsule_zoo.models.networks.classifier import Classifier
 
 
 class Fraction(NamedTuple):
-    """A fraction of answers with its binomial standard error and the sample size."""
+    """A fraction of predictions, with its binomial standard error and the sample size."""
 
     value: float
     se: float
@@ -42,7 +42,7 @@ class Fraction(NamedTuple):
 
     @classmethod
     def of(cls, answers: Tensor) -> Self:
-        """Return the fraction of answers (N,) that are True."""
+        """Return the fraction of `answers` (N,) that are True."""
         value, count = answers.double().mean().item(), len(answers)
         return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
@@ -54,7 +54,7 @@ def predicts_labels(model: nn.Module, guide: nn.Module) -> bool:
 
 @require_model
 def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int = 100) -> Tensor:
-    """Return the likeliest labels (N,) of images (N, C, H, W), as model or guide tells them.
+    """Predict the likeliest labels (N,) of images (N, C, H, W) by the model or the guide.
 
     `encode(model, guide, images)["label"]` gives the probability of each class of a classifier.
 
@@ -71,7 +71,7 @@ def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int 
 
 @require_model
 def error_rate(model: Model, guide: nn.Module, split: Images, *, batch_size: int = 100) -> Fraction:
-    """Return the fraction of images whose likeliest label, as `classify` tells it, is not correct.
+    """Return the fraction of images whose label by `classify` is wrong.
 
     Args:
         split: images with labels: a `Split`, a `Dataset`, of which the test split is classified, or
@@ -124,7 +124,7 @@ def fgsm(
     *,
     guide: nn.Module | None = None,
 ) -> Split:
-    """Return the split under a white-box attack that moves every pixel by at most epsilon.
+    """Return the split under a white-box attack that changes every pixel by at most epsilon.
 
     Each pixel moves in the direction that increases the cross-entropy of the true label.
     Cross-entropy is used even for models trained with the spread loss: that loss has zero gradient
@@ -138,7 +138,7 @@ def fgsm(
     Args:
         epsilon: size of the largest change, in units of a pixel's value.
         steps: number of gradients.
-        guide: whose scores of the classes are attacked where the model has none, as those of the
+        guide: guide whose class scores are attacked if the model has none, as the scores of the
             capsule network.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Comparison of several pairs of a model and a guide, on the same images with the same seeds."""
+"""Comparison of several pairs of a model and a guide, on shared images with shared seeds."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,12 +28,12 @@ _DRAWN = (*_BOUNDS, "map_objective", "is_bound")
 
 
 class Comparison(pd.DataFrame):
-    """A pandas DataFrame with one row for each pair, which can draw itself (`draw`).
+    """A pandas DataFrame with one row for each pair, and a plot of it (`draw`).
 
     The columns are the numbers that `summarize` returns, in nats per image, and elbo_difference
     with its standard error: the mean over images of the paired difference to the first row that is
     a bound. A row that is not a bound has its value under map_objective and NaN under every bound.
-    `remark` says in words where an IWAE is decided by a few draws; it is NaN elsewhere.
+    `remark` is a warning where an IWAE is decided by a few draws; it is NaN elsewhere.
     The quantity that the bounds refer to is `attrs["bound_on"]`.
     """
 
@@ -42,12 +42,12 @@ class Comparison(pd.DataFrame):
         return Comparison
 
     def __str__(self) -> str:
-        """Return the whole table, one line a pair: a script's output is not cut to 80 columns."""
+        """Return the whole table as text, one line a pair, not cut to 80 columns."""
         table = self.dropna(axis=1, how="all").drop(columns="is_bound", errors="ignore")
         return table.round(2).to_string(na_rep="")
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
-        """Draw ELBO and IWAE of each row with two standard errors, and MAP objectives separately.
+        """Plot ELBO and IWAE of each row with two standard errors, and MAP objectives separately.
 
         Raises:
             ValueError: columns that are drawn were left out of the table.

@@ -79,7 +79,7 @@ def evaluate(
             taken as `guide.model`, and its data, a tensor or values by name, as rows.
         images: (N, C, H, W), or all that `fit` takes: a `Split`, a `Dataset` (its test split), a
             list of batches, or a torch `Dataset` or `DataLoader`, which is read batch by batch, so
-            that its images need not fit in memory. The result is that of all images at once.
+            that its images need not fit in memory. The result equals a run on all images at once.
         labels: (N,) whole numbers, or True for the labels of the data; given to both unless None. A
             supervised model needs them.
         num_particles: draws for each image, K, in each chain.
@@ -170,7 +170,7 @@ def _score_pass(
     labels: Tensor | None,
     places: tuple[int, int, int],
 ) -> tuple[Tensor, Trace, Trace]:
-    """Return `log_weights` of one pass, all of them numbers.
+    """Return `log_weights` of one pass; refuse log weights that are not finite.
 
     Args:
         places: index of the first image among all, number of images in the pass, and of all.
@@ -182,7 +182,7 @@ def _score_pass(
     site: str | None
     try:
         result = log_weights(model, guide, images, labels)
-    except NonFiniteGuide as error:  # of a guide that refines the images of the pass
+    except NonFiniteGuide as error:  # raised by a guide that refines the images of the pass
         rows, site, subject = error.first.images, error.first.site, error.first.subject
     except NAMING_NO_IMAGE:
         rows, site = non_finite(model, guide, images, labels)
@@ -206,7 +206,7 @@ def chain_seed(seed: int, chain: int) -> int:
 
 
 def _count_passes(pair: Prepared, particles: int, rows: int) -> int:
-    """Return the number of passes that `_passes` yields."""
+    """Return the number of passes of `_passes`."""
     number, whole = len(pair.images), is_per_image(pair.guide)
     size = number if whole else min(number, rows)
     at_once = 1 if _takes_one_particle(pair.guide) else max(1, rows // size)
@@ -214,18 +214,18 @@ def _count_passes(pair: Prepared, particles: int, rows: int) -> int:
 
 
 def _takes_one_particle(guide: Callable) -> bool:
-    """Return whether a guide takes its own images once in a pass, as Pyro's AutoGuides do."""
+    """Return whether a guide takes its images only once in a pass, as Pyro's AutoGuides do."""
     return is_per_image(guide) and not isinstance(guide, PerImageGuide)
 
 
 def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
-    """Yield passes of at most `rows` rows, see `Pass`."""
+    """Yield the passes of an evaluation, of at most `rows` rows each; see `Pass`."""
     whole = is_per_image(pair.guide)
     at_once, begin = (1 if _takes_one_particle(pair.guide) else 0), 0
     for part, labels in split_batches(
         pair.images, pair.labels, len(pair.images) if whole else rows
     ):
-        at_once = at_once or max(1, rows // len(part))  # of the first, and then of all
+        at_once = at_once or max(1, rows // len(part))  # set by the first batch, for all batches
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
             yield begin, (first, count), *repeat_batch(part, labels, count)
@@ -233,7 +233,7 @@ def _passes(pair: Prepared, particles: int, rows: int) -> Iterator[Pass]:
 
 
 class Observed:
-    """The images of an evaluation, of which the numbers are kept or a checksum alone.
+    """The images of an evaluation: their pixels if they are kept, and a checksum.
 
     Args:
         keep: whether the images are kept.
@@ -245,7 +245,7 @@ class Observed:
         self._checksum = 0
 
     def add(self, images: Tensor) -> None:
-        """Add the next images (B, ...)."""
+        """Add a batch of images (B, ...) to the checksum and, if they are kept, to the pixels."""
         array = images.cpu().numpy()
         self._checksum = zlib.crc32(array.tobytes(), self._checksum)
         if self.keep:
@@ -253,12 +253,12 @@ class Observed:
 
     @property
     def checksum(self) -> str:
-        """The CRC-32 of all images, which tells evaluations of other images apart."""
+        """The CRC-32 of all images, which identifies the images of an evaluation."""
         return f"{self._checksum:08x}"
 
 
 class Chain:
-    """The results collected from the passes of one chain.
+    """The results of one chain, collected pass by pass.
 
     A model's plates name the dims of its sites: a pose of every part in every image has the dims
     (chain, draw, image, parts, coordinate).
@@ -283,7 +283,7 @@ class Chain:
     def add(
         self, particles: tuple[int, int], log_weight: Tensor, model_trace: Trace, guide_trace: Trace
     ) -> None:
-        """Add one pass; `particles` is the index of its first particle and their number."""
+        """Add the results of a pass; `particles` is the index of its first one and their number."""
         first, _ = particles
         self._passes += 1
         self._append("sample_stats", "log_weight", particles, log_weight)
@@ -299,7 +299,7 @@ class Chain:
             self._keep_observed(observed, bool(drawn), particles)
 
     def _keep_observed(self, site: dict, is_observed: bool, particles: tuple[int, int]) -> None:
-        # a stream of its own: weights do not depend on `draws`
+        # a separate random stream, so that weights do not depend on `draws`
         with use_seed(torch.initial_seed() + 1 + self._passes):
             redrawn = site["fn"].sample()
         name, array = self.space.variable, name_dims(site, redrawn, self.space)
@@ -313,19 +313,19 @@ class Chain:
     def _append(
         self, group: str, name: str, particles: tuple[int, int], values: Tensor, names: Names = ()
     ) -> None:
-        """Append values (count images, ...): every log weight, and the draws to keep of others."""
+        """Append values (count images, ...): all log weights, or samples up to `draws`."""
         first, count = particles
         limit = count if group == "sample_stats" else self.draws - first
         self.names[group][name] = names
         parts = self._num_values[group].setdefault(name, [])
         if first == 0:
-            parts.append([])  # the next images
+            parts.append([])  # begin the next batch of images
         draws = values.reshape(count, -1, *values.shape[1:])[:limit]
-        draws = draws.float() if draws.dtype is torch.bfloat16 else draws  # numpy has no such kind
+        draws = draws.float() if draws.dtype is torch.bfloat16 else draws  # NumPy has no bfloat16
         parts[-1].append(draws.cpu().numpy())
 
     def values(self, group: str, name: str) -> np.ndarray:
-        """Return the values of one variable, (draws, images, ...)."""
+        """Return the collected values of one variable, (draws, images, ...)."""
         parts = self._num_values[group][name]
         return np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
 
@@ -333,7 +333,7 @@ class Chain:
 def _groups(
     chains: list[Chain], observed: Observed, space: ObservationSpace
 ) -> dict[str, Variables]:
-    """Return dims and arrays by group and variable."""
+    """Return dims and arrays of the InferenceData, by group and variable."""
     groups: dict[str, Variables] = {}
     for group, names in chains[0].names.items():
         arrays = {name: np.stack([chain.values(group, name) for chain in chains]) for name in names}
@@ -346,7 +346,7 @@ def _groups(
 
 
 def name_dims(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:
-    """Put the images first, drop the dims of size 1 that no plate owns, and name the others.
+    """Move the image dim first, drop dims of size 1 without a plate, and name the others.
 
     Args:
         site: a node of the model's trace, which determines the plates and the event rank.
@@ -371,7 +371,7 @@ def name_dims(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tenso
 
 
 def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:
-    """Put the images first, as `named` does; a value without an image dim is of a single image."""
+    """Move the image dim first; a value without one belongs to a single image."""
     stray = [dim for dim, name in enumerate(names) if name == "" and value.shape[dim] == 1]
     value = value.squeeze(tuple(stray))
     names = tuple(name or None for dim, name in enumerate(names) if dim not in stray)
@@ -382,7 +382,7 @@ def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:
 
 
 def plate_names(site: dict, rank: int) -> Names:
-    """Return the names of the plates of a site's batch dims, "" where a dim has no plate."""
+    """Return the plate name of each of a site's batch dims, "" for a dim without a plate."""
     frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
     return tuple(frames.get(dim, "") for dim in range(-rank, 0))
 
@@ -390,7 +390,7 @@ def plate_names(site: dict, rank: int) -> Names:
 def dims_of_group(
     values: Mapping[str, np.ndarray], names: Mapping[str, Names], space: ObservationSpace
 ) -> dict[str, list[str]]:
-    """Return the dims of each variable (chain, draw, image, ...), unique within a variable.
+    """Return the dim names of each variable (chain, draw, image, ...), unique within a variable.
 
     A dim without a name is called `<variable>_dim_<number>`. So is a dim whose name has another
     size elsewhere in the group, or is reserved in every evaluation ("draw").

@@ -1,4 +1,4 @@
-"""arviz's InferenceData (up to arviz 0.23), which refuses to lose another evaluation."""
+"""A subclass of arviz's InferenceData (up to 0.23) whose `extend` overwrites no evaluation."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class EvaluationData(InferenceData):
     """The InferenceData that an evaluation returns."""
 
     def extend(self, other: InferenceData, *arguments: Any, **options: Any) -> None:
-        """Add the groups that this one lacks, see arviz.
+        """Add the groups of another InferenceData that this one lacks; see arviz.
 
         Raises:
             ValueError: `other` is an evaluation too, of which arviz would keep one part only.

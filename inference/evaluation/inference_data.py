@@ -54,7 +54,7 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
 
 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
-    """Return the shape k of a Pareto distribution of the largest weights, over the last dim.
+    """Return the shape k of a Pareto distribution fitted to the largest weights of the last dim.
 
     Below .7, importance sampling with these draws can be trusted; with fewer than 2,154 draws,
     below 1 - 1 / log10(draws) (Vehtari et al. 2024, arXiv 1507.02646). A fit to few draws is drawn
@@ -78,12 +78,12 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
 
 
 def _fitted_shapes(smoothed: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    """Return shapes, infinite where arviz found no fit and took its prior for it, beside NaN."""
+    """Return fitted Pareto shapes, with arviz's prior (no fit) and NaN replaced by infinity."""
     return np.where(np.isnan(smoothed).any(-1), np.inf, shape)
 
 
 def _tail_shape(log_weight: np.ndarray) -> float:
-    """Return the shape of the tail of log weights (draws,); infinite where arviz 1 refuses it."""
+    """Return the Pareto shape of log weights (draws,); infinite where arviz 1 refuses to fit."""
     from arviz_stats.base import array_stats
 
     try:

@@ -39,7 +39,7 @@ from capsule_zoo.models.common.spaces import space_of
 P = TypeVar("P", bound=Callable)
 Images = Data | ImageStream
 Labels = Tensor | np.ndarray | Sequence[int] | bool | None
-_READ_AT_ONCE = 1000  # images, where all are read
+_READ_AT_ONCE = 1000  # images loaded at once, where all are needed
 
 
 class Prepared(NamedTuple):
@@ -61,7 +61,7 @@ class Prepared(NamedTuple):
     name: str
 
     def attributes(self, trace: Trace, seed: int) -> dict[str, Any]:
-        """Return what an evaluation says of the pair, of its data, and of versions.
+        """Return the attributes of an evaluation: pair, data, settings and versions.
 
         Args:
             trace: a trace of the model on the data.
@@ -142,7 +142,7 @@ def prepare(
 
 
 def _fits(model: Callable, guide: Callable, images: Tensor, labels: Tensor | None) -> bool:
-    """Return True if the check of the pair passes on these images."""
+    """Return True if the pair passes the check on these images."""
     try:
         check_pair(model, guide, images, labels)
     except Exception:
@@ -151,7 +151,7 @@ def _fits(model: Callable, guide: Callable, images: Tensor, labels: Tensor | Non
 
 
 def discrete_form(program: P) -> P:
-    """Return `program.discretize()` where it is offered, else the program itself."""
+    """Return `program.discretize()` if the program has it, else the program itself."""
     offered: Callable[[], P] | None = getattr(program, "discretize", None)
     return program if offered is None else offered()
 
@@ -164,7 +164,7 @@ def relaxed_sites(model: Callable) -> tuple[str, ...]:
 
 
 def presence_of(model: Callable) -> str:
-    """Return "relaxed" or "discrete", as this form is, or "none" if there is nothing to relax."""
+    """Return the form of presences: "relaxed", "discrete", or "none" if nothing can be relaxed."""
     if relaxed_sites(model):
         return "relaxed"
     return "none" if discrete_form(model) is model else "discrete"
@@ -207,11 +207,12 @@ def is_per_image(guide: Callable) -> bool:
 def prepare_images(
     model: Callable, data: Images, *programs: Callable | None, check: bool = True
 ) -> Tensor:
-    """Check images, and return them on the device and in the precision of the parameters.
+    """Check images, and move them to the device and dtype of the parameters.
 
     Args:
-        model: says what it takes; its parameters count, and those of the further programs.
-        data: anything that `fit` takes; all its images are read.
+        model: its space checks the images; its parameters, and those of further programs, give
+            device and dtype.
+        data: anything that `fit` takes; all its images are loaded.
         check: whether images that the model does not take are refused.
     """
     return read_images(*open_images(model, data, *programs, check=check))[0]
@@ -220,7 +221,7 @@ def prepare_images(
 def stream_images(
     model: Callable, data: Images, *programs: Callable | None, rows: int, check: bool = True
 ) -> Tensor | ImageStream:
-    """Return images as `prepare_images` does, but as a stream where there are more than `rows`.
+    """Prepare images as `prepare_images` does, but as a stream if there are more than `rows`.
 
     Images that are in memory already stay a tensor.
     """
@@ -239,13 +240,13 @@ def open_images(
     labels: bool = False,
     ordered: bool = True,
 ) -> tuple[Tensor | ImageStream, Tensor | None]:
-    """Return checked images, and labels (N,) of data in memory; a stream has its labels itself.
+    """Check images and labels; return them, or a stream that holds both.
 
     Args:
         model, data, programs, check: see `prepare_images`.
         labels: whether the labels of the data are wanted.
         ordered: whether a `DataLoader` that draws its order is refused, because the rows of the
-            result are to be those of the images.
+            result are to follow the order of the images.
     """
     if isinstance(data, ImageStream):
         return data, None
@@ -276,7 +277,7 @@ def open_images(
 def read_images(
     images: Tensor | ImageStream, labels: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return images and labels as tensors, for which a stream is read."""
+    """Return all images and labels as tensors; a stream is loaded."""
     if isinstance(images, Tensor):
         return images, labels
     return join_batches(list(images.batches(_READ_AT_ONCE)))
@@ -285,7 +286,7 @@ def read_images(
 def split_batches(
     images: Tensor | ImageStream, labels: Tensor | None, rows: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield images and labels in parts of `rows`; labels of a stream are its own, unless given."""
+    """Yield images and labels in parts of `rows`; given labels replace those of a stream."""
     if isinstance(images, Tensor):
         numbers = repeat(None) if labels is None else labels.split(rows)
         yield from zip(images.split(rows), numbers, strict=False)
@@ -297,4 +298,4 @@ def split_batches(
 
 
 def _accept(values: Any) -> None:
-    """Accept everything."""
+    """Do nothing: a check that accepts everything."""

@@ -1,4 +1,4 @@
-"""The headline numbers of an evaluation, in nats per image, over all chains and draws."""
+"""The main metrics of an evaluation, in nats per image, over all chains and draws."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 HEAVY = 0.7  # Pareto shape above which a few draws decide an importance-weighted bound
-_FAR_BELOW = 1.0  # nats of the ELBO under the IWAE, above which it deserves a remark
+_FAR_BELOW = 1.0  # nats from the ELBO to the IWAE above which there is a remark
 
 
 def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
-    """Compute the headline numbers of an evaluation, or of several joined by `arviz.concat`.
+    """Compute the main metrics of an evaluation, or of several joined by `arviz.concat`.
 
     All chains and draws are pooled. `idata.attrs["bound_on"]` names the quantity that the bounds
     refer to, and `idata.attrs["presence"]` names the kind of presences that were drawn; see
@@ -58,7 +58,7 @@ def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
 
 
 def remark(summary: Mapping[str, Any]) -> str:
-    """Return what a reader of `summarize`'s numbers should know, in words; "" for nothing.
+    """Return a warning on how to interpret `summarize`'s metrics, or "".
 
     It says where a few draws decide the IWAE: the Pareto shape is above .7, and the ELBO more than
     a nat below the IWAE.
@@ -80,7 +80,7 @@ def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
 
 
 def pool_chains(values: Any) -> np.ndarray:
-    """Return a variable (chain, draw, image) over all chains and draws, (draws, images)."""
+    """Flatten chains and draws of a variable (chain, draw, image) to (draws, images)."""
     array = values.transpose("chain", "draw", ...).values
     return array.reshape(-1, array.shape[-1])
 
@@ -93,8 +93,8 @@ def log_mean(log_weight: np.ndarray) -> np.ndarray:
 def log_mean_error(log_weight: np.ndarray) -> np.ndarray:
     """Return the Monte Carlo standard error of `log_mean`, in nats; at most about 1.
 
-    It is that of the mean weight as a fraction of it. It is 1 where there is one draw, or no weight
-    is above 0: the largest error that weights can show.
+    It is the relative standard error of the mean weight. It is 1 for one draw, or if no weight is
+    above 0: the largest error that weights can show.
     """
     draws = len(log_weight)
     if draws == 1:
@@ -139,7 +139,7 @@ AT_ONCE = (
 
 
 def _refuse_joined_images(idata: "InferenceData") -> None:
-    """Raise ValueError where the images of several evaluations were put one after the other."""
+    """Raise ValueError if evaluations of different images were concatenated along the images."""
     log_weight = idata.sample_stats["log_weight"]
     numbers, expected = log_weight["image"].values, int(each_value(idata.attrs["num_images"])[0])
     if len(np.unique(numbers)) < len(numbers) or len(numbers) > expected:
@@ -150,9 +150,9 @@ def _refuse_joined_images(idata: "InferenceData") -> None:
 
 
 def _refuse_same_draws(idata: "InferenceData") -> None:
-    """Raise ValueError where evaluations with one seed were joined, whose draws are the same."""
+    """Raise ValueError if evaluations with one seed were joined, which repeats their draws."""
     sizes, attrs = idata.sample_stats["log_weight"].sizes, idata.attrs
-    if "seed" not in attrs:  # weights of another source
+    if "seed" not in attrs:  # weights that `evaluate` did not compute
         return
     particles, chains = (each_value(attrs[name]) for name in ("num_particles", "num_chains"))
     joined = max(len(particles), len(chains))
@@ -167,7 +167,7 @@ def _refuse_same_draws(idata: "InferenceData") -> None:
 
 
 def each_value(attribute: Any) -> list[Any]:
-    """Return the values of an attribute of one evaluation or of several joined ones.
+    """Return all values of an attribute of one evaluation or of several joined ones.
 
     `arviz.concat` turns an attribute whose values differ into a list (and into a nested list if it
     joins joined evaluations). netCDF turns that list into an array. Both keep a value that is

@@ -1,4 +1,4 @@
-"""The same five verbs for every model: encode, reconstruct, predict, sample, classify.
+"""Five verbs for every model: encode, reconstruct, posterior_predictive, sample, classify.
 
 >>> encode(model, guide, images)["object_presence"]             # means of the latents, (N, ...)
 >>> reconstruct(model, guide, images)                           # (N, C, H, W)
@@ -46,7 +46,7 @@ _REMEDY = "use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
 
 
 class _Pass(NamedTuple):
-    """The images of one pass, (draws x N, ...), the batch size, and seeds of guide and model."""
+    """The images of one pass, (draws x N, ...), batch size, and seeds of guide and model."""
 
     images: Tensor | ImageStream
     draws: int
@@ -183,7 +183,7 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
 def _paint_images(
     model: Model, guide: nn.Module, chunk: _Pass, paint: Callable[..., Tensor]
 ) -> Tensor:
-    """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
+    """Apply `paint` to the guide's samples, and return its images, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
     latents = infer(guide, chunk.images, sites, chunk.guide_seed, chunk.rows)
     number, seed = len(chunk.images), chunk.model_seed
@@ -197,7 +197,7 @@ def _paint_images(
 def _ready(
     model: Model, guide: nn.Module, images: Images, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[Iterator[_Pass]]:
-    """Yield the passes over the images, with no foreign parameters in Pyro's store."""
+    """Open a context without foreign parameters in Pyro's store, and yield the passes."""
     check_whole(1, num_samples=num_samples, batch_size=batch_size)
     check_seed(seed)
     check_module(guide)
@@ -216,7 +216,7 @@ def _ready(
 def _passes(
     guide: nn.Module, images: Tensor | ImageStream, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[_Pass]:
-    """Yield passes over all draws, with as many draws at once as `batch_size` images allow.
+    """Yield passes over all draws, with as many draws at once as `batch_size` allows.
 
     The parameters of a guide that is `per_image` belong to these images in this order, so all
     images are processed at once. Images that are read from a stream are read for each draw. The

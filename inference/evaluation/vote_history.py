@@ -33,7 +33,7 @@ class VoteHistory(NamedTuple):
         return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
 
     def winner_fraction(self) -> Tensor:
-        """Return the fraction of all children assigned to the likeliest class, (iterations, N)."""
+        """Return the fraction of children assigned to the likeliest class, (iterations, N)."""
         return (self.weight * self.wins[:, :, None]).sum((2, 3)) / self.weight.sum((2, 3))
 
 

@@ -1,4 +1,4 @@
-"""Many runs of a Pyro program at once, each written for a single run.
+"""Vectorized runs of a Pyro program that is written for a single run.
 
 `torch.vmap` runs the program once for all rows of a batch, so that it may write `x @ w` and
 `loc[k]` as for one. At every sample statement the distribution is lifted: the dim of the rows
@@ -35,15 +35,15 @@ def run_batched(
     names: Mapping[str, str],
     enumerated: set[str],
 ) -> None:
-    """Run a program on the rows of inputs, in a plate `images` at dim -1 - nesting.
+    """Run a program on all rows of its inputs, in a plate `images` at dim -1 - nesting.
 
     Args:
         program: a function of one row of the inputs.
         inputs: tensors (B, ...).
         number: B.
         nesting: number of dims that the plates of the program take up.
-        names: new names of sites and plates by their own.
-        enumerated: the sites that are enumerated in parallel, by their own names.
+        names: new names of sites and plates, by their names in the program.
+        enumerated: the sites that are enumerated in parallel, by their names in the program.
     """
 
     def run(row: Inputs, index: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Lifting(Messenger):
         self.nesting = nesting
         self.names = names
         self.enumerated = enumerated
-        self._outside: Any = None  # the context in which `vmap` is left, during a statement
+        self._outside: Any = None  # the context outside of `vmap`, during a statement
         self._padding = 0
 
     def __exit__(self, *error: Any) -> Any:
@@ -96,7 +96,7 @@ class Lifting(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["infer"].get("_deterministic"):
-            msg["stop"] = True  # what is computed from other sites has no density
+            msg["stop"] = True  # a deterministic site has no density
             return
         if site_is_subsample(msg):  # of a plate, which may be called `images`
             msg["name"] = self.names.get(msg["name"], msg["name"])
@@ -130,7 +130,7 @@ class Lifting(Messenger):
             msg["infer"] = {**msg["infer"], "enumerate": mode}
 
     def _lifted(self, thing: Any, place: int) -> Any:
-        """Return a value, or all values in a distribution, with the rows as a dim at a place."""
+        """Insert the rows as a batch dim at index `place` of a value or of a distribution."""
         if isinstance(thing, Tensor):
             return _functorch._remove_batch_dim(thing, self.level, self.number, place)
         if isinstance(thing, list | tuple) and not isinstance(thing, torch.Size):
@@ -152,7 +152,7 @@ class Lifting(Messenger):
         place = value.dim() - msg["fn"].event_dim - self.nesting - 1
         if place < 0:
             return
-        if place == 0:  # else further dims stand before them, those of enumeration
+        if place == 0:  # otherwise dims of enumeration come first
             event = value.shape[1 + self._padding :]
             value = value.reshape(len(value), *event)
         if value.shape[place] == self.number:
@@ -167,11 +167,11 @@ class Lifting(Messenger):
 
 
 class Observing(Messenger):
-    """The messenger that gives observed sites their values, or lets them be drawn.
+    """The messenger that sets observed sites to their values, or lets them be sampled.
 
     Args:
         sites: the observed sites.
-        observed: their values, and which of them are there if some are missing; None to draw them.
+        observed: values of the sites, with a mask if some are missing; None to sample them.
     """
 
     def __init__(self, sites: set[str], observed: Mapping[str, list[Tensor]] | None) -> None:

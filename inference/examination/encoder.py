@@ -1,11 +1,11 @@
-"""An encoder for any program: a network from a row of its data to the posterior of its latents.
+"""An encoder for any program: a network from a row of data to the posterior of its latents.
 
     u ~ Normal(loc(row), S(row) S(row)'),   z = transform(u's part of each site)
     discrete sites   z ~ the model's own family(logits(row))
 
 u holds all continuous sites in unconstrained space, and S is lower triangular: correlated above the
 diagonal of prior and data alike; with more than 64 numbers, sites are independent. The network
-reads the row in units of its columns, and which values are missing, and starts at the prior.
+sees the standardized row, and which values are missing, and starts at the prior.
 
 >>> guide = auto_encoder(program, x)
 >>> evaluate(program, guide, x_new)
@@ -31,19 +31,19 @@ from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import use_seed
 
-MAX_CORRELATED = 64  # numbers of a row whose posterior is correlated
+MAX_CORRELATED = 64  # latent coordinates of a row, up to which its posterior is correlated
 _HIDDEN = 64  # units of each of two hidden layers
-_PRIOR_DRAWS = 256  # that place the first answer
-_SIMULATED = 512  # rows drawn from the model, on which the encoder is trained too
-_BATCH = 64  # rows of a step
+_PRIOR_DRAWS = 256  # prior samples that set the first location and scale
+_SIMULATED = 512  # rows sampled from the model, on which the encoder is trained too
+_BATCH = 64  # rows of a training step
 _RATE, _CLIP = 3e-3, 10.0  # learning rate, and the largest norm of a gradient
-_FAR = 5.0  # widths of the middle 80 % from the median, where a drawn row is left out
+_FAR = 5.0  # widths of the middle 80 % from the median beyond which a sampled row is dropped
 _STEEPEST = 6.0  # largest change of the logarithm of a scale
-_LARGEST = 20.0  # standard deviations at which a linear input is cut
+_LARGEST = 20.0  # standard deviations at which an input of the linear map is clamped
 
 
 class AutoEncoder(Guide[ProgramModel]):
-    """The guide that a network gives each row; see the top of this file.
+    """The guide whose distributions a network computes from each row; see the top of this file.
 
     Args:
         model: the model of a program.
@@ -87,7 +87,7 @@ class AutoEncoder(Guide[ProgramModel]):
             nn.init.zeros_(parameter)
 
     def _place(self, rows: Tensor) -> None:
-        """Find the shapes of all sites, and where the prior lies."""
+        """Set the shapes of all sites, and location and scale of the prior, by sampling."""
         with isolated_parameters(self.model), torch.no_grad():
             _, values = simulate(self.model, _PRIOR_DRAWS)
         self.shapes: dict[str, torch.Size] = {}
@@ -108,19 +108,19 @@ class AutoEncoder(Guide[ProgramModel]):
         self.correlated = self.continuous <= MAX_CORRELATED
 
     def _standard(self, rows: Tensor) -> Tensor:
-        """Return rows in units of their columns, 0 where a value is missing."""
+        """Standardize rows by column, with 0 for missing values."""
         units = (rows - self.center) / self.spread
         return units.nan_to_num(0.0)
 
     def _read(self, rows: Tensor) -> Tensor:
-        """Return what the network reads, (B, 2 F) or for a network of a user (B, F)."""
+        """Return the inputs of the network, (B, 2 F), or (B, F) for a user's network."""
         units = self._standard(rows)
         if not self.reads_missing:
             return units
         return torch.cat([units.asinh(), rows.isnan().to(rows)], 1)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draw every site of rows (B, F) and return the values by name."""
+        """Sample every site of rows (B, F) and return the values by name."""
         number = self.continuous
         outputs = self.head(self.network(self._read(images)))
         shift, logits, shape = outputs.split(
@@ -175,7 +175,7 @@ def auto_encoder(
     seed: int = 0,
     progress: bool = False,
 ) -> AutoEncoder:
-    """Return an encoder for a Pyro program, trained by `fit` on its data and on data that it draws.
+    """Train an encoder for a Pyro program on its data and on data sampled from the program.
 
     The program is not trained. `evaluate`, `compare`, `fit`, `fit_guide`, `annealed_log_likelihood`
     and `check_calibration` take the program next to this guide, with its data. Other functions take
@@ -204,7 +204,7 @@ def auto_encoder(
 
 
 def _without_outliers(rows: Tensor) -> Tensor:
-    """Leave out rows far from the others, of which a prior with heavy tails draws some."""
+    """Drop outliers among rows, which a prior with heavy tails produces."""
     low, middle, high = rows.nan_to_num().quantile(torch.tensor([0.1, 0.5, 0.9]).to(rows), dim=0)
     width = (high - low).clamp(min=1.0)
     far = (rows.nan_to_num(0.0, torch.inf, -torch.inf) - middle).abs() > _FAR * width
@@ -220,14 +220,14 @@ def trained_encoder(
     seed: int,
     progress: bool = False,
 ) -> AutoEncoder:
-    """Return the encoder of a model, trained on rows and on rows that the model draws.
+    """Train the encoder of a model on rows and on rows sampled from the model.
 
     Where all data are one row, the last third of the updates is on that row alone.
     """
     with isolated_parameters(model), use_seed(seed):
         simulated, _ = simulate(model, _SIMULATED)
         simulated = _without_outliers(simulated.to(rows))
-        # the given rows count at least as much as the others
+        # the given rows count at least as much as the sampled rows
         copies = max(1, -(-len(simulated) // len(rows)))
         both = torch.cat([rows.repeat(copies, 1), simulated])
         guide = AutoEncoder(model, both, network)

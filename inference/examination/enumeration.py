@@ -1,4 +1,4 @@
-"""Which discrete sites of a program can be summed out exactly, in parallel."""
+"""The choice of discrete sites of a program that can be summed out exactly, in parallel."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def enumerate_sites(model: "ProgramModel", rows: Tensor) -> "ProgramModel":
-    """Return the model with discrete sites summed out where that is exact.
+    """Return the model with those discrete sites summed out for which the sum is exact.
 
     Raises:
         UnservedProgram: a site can neither be summed out nor be drawn by a guide.
@@ -27,7 +27,7 @@ def enumerate_sites(model: "ProgramModel", rows: Tensor) -> "ProgramModel":
         model = model.enumerating(discrete)
         wrong = read_outside(model, rows[:1])
         model = model.enumerating(discrete - wrong) if wrong else model
-    if not model.latent_sites:  # a guide is to have something to draw
+    if not model.latent_sites:  # a guide needs a site to sample
         model = model.enumerating(set())
     try:
         families_of(model)
@@ -37,7 +37,7 @@ def enumerate_sites(model: "ProgramModel", rows: Tensor) -> "ProgramModel":
 
 
 def read_outside(model: "ProgramModel", rows: Tensor) -> set[str]:
-    """Return the enumerated sites that are read outside of their plates, where sums are wrong."""
+    """Return the enumerated sites used outside of their plates, where sums would be wrong."""
     nesting = plate_nesting(poutine.trace(model).get_trace(rows))
     try:
         trace = poutine.trace(EnumMessenger(-1 - nesting)(model)).get_trace(rows)

@@ -1,9 +1,9 @@
-"""What every guide loses of log p(data) for any Pyro program, in nats.
+"""The gap of every guide's bound to log p(data) for any Pyro program, in nats.
 
->>> found = examine(program, x, observed={"y": y})
->>> print(found)                             # one row for each guide, and what to trust, in words
->>> found.draw()
->>> found.guides["mixture"]                  # the guides, for `evaluate`, `infer` and the like
+>>> result = examine(program, x, observed={"y": y})
+>>> print(result)                            # one row for each guide, and the verdict
+>>> result.draw()
+>>> result.guides["mixture"]                 # the guides, for `evaluate`, `infer` and the like
 """
 
 import time
@@ -49,7 +49,7 @@ _CHAINS = {True: 8, False: 256}  # by whether a row is one of many
 _PRIOR_FRACTION = {True: 0.0, False: 0.5}  # of chains: an encoder of all data fits no others
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
-_LOOSE = 0.5  # nats between the bounds, above which the table says so
+_LOOSE = 0.5  # nats between the bounds above which the verdict calls them loose
 _COLUMNS = (
     *("elbo", f"iwae_{_GROUP_SIZE}", "iwae", "ess", "pareto_k"),
     *(
@@ -65,7 +65,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """What `examine` returns.
+    """The result of `examine`: table, bounds, verdict, and fitted guides.
 
     Attributes:
         table: one row for each guide, in nats per row of the data: elbo; iwae_100 and iwae (of
@@ -75,9 +75,9 @@ class Examination:
             and draw once for all rows; remark, in words.
         lower, upper: bounds on the mean of log p(row), annealed from the best guide. The upper one
             adds the median gap of rows that the program draws.
-        lower_error, upper_error: their Monte Carlo standard errors.
+        lower_error, upper_error: Monte Carlo standard errors of the bounds.
         bounds: all numbers of the annealing, see `annealed_bounds`.
-        verdict: what can be trusted, in words.
+        verdict: sentences on the result, and on numbers that cannot be trusted.
         model: the program as a model of the zoo.
         rows: the measured data, (B, F).
         guides: the fitted guides by name.
@@ -106,7 +106,7 @@ class Examination:
         return f"{text}\n\n{self.verdict}"
 
     def draw(self, figure: "Figure | None" = None) -> "Figure":
-        """Draw the nats that each guide loses, by its ELBO and with importance weights."""
+        """Plot the nats that each guide loses, by its ELBO and with importance weights."""
         import matplotlib.pyplot as plt
 
         table = self.table
@@ -158,7 +158,7 @@ def examine(
     seed: int = 0,
     progress: bool = False,
 ) -> Examination:
-    """Measure what each guide loses of log p(data) for any Pyro program, in nats.
+    """Measure how many nats of log p(data) each guide loses, for any Pyro program.
 
     The program is a function or a module with `pyro.sample` statements. Where all its sites lie in
     one plate over the data, each row of the data is measured on its own; else all data are one row.
@@ -235,7 +235,7 @@ def examine(
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """The fits of guides to the same rows, and what came of them.
+    """The fits of several guides to one set of rows, with failures and times.
 
     Attributes:
         model, encoder, rows: the model, the first guess, and the data (B, F).
@@ -258,7 +258,7 @@ class Fits:
 
     @cached_property
     def starts(self) -> dict[str, nn.Module]:
-        """The guides at which chains may start, by name."""
+        """The guides at which annealed chains may start, by name."""
         general = kinds_for(self.model, self.encoder)
         result: dict[str, nn.Module] = {"encoder": self.encoder}
         for name in STARTS:
@@ -269,7 +269,7 @@ class Fits:
         return result
 
     def fit(self, name: str) -> nn.Module:
-        """Return a guide of a kind, fitted to the rows."""
+        """Fit the guide of this name to the rows, and return it."""
         start = self.model, self.encoder, self.rows
         if name == "encoder":
             return self.encoder
@@ -287,7 +287,7 @@ class Fits:
         return self.fit(name)
 
     def measure(self, names: Sequence[str], **settings: Any) -> Losses:
-        """Return what guides lose; those that do not serve the program are left out."""
+        """Measure the losses of guides; guides that do not serve the program are left out."""
         general = kinds_for(self.model, self.encoder)
         for name in names:
             if name in GENERAL and name not in general:
@@ -322,7 +322,7 @@ class Fits:
 
 
 def _examination(fits: Fits, losses: Losses) -> Examination:
-    """Return the table, the bounds and the verdict."""
+    """Assemble the result: the table, the bounds and the verdict."""
     import pandas as pd
 
     number = len(fits.rows)
@@ -335,7 +335,7 @@ def _examination(fits: Fits, losses: Losses) -> Examination:
     _, errors = annealed_bound(losses.annealed)
     error = float(np.sqrt(np.sum(errors**2)) / number)
     gap, gap_error = losses.bounds.get("gap_median", np.nan), losses.bounds.get("gap_se", np.nan)
-    if gap_error > abs(gap) + _LOOSE:  # a few rows decide it, and not the median
+    if gap_error > abs(gap) + _LOOSE:  # a few rows decide the error of the gap, but not its median
         gap_error = abs(gap)
     lower = losses.bounds["lower"]
     return Examination(
@@ -356,7 +356,7 @@ def _examination(fits: Fits, losses: Losses) -> Examination:
 
 
 def _verdict(fits: Fits, losses: Losses, table: "pd.DataFrame", error: float) -> str:
-    """Return in words what log p is, what the guides lose, and what cannot be trusted."""
+    """Return sentences on log p, the losses of the guides, and unreliable numbers."""
     bounds, unit = losses.bounds, "a row" if fits.model.by_row else "all data"
     lines = [
         f"log p({', '.join(fits.model.space.sites)}) is {bounds['lower']:.3f} ± {error:.3f} nats "

@@ -1,7 +1,7 @@
-"""What guides lose of log p(data), in nats: each guide is evaluated next to annealed chains.
+"""The losses of guides, in nats of log p(data), compared with annealed chains.
 
 Chains start at the best of several guides, and the annealed lower bound stands for log p. A guide
-loses at least what it lies below that bound.
+loses at least its distance below that bound.
 """
 
 import time
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Losses(NamedTuple):
-    """What `measure_losses` returns.
+    """The result of `measure_losses`: bounds, one row of metrics per guide, and evaluations.
 
     Attributes:
         bounds: the numbers of `annealed_bounds`, with start and seconds.
@@ -65,12 +65,12 @@ def measure_losses(
     left_out: dict[str, str] | None = None,
     **annealing: Any,
 ) -> Losses:
-    """Measure what guides lose of log p on the same images, in nats per image.
+    """Measure the losses of several guides on one set of images, in nats per image.
 
     Args:
         starts: guides at which chains may start.
         test: the images.
-        guides: by name, a function that returns the guide, fitted to these images.
+        guides: functions that return a guide fitted to these images, by name.
         particles: draws of every guide for its bounds.
         group_size: draws of one more bound, a divisor of `particles`; see `losses`.
         seed: seed of everything.
@@ -119,7 +119,7 @@ def measure_losses(
 def losses(
     idata: "InferenceData", lower: np.ndarray, group_size: int | None = None
 ) -> dict[str, Any]:
-    """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
+    """Return a guide's elbo and iwae, and their distances below a bound on log p(image).
 
     Also its ess, pareto_k and names.
 

@@ -1,4 +1,4 @@
-"""Normal distributions of one row's latents that Pyro finds: by its automatic guides, and by NUTS.
+"""Normal guides to single rows, fitted by Pyro's automatic guides or by moments of NUTS.
 
     auto_low_rank    Pyro's AutoLowRankMultivariateNormal
     auto_laplace     Pyro's AutoLaplaceApproximation
@@ -43,7 +43,7 @@ _AUTOGUIDES: dict[str, type[AutoContinuous]] = {
 def normal_guide(
     kind: str, model: Model, start: Guide, rows: Tensor, *, steps: int, seed: int
 ) -> GaussNewton:
-    """Return one of Pyro's automatic guides, fitted to each row alone.
+    """Fit one of Pyro's automatic guides to each row alone, and return the normal guide.
 
     Args:
         kind: "auto_low_rank" or "auto_laplace".
@@ -78,7 +78,7 @@ def normal_guide(
 
 
 def _moments(guide: AutoContinuous, row: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean (D,) and the factor of the covariance (D, D) of a fitted guide.
+    """Return mean (D,) and covariance factor (D, D) of a fitted automatic guide.
 
     Raises:
         UnservedSite: Laplace's method finds no positive curvature.
@@ -97,7 +97,7 @@ def _moments(guide: AutoContinuous, row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_discrete(kind: str, model: Model, summed: list[str]) -> None:
-    """Raise UnservedSite where a site is discrete."""
+    """Raise UnservedSite if a site is discrete."""
     discrete = [site.name for site in model.latent_sites if site.discrete] + summed
     if discrete:
         raise UnservedSite(
@@ -107,7 +107,7 @@ def _refuse_discrete(kind: str, model: Model, summed: list[str]) -> None:
 
 
 def _as_guide(points: FreeForm, means: Tensor, factors: Tensor) -> GaussNewton:
-    """Return the normal guide with these means (B, D) and factors (B, D, D) of all sites."""
+    """Return the normal guide with means (B, D) and covariance factors (B, D, D)."""
     sizes = [loc[0].numel() for loc in points.locs.values()]
     for loc, part in zip(points.locs.values(), means.split(sizes, 1), strict=True):
         loc.data.copy_(part.reshape(loc.shape))
@@ -117,7 +117,7 @@ def _as_guide(points: FreeForm, means: Tensor, factors: Tensor) -> GaussNewton:
 def nuts_guide(
     model: Model, start: Guide, rows: Tensor, *, draws: int, seed: int
 ) -> tuple[GaussNewton, float]:
-    """Return the normal guide with the moments of NUTS, and the largest split R-hat of its chains.
+    """Run NUTS; return the normal guide with its moments, and the chains' largest split R-hat.
 
     Two chains of half the draws each, after as many updates of their steps, start at the answers
     of a guide. Discrete sites are summed out.

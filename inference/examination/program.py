@@ -43,11 +43,11 @@ from capsule_zoo.models.common.modes import eval_mode, frozen, use_seed
 from capsule_zoo.models.common.spaces import tile_batch
 from capsule_zoo.models.common.trace_density import IMAGES_PLATE, scored_sites
 
-_RESERVED = {"modes", "chain", "draw", "image", "_continuous"}  # by guides and evaluations
+_RESERVED = {"modes", "chain", "draw", "image", "_continuous"}  # used by guides and evaluations
 
 
 class _Unfit(ValueError):
-    """The error for a form that does not fit a program."""
+    """The error for a form of model that does not fit a program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +83,12 @@ class Call:
 
     @contextmanager
     def hold_constant(self) -> Iterator[None]:
-        """Keep the program's parameters and running statistics as they are."""
+        """Freeze the program's parameters and running statistics within the context."""
         with eval_mode(self.owner), frozen(self.owner):
             yield
 
     def of_size(self, size: int) -> tuple[dict[Key, Tensor], dict[Key, int]]:
-        """Return the arguments that have `size` entries, and those that are this number."""
+        """Return the tensor arguments of length `size`, and the int arguments equal to `size`."""
         every: dict[Key, Any] = dict([*enumerate(self.args), *self.kwargs.items()])
         tensors = {
             k: v for k, v in every.items() if isinstance(v, Tensor) and v.shape[:1] == (size,)
@@ -97,7 +97,7 @@ class Call:
 
 
 class _Parameters(Messenger):
-    """The messenger that gives each `pyro.param` the value that it had in the first run."""
+    """The messenger that sets each `pyro.param` to its value in the first run."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Parameters(Messenger):
 
 
 class ProgramModel(Model):
-    """The model that calls a program of a user; `as_model` makes it.
+    """The model that calls a user's program; made by `as_model`.
 
     Its parameters are constants. It is called on rows of `space`, `model(rows)`, or draws rows
     with the arguments of the examples, `model(batch_size=4)`.
@@ -120,7 +120,7 @@ class ProgramModel(Model):
         space: the space of the rows.
         sites: every latent site.
         plate_dims: the dim of each plate.
-        names: new names of sites and plates by their own.
+        names: new names of sites and plates, by their names in the program.
         plate: the plate over the rows of the data; None where all data are one row.
     """
 
@@ -147,13 +147,13 @@ class ProgramModel(Model):
 
     @property
     def by_row(self) -> bool:
-        """Whether a row is one row of the data, and not all of them."""
+        """Whether each row is one row of the data; otherwise a single row holds all data."""
         return self.plate is not None
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        """Run the program on rows (B, F), or draw rows of the given number; return the rows."""
+        """Run the program on rows (B, F), or sample `batch_size` rows; return the rows."""
         rows = self.space.templates(batch_size) if images is None else images
         original = {new: name for name, new in self.names.items()}
         observed = {
@@ -178,12 +178,12 @@ class ProgramModel(Model):
         return self.space.read(draws.trace) if draws else rows
 
     def enumerating(self, names: set[str]) -> "ProgramModel":
-        """Return the same model, in which these sites are summed out."""
+        """Return the model in which these sites are summed out."""
         sites = tuple(replace(site, enumerated=site.name in names) for site in self.sites)
         return ProgramModel(self.call, self.space, sites, self.plate_dims, self.names, self.plate)
 
     def rows_of(self, *args: Any, observed: Mapping[str, Any] | None = None) -> Tensor:
-        """Return the rows (B, F) of other data, given as to `examine`.
+        """Convert other data, given as to `examine`, to rows (B, F).
 
         Raises:
             UnservedProgram: they have another form than the data of which the model was made.
@@ -204,7 +204,7 @@ class ProgramModel(Model):
 def as_model(
     program: Callable, *args: Any, observed: Mapping[str, Any] | None = None
 ) -> tuple[ProgramModel, Tensor]:
-    """Return a Pyro program as a model of the zoo, and its data as rows (B, F).
+    """Convert a Pyro program to a model of the zoo, and its data to rows (B, F).
 
     The parameter store, the random state and the modes of modules are left as they were.
 
@@ -221,7 +221,7 @@ def as_model(
 
 
 def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) -> Call:
-    """Return the call of a program on its data; arrays become tensors.
+    """Return the call of a program on its data, with arrays as tensors.
 
     Raises:
         UnservedProgram: the program or its data are of another kind.
@@ -255,13 +255,13 @@ def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) 
 
 
 def _tensor(value: Any) -> Any:
-    """Return an array of numbers as a tensor, and everything else as it is."""
+    """Convert an array of numbers to a tensor, and return everything else unchanged."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
     return torch.from_numpy(value.copy()) if is_array else value
 
 
 def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
-    """Return the model of a call, and its rows, compared with the program itself."""
+    """Return the model of a call, and its rows, after a comparison with the program itself."""
     isolated = isolated_parameters(call.program, call.owner)
     with isolated, use_seed(0), torch.no_grad(), call.hold_constant():
         call, trace = _traced(call)
@@ -279,7 +279,7 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
 
 
 def _traced(call: Call) -> tuple[Call, Trace]:
-    """Return the call with the values of its parameters, and the trace of its first run."""
+    """Run a call once; return it with the values of its parameters, and the trace."""
     conditioned = poutine.condition(call.run, call.conditions)
     try:
         with pyro.validation_enabled(False):
@@ -318,7 +318,7 @@ def _sites_of(call: Call, trace: Trace) -> dict[str, dict]:
 
 
 def _new_names(sites: Mapping[str, dict]) -> dict[str, str]:
-    """Return new names for sites whose own names parameters or files cannot have."""
+    """Return new names for sites whose names are not valid for parameters or files."""
     names, taken = {IMAGES_PLATE: f"{IMAGES_PLATE}_"}, set(sites)
     for name in sites:
         new = "".join(letter if letter.isalnum() else "_" for letter in name)
@@ -338,7 +338,7 @@ def _nesting(sites: Mapping[str, dict]) -> int:
 
 
 def _value(site: dict, nesting: int) -> Tensor:
-    """Return the value of a site in the shape of its distribution, with all dims of plates."""
+    """Expand the value of a site to its distribution's shape, with all dims of plates."""
     value = site["value"].expand(site["fn"].shape())
     missing = nesting - (value.dim() - site["fn"].event_dim)
     return value.reshape([1] * missing + [*value.shape])
@@ -347,7 +347,7 @@ def _value(site: dict, nesting: int) -> Tensor:
 def _built(
     call: Call, sites: Mapping[str, dict], columns: Columns, names: dict, plate: str | None
 ) -> tuple[ProgramModel, Tensor]:
-    """Return the model with these columns, and its rows."""
+    """Build the model with these columns, and return it with its rows."""
     rows = columns.join()
     dims = {
         names.get(frame.name, frame.name): frame.dim
@@ -376,7 +376,7 @@ def _dim(frame: Any) -> int:
 
 
 def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]:
-    """Return the model whose rows are those of the program's data plate, and the rows.
+    """Return the model with one row for each index of the program's data plate, and the rows.
 
     Raises:
         _Unfit: there is no such plate, or the rows depend on each other.
@@ -385,7 +385,7 @@ def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor
     for frame in sorted(set.intersection(*plates), key=_dim):
         tensors, _ = call.of_size(frame.size)
         nesting, names, columns = _nesting(sites), _new_names(sites), Columns([], [])
-        place = nesting + frame.dim  # of the plate, among the dims of plates
+        place = nesting + frame.dim  # index of the plate's dim among the dims of plates
         for name, site in sites.items():
             if not site["is_observed"]:
                 continue
@@ -432,7 +432,7 @@ def _whole(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]
 
 
 def _joint(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Draw latents of rows, (B, ...) by site, and compute the log joint density, (B,)."""
+    """Sample latents of rows, (B, ...) by site, and compute the log joint density, (B,)."""
     trace = poutine.trace(model).get_trace(rows)
     latents = {site.name: trace.nodes[site.name]["value"] for site in model.sites}
     with pyro.validation_enabled(False):
@@ -442,7 +442,7 @@ def _joint(model: ProgramModel, rows: Tensor) -> tuple[dict[str, Tensor], Tensor
 def _plain(
     call: Call, sites: Mapping[str, dict], names: Mapping[str, str], latents: Mapping[str, Tensor]
 ) -> Tensor:
-    """Compute the log joint density of the program itself at given latents, a number.
+    """Compute the log joint density, a scalar, of the program itself at given latents.
 
     Args:
         latents: values of the latent sites by their new names, in the shape of the program's or
@@ -469,7 +469,7 @@ def _plain(
 
 @contextmanager
 def _as_unfit(message: str) -> Iterator[None]:
-    """Raise what goes wrong in a program as `_Unfit`."""
+    """Convert every error within the context to `_Unfit`."""
     try:
         yield
     except _Unfit as error:
@@ -482,7 +482,7 @@ def _as_unfit(message: str) -> Iterator[None]:
 
 
 def _compare(result: Tensor, expected: Tensor) -> None:
-    """Raise _Unfit unless log densities agree."""
+    """Raise _Unfit unless two log densities agree."""
     tolerance = 1e-3 if result.dtype == torch.float32 else 1e-6
     expected = expected.to(result)
     if result.isnan() or expected.isnan():

@@ -1,4 +1,4 @@
-"""What no form of a Pyro program as a model of the zoo can hold, and the remedies."""
+"""Refusal of Pyro programs that cannot be a model of the zoo, with remedies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from capsule_zoo.inference.check import is_discrete
 
 
 class UnservedProgram(ValueError):
-    """The error for a program that cannot be taken; one line names the site and the remedy."""
+    """The error for a program that is not supported; one line names the site and the remedy."""
 
 
 def refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
-    """Raise UnservedProgram for what no form of a program can hold, naming the first site.
+    """Raise UnservedProgram, naming the first site that is not supported.
 
     Args:
         program: name of the program.
@@ -38,7 +38,7 @@ def refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
 
 
 def _problem(site: dict) -> str:
-    """Return why a site cannot be taken, and the remedy; "" if it can."""
+    """Return why a site is not supported, and the remedy; "" if it is."""
     distribution = site["fn"]
     if isinstance(base_distribution(distribution), Unit):
         return (
@@ -80,7 +80,7 @@ def _family(distribution: Any) -> str:
 
 
 def _misfit(distribution: Any, value: Tensor) -> str:
-    """Return why a distribution cannot score an observed value; "" if it can."""
+    """Return why a distribution has no density at an observed value; "" if it has."""
     shape, form = tuple(distribution.shape()), tuple(value.shape)
     if len(form) > len(shape) or any(
         size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)

@@ -1,4 +1,4 @@
-"""The data of a Pyro program as rows of numbers, from which its arguments can be made again.
+"""The data of a Pyro program as rows of numbers, from which its arguments are restored.
 
 A row holds, side by side, the numbers of every observed site, and of every argument that has one
 entry for each row. NaN marks a missing value. So the data of any program are one tensor (B, F),
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from capsule_zoo.models.common.spaces import ObservationSpace
 
-Key = int | str  # of an argument: its position, or its name
+Key = int | str  # an argument: its position, or its name
 
 
 class Part(NamedTuple):
-    """Some columns of the rows.
+    """The columns of one observed site or argument.
 
     Attributes:
         columns: the columns.
@@ -41,10 +41,10 @@ class Part(NamedTuple):
 
 
 class Rows(ObservationSpace):
-    """The space of the rows of one program.
+    """The observation space of a program's rows.
 
     Args:
-        parts: what the columns hold.
+        parts: the site or argument of each group of columns.
         examples: rows (N, F), whose arguments and missing values simulated rows have.
     """
 
@@ -63,7 +63,7 @@ class Rows(ObservationSpace):
 
     @property
     def width(self) -> int:
-        """F, the number of columns."""
+        """The number of columns, F."""
         return self.examples.shape[1]
 
     def check(self, batch: Tensor) -> None:
@@ -86,12 +86,12 @@ class Rows(ObservationSpace):
                 )
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Return examples in random order."""
+        """Sample examples with replacement."""
         index = torch.randint(len(self.examples), (number,), generator=generator)
         return self.examples[index].to(dtype)
 
     def templates(self, number: int) -> Tensor:
-        """Return the examples over and over, (number, F)."""
+        """Repeat the examples up to `number` rows, (number, F)."""
         return self.examples.repeat(math.ceil(number / len(self.examples)), 1)[:number]
 
     def arguments(self, rows: Tensor) -> dict[Key, Tensor]:
@@ -103,7 +103,7 @@ class Rows(ObservationSpace):
         }
 
     def observed_values(self, rows: Tensor) -> dict[str, list[Tensor]]:
-        """Return the values of each observed site, filled in, and which are there if some miss."""
+        """Return each observed site's values, filled in, and a mask if some are missing."""
         result = {}
         for part in self.parts:
             if part.site is not None:
@@ -117,7 +117,7 @@ class Rows(ObservationSpace):
         return result
 
     def read(self, trace: Trace) -> Tensor:
-        """Return the rows that a run without data drew, missing where the templates are."""
+        """Return the rows sampled by a run without data, missing where the templates are."""
         draws = {name: trace.nodes[name]["value"] for name in self.sites}
         rows = self.templates(len(next(iter(draws.values())))).clone()
         for part in self.parts:
@@ -135,11 +135,11 @@ def _cast(values: Tensor, part: Part, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass
 class Columns:
-    """Values side by side, to which parts are added one after the other.
+    """A builder of rows: values of sites and arguments, concatenated column by column.
 
     Attributes:
-        parts: what was added.
-        values: their numbers, (N, columns) each.
+        parts: the columns of each added value.
+        values: the added values, (N, columns) each.
     """
 
     parts: list[Part]

@@ -37,9 +37,9 @@ from capsule_zoo.models.common.spaces import tile_batch
 
 
 class Objective(ELBO):
-    """The base class of the zoo's objectives: subclasses write only `differentiable_loss`.
+    """The base class of the zoo's objectives; subclasses write `differentiable_loss`.
 
-    An objective with a state of its own (persistent chains) also offers `state_dict()` and
+    An objective with a state (persistent chains) also offers `state_dict()` and
     `load_state_dict(state)`. The state is a nested dict of tensors and numbers, and checkpoints
     store it.
 
@@ -85,14 +85,14 @@ class Objective(ELBO):
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
-        """Return the traces of model and guide of one joint draw, with log densities computed."""
+        """Trace guide and model at one sample, and compute their log densities."""
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
 
 def with_gradient(
     value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """Return a scalar with given gradients with respect to these parameters.
+    """Return a loss with given gradients in these parameters.
 
     The gradients do not depend on the computation of the value. This serves objectives whose
     descent direction is not the gradient of their value. Where a gradient is None, the parameter
@@ -122,7 +122,7 @@ def is_bound(objective: ELBO) -> bool:
 
 
 def units_of(objective: ELBO, model: Callable) -> str:
-    """Return the unit of a loss: the objective's own, and of which density if not of images."""
+    """Return the unit of a loss, with the density it refers to if that is not of images."""
     units = getattr(objective, "units", Objective.units)
     if units == Objective.units and getattr(model, "supervised", False):
         return f"{units}, of log p(label | image)"
@@ -199,7 +199,7 @@ def check_served(objective: ELBO, model: Callable, guide: Callable) -> None:
 
 
 def refuse_energy_model(objective: ELBO, model: Callable) -> None:
-    """Raise ValueError if a bound is to train a model whose density is known up to log Z only.
+    """Raise ValueError if an energy model, of unknown log Z, is trained by a bound.
 
     Without log Z its loss falls for ever. A model that is not trained (its parameters have no
     gradient, as under `fit(freeze="model")`) has a constant log Z, so that guides can be trained.
@@ -213,7 +213,7 @@ def refuse_energy_model(objective: ELBO, model: Callable) -> None:
 
 
 def is_energy_model(model: Callable) -> bool:
-    """Return True for a model of images that is not `normalized`."""
+    """Return True if a model of images is not `normalized`."""
     return not getattr(model, "normalized", True) and not getattr(model, "supervised", False)
 
 

@@ -4,7 +4,7 @@ K particles z_k ~ q(z | x) are drawn for each image, with weights w_k = p(x, z_k
 
     L_K = E log (1/K) sum_k w_k,        ELBO = L_1 <= L_2 <= ... <= log p(x)
 
-Renyi's bound of order alpha takes a power mean of the weights in place of their mean:
+Renyi's bound of order alpha takes a power mean of the weights instead of their mean:
 
     L_K(alpha) = E 1/(1-alpha) log (1/K) sum_k w_k^(1-alpha),    L_K(0) = L_K,    L_K(1) = ELBO
 
@@ -14,7 +14,7 @@ one mean over the whole batch.)
 
 Draws that can be reparametrized are differentiated through. For all other draws, such as presences,
 
-    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same log, w_k replaced by the
+    (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = this log, w_k replaced by the
                                                          geometric mean of the other weights
 
 is added for each particle, with the first factor held constant. The baseline b_k does not depend on
@@ -116,7 +116,7 @@ def score_credit(log_weight: Tensor, alpha: float = 0.0) -> Tensor:
     bound = log_power_mean(log_weight, alpha)
     if count == 1:
         return bound[None] + 1.0
-    others = (log_weight.sum(0) - log_weight) / (count - 1)  # log of their geometric mean
+    others = (log_weight.sum(0) - log_weight) / (count - 1)  # log of the others' geometric mean
     diagonal = torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None]
     replaced = torch.where(diagonal, others[:, None], log_weight)  # (left out, K, B)
     return bound - log_power_mean(replaced.transpose(0, 1), alpha) + 1.0 / count
@@ -125,7 +125,7 @@ def score_credit(log_weight: Tensor, alpha: float = 0.0) -> Tensor:
 def _draw(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return log weights and log q of all draws that were not reparametrized, (B,) each."""
+    """Return log weights, and log q of the samples without reparametrization, (B,) each."""
     log_weight, _, drawn = log_weights(model, guide, images, labels)
     sites = [n for n, site in latent_sites(drawn).items() if not site["fn"].has_rsample]
     score = log_density(only(drawn, sites), images) if sites else torch.zeros_like(log_weight)

@@ -24,7 +24,7 @@ from capsule_zoo.models.checks import check_whole
 
 
 class ScoreFunctionELBO(Objective):
-    """The ELBO with the gradient above, unbiased for discrete and continuous latents alike.
+    """The ELBO with the score-function gradient at the top of this file, unbiased for all latents.
 
     Args:
         num_particles: K, the number of draws for each image.

@@ -1,11 +1,11 @@
 """The sleep phase of the wake-sleep algorithm for scenes of points: a guide learns from samples.
 
-    sleep   scenes and fractions of their points from the model; the guide learns log q(share |
+    sleep   scenes and fractions of their points from the model; the guide learns log q(assignment |
     points)
 
 The model is not trained. Its samples are scaled to [-1, 1], as the scenes of a data set are, and
 samples of fewer than two points are left out. What the guide computes in closed form given the
-share (corners and poses) takes no part.
+assignment (corners and poses) takes no part.
 
 References:
     Hinton, Dayan, Frey & Neal 1995, "The Wake-Sleep Algorithm for Unsupervised Neural Networks".
@@ -20,10 +20,9 @@ from capsule_zoo.inference.objectives.base import Objective
 
 
 class SleepPhase(Objective):
-    """The objective by which an amortized guide to constellations learns from the model's samples.
+    """The sleep-phase objective: an amortized guide to constellations learns from samples.
 
-    Its value, the mean of -log q(share | points) over samples, is not a bound on anything that is
-    known of the data.
+    Its value, the mean of -log q(assignment | points) over samples, bounds no quantity of the data.
 
     Raises:
         ValueError: on use, a guide of another class than `AmortizedMatching`.
@@ -34,7 +33,7 @@ class SleepPhase(Objective):
     def differentiable_loss(
         self, model: Any, guide: Any, points: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the mean of -log q(share | points) over as many samples as there are points."""
+        """Return the mean of -log q(assignment | points) over as many samples as scenes."""
         if not isinstance(guide, AmortizedMatching):
             raise ValueError(
                 f"SleepPhase trains an AmortizedMatching, not {type(guide).__name__}, which has "

@@ -9,7 +9,7 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
 class SpreadLoss(Objective):
-    """The loss of `MatrixCapsules`, which raises the margin after each loss that is trained.
+    """The spread loss of `MatrixCapsules`; the margin rises with every training loss.
 
     The count of updates is part of the model's state, because the distribution of a trained model
     needs its margin. Only this objective moves it, once for each loss with gradients in training

@@ -8,8 +8,9 @@
            - w posterior_between:  entropy_k of the same fraction, summed over the batch
            + w deformation:        sum of squares of the dynamic relations / 2
 
-a_bk is the presence of object k in image b, times that of its surest vote. All terms are means over
-the images of the batch, except those between images. A weight of 0 switches a term off.
+a_bk is the presence of object k in image b, times the presence of its surest vote. All terms
+are means over the images of the batch, except the terms between images. A weight of 0 switches a
+term off.
 
 >>> objective = StackedCapsuleObjective(posterior_within=0)         # an ablation
 >>> objective.terms(model, guide, images)                           # each term, without its weight
@@ -42,7 +43,7 @@ TERMS = ("image", "parts", *SPARSITY, "deformation")
 
 
 class StackedCapsuleObjective(Objective):
-    """The loss of the paper, described at the top of this file, with a switch for each term.
+    """The paper's loss, described at the top of this file, with a weight for each term.
 
     It is not a bound on log p(image). Use it with a `StackedCapsuleAutoencoder` and any guide to
     it. The switches of inputs and noise need a `StackedCapsuleGuide`, and other guides keep theirs.
@@ -110,18 +111,18 @@ class StackedCapsuleObjective(Objective):
 
     @property
     def width(self) -> float:
-        """The width of the uniform noise, 0 without it."""
+        """The width of the uniform noise on presence logits, 0 without noise."""
         return 0.0 if isinstance(self.noise, str) else self.noise
 
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Return the weighted sum of the terms."""
+        """Return the weighted sum of all terms of the loss."""
         losses = self.terms(model, guide, *args, **kwargs)
         return torch.stack([self.weights[name] * term for name, term in losses.items()]).sum()
 
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Compute every term by name, as scalars that are to be small, without their weights.
+        """Compute every term of the loss, without its weight, as a scalar to minimize, by name.
 
         Of a model in the scope "parts" or "objects" they are the terms of that level.
 
@@ -152,7 +153,7 @@ class StackedCapsuleObjective(Objective):
     def _object_terms(
         self, model: StackedCapsuleAutoencoder, votes: ObjectVotes, parts: FeaturedCapsules
     ) -> dict[str, Tensor]:
-        """Return all terms that involve the objects."""
+        """Compute the terms of the loss that involve the objects."""
         part_presence, pose = as_presence(parts.presence, model.relaxed), parts.pose
         if self.stop_targets:
             part_presence, pose = part_presence.detach(), pose.detach()
@@ -175,7 +176,7 @@ class StackedCapsuleObjective(Objective):
 
 
 class TermHistory:
-    """A callback for `fit` that keeps the terms of the objective on some images at every check.
+    """A callback for `fit` that records the objective's terms on some images at every check.
 
     >>> history = TermHistory(objective, images)
     >>> fit(model, guide, data, objective=objective, checks=Checks(callbacks=[history]))
@@ -199,7 +200,7 @@ class TermHistory:
 
 
 def drawn_capsules(trace: Trace, level: str) -> FeaturedCapsules:
-    """Return the values of the sites of one level in a trace."""
+    """Return the sampled capsules of one level from a trace."""
     quantities = ("presence", "pose", "feature")
     return FeaturedCapsules(
         *(trace.nodes[f"{level}_{quantity}"]["value"] for quantity in quantities)
@@ -222,7 +223,7 @@ def entropy_sparsity(explained: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy over objects within an image, and the entropy between images.
 
     Args:
-        explained: what each object explains of an image, (B, objects), not negative.
+        explained: fraction of an image that each object explains, (B, objects), not negative.
     """
     within = entropy(explained / explained.sum(1, keepdim=True).clamp_min(1e-8)).mean()
     total = explained.sum(0)

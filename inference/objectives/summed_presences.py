@@ -1,4 +1,4 @@
-"""The loss of scenes with all presences summed out, flattened while decoders begin to learn."""
+"""The loss of scenes with all presences summed out, tempered while decoders begin to learn."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class SummedPresences(Objective):
-    """The negative bound -log sum_z w_z of a guide to scenes, with all presences painted at once.
+    """The loss -log sum_z w_z of a guide to scenes, with the sum over all presences.
 
     During the first updates q(z | u) is flattened, proportional to w_z^(1/T) with T falling from
     `temperature` to 1: then every subset of the proposals trains, so that objects are learned
     before presences are decided. The loss is sum_z q(z | u) (log q(z | u) - log w_z), a bound too.
 
     A guide that draws presences (`AttendInferRepeat`) is trained as by Pyro's `TraceGraph_ELBO`, by
-    the score of its draw less its baseline. The baseline descends the squared error of its own.
+    the score of its draw less its baseline. The baseline descends its squared error.
 
     Args:
         temperature: T of the first update.
@@ -41,7 +41,7 @@ class SummedPresences(Objective):
         self.done = int(state["done"])
 
     def check_pair(self, model: Any, guide: Any) -> None:
-        """Raise ValueError unless the guide proposes objects, and those of this model."""
+        """Raise ValueError unless the guide proposes objects of this model."""
         if not isinstance(guide, SceneGuide):
             raise ValueError(
                 f"guide must propose objects of Scenes for SummedPresences, not "
@@ -76,11 +76,11 @@ class SummedPresences(Objective):
 
 
 def _loss_of_a_draw(distribution: SubsetDistribution, baseline: Tensor, score: Tensor) -> Tensor:
-    """Return the mean of log q(z | u) - log w_z for one draw of each scene, in nats.
+    """Return the mean of log q(z | u) - log w_z for one sample of z in each scene, in nats.
 
     Args:
-        baseline: what is expected of it, in nats, (B,).
-        score: the log density of other draws without a gradient of their own, (B,).
+        baseline: prediction of log w_z - log q(z | u), in nats, (B,).
+        score: the log density of other samples that are not reparametrized, (B,).
     """
     row = distribution.draw_rows()
     log_q, weight = (x.gather(1, row)[:, 0] for x in (distribution.log_q, distribution.log_weight))

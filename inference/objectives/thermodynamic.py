@@ -13,7 +13,7 @@ the fractions s_k of w_k^b. Its gradient needs no reparametrization:
     gradient of E_{pi_b}[log w] = E_{pi_b}[gradient of log w]
                                   + Cov_{pi_b}(gradient of (b log p + (1-b) log q), log w)
 
-This is the gradient of sum_k s_k log w_k if the draws are constants, with shares in proportion to
+This is the gradient of sum_k s_k log w_k if the draws are constants, with weights in proportion to
 p^b q^(1-b) / q, where the denominator is a constant. For b = 0 the first term of the guide is zero
 in expectation and is left out.
 
@@ -52,7 +52,7 @@ class ThermodynamicObjective(Objective):
 
     def __init__(self, num_particles: int = 5, intervals: int = 5, first: float = 0.1) -> None:
         super().__init__()
-        check_whole(2, num_particles=num_particles)  # of one draw the covariance is zero
+        check_whole(2, num_particles=num_particles)  # one draw has no covariance
         check_whole(1, intervals=intervals)
         if not 0 < first < 1:
             raise ValueError(f"first must lie between 0 and 1, not {first!r}")
@@ -70,7 +70,7 @@ class ThermodynamicObjective(Objective):
 
 
 def points(intervals: int, first: float) -> list[float]:
-    """Return 0, `first`, ..., 1: the ends of the intervals; without `first` for one interval."""
+    """Return the ends of the intervals, 0, `first`, ..., 1 (0 and 1 for one interval)."""
     if intervals == 1:
         return [0.0, 1.0]
     power = [1 - i / (intervals - 1) for i in range(intervals)]  # 1 .. 0

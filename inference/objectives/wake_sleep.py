@@ -109,7 +109,7 @@ class ReweightedWakeSleep(Objective):
 def wake(
     model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
 ) -> tuple[Trace, Tensor, Tensor]:
-    """Return the guide's draws, held constant, and log p(x, z) and log q(z | x), (B,), in nats."""
+    """Sample the guide, with samples held constant; return log p(x, z) and log q(z | x), (B,)."""
     arguments = call_arguments(images, labels)
     with _Constant():
         drawn = poutine.trace(guide).get_trace(*arguments)
@@ -130,7 +130,7 @@ def sleep(
         dream = program.get_trace(None, labels, batch_size=len(images))
     samples = dream.nodes["_RETURN"]["value"]
     bounded = is_discrete(observed_node(dream, model)["fn"])
-    # Gaussian pixels of dreams may leave the range of those that the guide takes
+    # Gaussian pixels of samples may leave the range that the guide accepts
     with nullcontext() if bounded else pyro.validation_enabled(False):
         trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
             *call_arguments(samples, labels)
@@ -139,7 +139,7 @@ def sleep(
 
 
 def top_sites(model: nn.Module) -> Iterable[str]:
-    """Return the sites from which the model can sample the rest; ValueError if it names none."""
+    """Return the sites from which the model samples all others; ValueError if it names none."""
     sites = getattr(model, "top_sites", None)
     if sites is None:
         raise ValueError(
@@ -150,7 +150,7 @@ def top_sites(model: nn.Module) -> Iterable[str]:
 
 
 class _Constant(Messenger):
-    """A messenger that detaches every draw from the parameters, reparametrized or not."""
+    """The messenger that detaches every sample from the parameters."""
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"]:
@@ -158,7 +158,7 @@ class _Constant(Messenger):
 
 
 def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
-    """Return this value with the gradient of each loss by its own module's parameters only."""
+    """Return a value with the gradient of each loss in its own module's parameters only."""
     parameters: list[Tensor] = []
     gradients: list[Tensor | None] = []
     for module, loss in losses.items():

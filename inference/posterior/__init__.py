@@ -1,1 +1,1 @@
-"""Ways to improve or reuse a trained pair: refining, widening, transformations, priors."""
+"""Methods for a trained pair: refinement, widening, counterfactuals, missing pixels."""

@@ -1,8 +1,8 @@
-"""Fill in missing pixels, and measure how well the hidden pixels were predicted.
+"""Inpainting: predict missing pixels, and measure the log density of hidden ones.
 
 >>> mask = half_mask((28, 28), "left")                     # True where a pixel is observed
->>> found = fill_in(model, guide, images, mask, steps=100)
->>> found.images, found.log_hidden                        # filled in; nats of each hidden half
+>>> result = fill_in(model, guide, images, mask, steps=100)
+>>> result.images, result.log_hidden                      # filled in; nats of each hidden half
 
 The latents z are inferred from the observed pixels alone. The hidden pixels are predicted by a
 mixture over K draws from the guide,
@@ -42,7 +42,7 @@ class FilledIn:
     Attributes:
         images: (N, C, H, W). Hidden pixels have the mean of the mixture, which gives the least
             expected squared error under this mixture.
-        drawn: the same with the mean pixels of one z_k, chosen with probability w_k. It is a single
+        drawn: the images with mean pixels of one z_k, chosen with probability w_k. It is a single
             sharp answer, whereas the mean of several is blurred.
         log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels whose values were
             given (NaN pixels are left out). Draws and weights do not depend on these pixels, so the
@@ -75,7 +75,7 @@ def fill_in(
     seed: int = 0,
     batch_size: int = 512,
 ) -> FilledIn:
-    """Infer the latents from the observed pixels alone and predict the hidden pixels.
+    """Infer the latents from the observed pixels alone, and predict the hidden pixels.
 
     The discrete model is used. Model and guide are not changed.
 
@@ -137,7 +137,7 @@ def fill_in(
 def _predict_pixels(
     model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int], weighted: bool
 ) -> tuple[Tensor, ...]:
-    """Return the fields of `FilledIn` for a batch, from passes with these numbers of particles."""
+    """Return the fields of `FilledIn` for a batch; `passes` has the particles of each pass."""
     model, guide = model.discretize(), guide.discretize()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))

@@ -1,6 +1,6 @@
-"""Guides that are fitted to the very images whose posterior is wanted, from another guide's answer.
+"""Guides that are fitted to given images, from another guide's posterior.
 
-    free_form        `FreeForm`: parameters of their own for every image; for a model of bits alone
+    free_form        `FreeForm`: separate parameters for every image; for a model of bits alone
                      this is mean field. distribution="delta" gives points
     corrected        `Corrected`: the other guide's own distributions, with corrections for every
                      image; sites that it draws given others, as the strokes of a drawing, remain so
@@ -57,7 +57,7 @@ F = TypeVar("F", bound=Callable)
 _PER_IMAGE: dict[str, Callable[..., PerImageGuide]] = {
     "free_form": partial(refine, distribution="normal"),
     "corrected": partial(refine, distribution="corrected"),
-    "low_rank": partial(refine, distribution="low_rank"),  # of rank 10
+    "low_rank": partial(refine, distribution="low_rank"),  # rank 10
     "gauss_newton": gauss_newton,
     "mixture": partial(gauss_newton, modes=_MODES),
 }
@@ -73,7 +73,7 @@ def fit_guide(
     seed: int = 0,
     **settings: Any,
 ) -> Any:
-    """Return a guide of a kind, fitted to images from another guide's answer.
+    """Fit a guide of the named kind to images, starting at another guide's posterior.
 
     Model and `start` are not changed. How the steps of free_form, corrected and low_rank went is in
     the guide's `refinement`.
@@ -113,7 +113,7 @@ def fit_guide(
 
 
 def _fitter_of(kind: str, fitters: Mapping[str, F], settings: Mapping[str, Any]) -> F:
-    """Return what fits a kind of guide.
+    """Return the function that fits a kind of guide.
 
     Raises:
         ValueError: an unknown kind, or a setting that it does not have.
@@ -128,7 +128,7 @@ def _fitter_of(kind: str, fitters: Mapping[str, F], settings: Mapping[str, Any])
 
 
 def kinds_for(model: Model, start: Guide) -> list[str]:
-    """Return the kinds that are fitted to the images themselves, and give a bound for a model."""
+    """Return the kinds of fitted guides that serve a model and give a bound."""
     if model.supervised or not model.normalized:
         return []
     try:
@@ -149,7 +149,7 @@ def kinds_for(model: Model, start: Guide) -> list[str]:
 
 
 def _corrects(guide: Guide) -> bool:
-    """Return whether the distributions of a guide can be corrected, for a drawn image."""
+    """Return whether `Corrected` serves a guide, by a trial on a sampled image."""
     with torch.no_grad(), pyro.validation_enabled(False), use_seed(0), eval_mode(guide.model):
         image = guide.model(batch_size=1)
         try:
@@ -160,9 +160,9 @@ def _corrects(guide: Guide) -> bool:
 
 
 class SemiAmortized(Guide):
-    """The guide that is fitted, from another guide's answer, to whatever images it is called on.
+    """The guide that is fitted, from another guide's posterior, to the images of each call.
 
-    It draws as `fit_guide(kind, ...)` does, and has no parameters of its own. An image that occurs
+    It draws as `fit_guide(kind, ...)` does, and has no parameters. An image that occurs
     several times in a batch is fitted once. A batch that is passed again, as evaluation does for
     each particle, is not fitted again.
 
@@ -191,7 +191,7 @@ class SemiAmortized(Guide):
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self.settings = {"steps": steps, **settings}
         self.discrete = False
-        self._last: list[tuple[Tensor, list[int], PerImageGuide]] = []  # a list: twins share it
+        self._last: list[tuple[Tensor, list[int], PerImageGuide]] = []  # a list, shared with copies
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ class SemiAmortized(Guide):
         return self.sharing_parameters(discrete=True)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "SemiAmortized":
-        """Return a guide for missing pixels.
+        """Return the guide for images with missing pixels.
 
         Only the guide that starts sees `fill`; refinement uses the observed pixels alone.
         """
@@ -211,23 +211,23 @@ class SemiAmortized(Guide):
         return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Refine, draw every site and return the values by name."""
+        """Fit the guide to the images, sample every site and return the values by name."""
         return self.refined_to(images)(images)
 
     def refined_to(self, images: Tensor) -> PerImageGuide:
-        """Return the guide to these images in their order, equal ones refined once."""
+        """Return the guide fitted to these images in their order; equal images are fitted once."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         try:
             guide = self.fit_images(rows.view(-1, *images.shape[1:]))
-        except NonFiniteGuide as error:  # which counts other rows than the caller does
+        except NonFiniteGuide as error:  # its indices are of distinct images
             bad = [i for i, place in enumerate(places.tolist()) if place in error.images]
             raise NonFiniteGuide.of(error.subject, bad, len(images), error.site) from None
         guide = guide.select(places)
         return guide.discretize() if self.discrete else guide
 
     def fit_images(self, images: Tensor) -> PerImageGuide:
-        """Return the guide to these images alone, fitted at the first call."""
+        """Return the guide fitted to distinct images, or the cached guide of the last call."""
         start = self._start[0]
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
@@ -237,19 +237,19 @@ class SemiAmortized(Guide):
         with poutine.block(), torch.inference_mode(False):
             fit_to = _PER_IMAGE[self.kind]
             guide = fit_to(self.model, start, images, check=False, **self.settings)
-        self._last[:] = [(images.clone(), writes, guide)]  # the caller may write to his own
+        self._last[:] = [(images.clone(), writes, guide)]  # the caller may change the images
         return guide
 
 
 def _comparable(images: Tensor) -> Tensor:
-    """Return images with NaN pixels replaced by an impossible value, because NaN != NaN."""
+    """Replace NaN pixels by an impossible value, because NaN != NaN."""
     return images.nan_to_num(nan=_MISSING)
 
 
 def semi_amortized(
     model: Model, start: Guide, images: Images, *, steps: int, seed: int, **settings: Any
 ) -> SemiAmortized:
-    """Return a `SemiAmortized` guide of at most 20 steps; nothing is fitted before it is called."""
+    """Return a `SemiAmortized` guide with at most 20 steps, which is fitted when it is called."""
     return SemiAmortized(start, min(steps, _MAX_AMORTIZED_STEPS), seed=seed, **settings)
 
 
@@ -257,7 +257,7 @@ def semi_amortized(
 def auto_normal(
     model: Model, start: Guide | None, images: Images, *, steps: int, seed: int
 ) -> AutoNormal:
-    """Return Pyro's `AutoNormal`, fitted to the images from another guide's answer.
+    """Fit Pyro's `AutoNormal` to the images, starting at another guide's posterior.
 
     Raises:
         UnservedSite: a site is discrete, also in the discrete form of the model.
@@ -288,7 +288,7 @@ def fit_to_images(
     seed: int,
     **settings: Any,
 ) -> None:
-    """Fit one of Pyro's automatic guides to these images, all in one batch, by a frozen model.
+    """Fit one of Pyro's automatic guides to these images in one batch, with a frozen model.
 
     Args:
         settings: further arguments of `fit`.

@@ -23,7 +23,7 @@ few steps further by the same matrix (Levenberg-Marquardt).
 
 >>> guide = fit_guide("gauss_newton", model, encoder, images)  # -> GaussNewton
 >>> guide = fit_guide("mixture", model, encoder, images)      # a mixture of the modes that it finds
->>> SemiAmortized(encoder, 100, kind="gauss_newton")          # the same for whatever images come
+>>> SemiAmortized(encoder, 100, kind="gauss_newton")          # for the images of each call
 
 References:
     MacKay 1992, "A Practical Bayesian Framework for Backpropagation Networks" (Laplace's method).
@@ -74,19 +74,19 @@ from capsule_zoo.models.common.spaces import tile_batch
 
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
 
-CLIMBING = 64  # draws of the prior that climb for each image, unless told otherwise
+CLIMBING = 64  # default number of prior samples that climb for each image
 _ROWS = 1024  # rows of one pass: images times directions
-_WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()  # models, see `_derivative`
+_WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()  # see `_derivative`
 _NUMBERS = 2**25  # entries of the Jacobians that are in memory at once
-_WHOLE = 2048  # numbers of an image above which a distribution is of blocks, unless told otherwise
-_DAMPING = 0.01  # of a step that follows one that failed
-_ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
-_SCREENED = 16  # draws of the prior for each that climbs
+_WHOLE = 2048  # coordinates of an image above which the default is blocks
+_DAMPING = 0.01  # damping of the step after a step that failed
+_ROUNDS, _FLIPS = 4, 8  # rounds for models with `AnnealedPath.beside`; proposals for each value
+_SCREENED = 16  # prior samples for each one that climbs
 _TEMPERED, _RATE = (
     120,
     0.4,
 )  # steps of the climb, and their length in standard deviations of the prior
-_COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
+_COLD = 0.01  # first weight of the likelihood; it is 1 after half of the steps
 
 
 @require_model
@@ -104,7 +104,7 @@ def gauss_newton(
     seed: int = 0,
     check: bool = True,
 ) -> GaussNewton:
-    """Return the Gauss-Newton distribution of every image; see the top of this file.
+    """Return the guide with the Gauss-Newton distribution of every image; see the top of this file.
 
     Args:
         model: the model; it is not changed.
@@ -118,8 +118,7 @@ def gauss_newton(
         climbing: draws of the prior that climb for each image, where `modes` is above 1: the
             likeliest of 16 times as many. More find higher points in scenes of several objects.
         blocks: whether the distribution is independent between sites, and between the elements of
-            their
-            plates: the parts, the objects. By default above 2,048 numbers an image.
+            their plates: the parts, the objects. By default above 2,048 numbers an image.
         seed: seed of all noise.
         check: whether images outside of the pixels' range are refused.
 
@@ -185,7 +184,7 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
     Args:
         path: the path from the prior to the joint density of the images.
         state: the latents of every image.
-        columns: of the position, (n,): the numbers to which the matrix belongs.
+        columns: indices of the columns of the position to which the matrix belongs, (n,).
     """
     first = path.at(path.images[:1])
     rows = max(1, _NUMBERS // (_dependent(first, state.rows([0]))[1].numel() * len(columns)))
@@ -195,7 +194,7 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
 
 
 def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
-    """Return the derivatives of all parameters, weighted, (B, columns, n) in float64."""
+    """Return the Jacobian of parameters, times roots of information, (B, columns, n), float64."""
     images = len(path.images)
     places, root = _dependent(path, state)
     unit = torch.eye(state.position.shape[1]).to(state.position)[columns]
@@ -218,9 +217,9 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
 def _derivative(
     function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor, model: Callable
 ) -> Tensor:
-    """Return the derivative of every row along a direction: forward mode, or central differences.
+    """Return each row's directional derivative, by forward mode or central differences.
 
-    Forward mode is not there for `grid_sample`, nor for functions with a backward pass of their
+    Forward mode is not available for `grid_sample`, nor for functions with a backward pass of their
     own. It is tried once for a model: Pyro's errors keep the tensors of a trace until they are
     collected. The error of the differences, about 1e-4 of the derivative in float32, does not
     matter.
@@ -228,7 +227,7 @@ def _derivative(
     if model not in _WITHOUT_FORWARD_MODE:
         try:
             with catch_warnings():
-                simplefilter("ignore", FutureWarning)  # torch scripts its formulas at first
+                simplefilter("ignore", FutureWarning)  # torch warns when it scripts its formulas
                 return torch.func.jvp(function, (at,), (along,))[1]
         except (NotImplementedError, RuntimeError):
             _WITHOUT_FORWARD_MODE.add(model)
@@ -237,7 +236,7 @@ def _derivative(
 
 
 def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
-    """Return which parameters depend on the position, and their roots of information, (B, n)."""
+    """Return indices of parameters that depend on the position, and information roots, (B, n)."""
     with torch.enable_grad():
         position = state.position.detach().requires_grad_()
         measurements = _measure_sites(path, state._replace(position=position))
@@ -247,12 +246,12 @@ def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
 
 
 def _measure_sites(path: AnnealedPath, state: State) -> Measured:
-    """Return the parameters of the distributions of all sites at a state; see `measured`."""
+    """Return all sites' parameters and roots at a state; see `measure_information`."""
     return [pair for parameters in _measure_by_site(path, state).values() for pair in parameters]
 
 
 def _measure_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
-    """Return the parameters of the distribution of each site at a state; see `measured`.
+    """Return each site's parameters and roots at a state; see `measure_information`.
 
     Raises:
         UnservedSite: the image or a continuous site has no variance.
@@ -276,7 +275,7 @@ def _measure_by_site(path: AnnealedPath, state: State) -> dict[str, Measured]:
 
 
 def measure_information(distribution: Any, value: Tensor) -> Measured:
-    """Return the parameters of a distribution, and the roots of their Fisher information.
+    """Return a distribution's parameters, and the square roots of their Fisher information.
 
     A mean enters as the distance of the value from it, because the value of a latent site moves
     too. There are none for a distribution without mean and variance.
@@ -349,7 +348,7 @@ def _location_scale_information(distribution: Any) -> tuple[Tensor, Tensor] | No
 
 
 def _measure_mixture(distribution: Any, value: Tensor) -> Measured:
-    """Return the parameters of the components, which count as much as they are responsible for."""
+    """Return the parameters of a mixture's components, weighted by their responsibilities."""
     parts = distribution.component_distribution
     padded = value.unsqueeze(-1 - distribution.event_dim)
     fraction = (
@@ -367,7 +366,7 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
     for name, family in discrete.families.items():
         if isinstance(family, ByLogits):
             distribution = family.distribution(discrete.logits[name].detach(), events[name])
-            values[name] = distribution.mode.nan_to_num()  # of even odds torch has none
+            values[name] = distribution.mode.nan_to_num()  # torch has no mode for even odds
         else:
             values[name] = family.transform(discrete.locs[name].detach())
     path = AnnealedPath(discrete.model, None, images)
@@ -380,9 +379,9 @@ def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPat
 
 
 def _settle_discrete(points: FreeForm, path: AnnealedPath, state: State) -> State:
-    """Change discrete values that others follow, by `flip` at the posterior.
+    """Resample discrete values on which other sites depend, by `flip` at the posterior.
 
-    The logits of `points` become those of the new values, where they are new.
+    The logits of `points` are set to the new values, where values have changed.
     """
     flips = _FLIPS * sum(choice.size for choice in path.choices.values())
     settled, _ = flip(path, state, path.terms(state), 1.0, flips)
@@ -398,7 +397,7 @@ def _settle_discrete(points: FreeForm, path: AnnealedPath, state: State) -> Stat
 
 
 def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
-    """Return the columns that are correlated with each other: all, or those of each element."""
+    """Return groups of correlated columns: one of all columns, or one for each element."""
     if not blocks:
         return [path.columns_of(points.locs)]
     groups: list[Tensor] = []
@@ -413,7 +412,7 @@ def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
 def climb_density(
     path: AnnealedPath, state: State, groups: list[Tensor], steps: int
 ) -> tuple[State, list[Tensor]]:
-    """Climb the log joint density by damped steps; return the state and its matrices by group.
+    """Climb the log joint density by damped steps; return the state and each group's matrix.
 
     Args:
         groups: the columns of the position that are correlated, as many as there are matrices.
@@ -442,7 +441,7 @@ def climb_density(
 def _factors_by_site(
     path: AnnealedPath, points: FreeForm, factors: list[Tensor]
 ) -> dict[str, Tensor]:
-    """Return the factors of all groups as `GaussNewton` takes them, by site."""
+    """Convert the factors of all groups to the form of `GaussNewton`, by site."""
     sizes = [path.places[name].columns for name in points.locs]
     if len(factors) == 1:
         rows = factors[0].split([s.stop - s.start for s in sizes], 1)
@@ -459,7 +458,7 @@ def _factors_by_site(
 def _several(
     model: Model, start: Guide | None, images: Tensor, modes: int, climbing: int
 ) -> FreeForm:
-    """Return points to refine: the answer of a guide, points from the prior, and its own draws."""
+    """Return initial points of all modes: a guide's mode, its samples, climbed prior samples."""
     points = FreeForm(model, tile_batch(images, modes), start)
     discrete = points.discretize()
     guide_copies = range(2, modes, 2) if start is not None else range(0)
@@ -484,7 +483,7 @@ def _several(
 def _climb_from_prior(
     model: Model, images: Tensor, number: int, climbing: int
 ) -> dict[str, Tensor]:
-    """Return the best points that are reached from the prior, (number, B, ...) by site.
+    """Return the most probable points reached from prior samples, (number, B, ...) by site.
 
     The likeliest of many draws climb by Adam while the image counts more and more.
     """
@@ -511,6 +510,6 @@ def _climb_from_prior(
 
 
 def _likeliest(joint: Tensor, images: int, number: int) -> Tensor:
-    """Return which rows (copies times images) have the highest values of each image."""
+    """Return the rows, of copies times images, with the `number` highest values of each image."""
     best = joint.view(-1, images).nan_to_num(-math.inf).topk(number, 0).indices
     return (best * images + torch.arange(images, device=best.device)).flatten()

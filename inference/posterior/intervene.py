@@ -1,7 +1,7 @@
-"""Counterfactual images: what this image would have been if an object had moved.
+"""Counterfactual images: how an image would have looked if, say, an object had moved.
 
->>> found = intervene(model, guide, images, {"object_pose": lambda pose: pose + shift})
->>> found.reconstruction, found.mean                      # before and after, (1, N, C, H, W)
+>>> result = intervene(model, guide, images, {"object_pose": lambda pose: pose + shift})
+>>> result.reconstruction, result.mean                    # before and after, (1, N, C, H, W)
 
 Three steps answer it, for every draw from the guide.
 
@@ -51,7 +51,7 @@ class Counterfactual:
     Attributes:
         images: the counterfactual images (K, N, C, H, W), with the pixel noise of the given images.
         mean: E[image | counterfactual latents], without pixel noise, (K, N, C, H, W).
-        reconstruction: E[image | inferred latents], the same before the action.
+        reconstruction: E[image | inferred latents], the mean image before the action.
         latents: the counterfactual value of every latent site, (K, N, ...).
         inferred: the values drawn from the guide.
     """
@@ -74,11 +74,11 @@ def intervene(
     seed: int = 0,
     batch_size: int = 500,
 ) -> Counterfactual:
-    """Return what images would have been if some latent sites had had other values.
+    """Return counterfactual images: some latent sites have other values, and the noise is kept.
 
     The discrete model is used, in the order in which its program draws the sites. (An energy model
-    has no direction of its own: its program draws the hidden units, then the image.) The answers
-    are as good as the guide: with the exact posterior they are the model's counterfactuals.
+    has no direction itself: its program draws the hidden units, then the image.) The images are
+    as good as the guide: with the exact posterior they are the model's counterfactuals.
 
     Args:
         model: any model that draws images.
@@ -144,7 +144,7 @@ def _at(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 
 def _infer_latents(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
-    """Draw every latent site (B, ...): from the guide, or its posterior if it is summed out."""
+    """Sample every latent site (B, ...) from the guide; summed-out sites from their posterior."""
     drawn = latent_sites(poutine.trace(guide).get_trace(images))
     names = latent_sites(poutine.trace(model).get_trace(images))
     values = {name: drawn[name]["value"] for name in names if name in drawn}
@@ -155,7 +155,7 @@ def _infer_latents(model: Callable, guide: Callable, images: Tensor) -> dict[str
 def _new_values(
     model: Model, inferred: Mapping[str, Tensor], do: Mapping[str, Action]
 ) -> dict[str, Tensor]:
-    """Return the new values (N, ...) of the sites that are set, or refuse them."""
+    """Compute and check the new values (N, ...) of the sites that are set."""
     if not do:
         raise ValueError(f"do is empty; set one of the latent sites {list(inferred)}")
     new_values = {}
@@ -180,7 +180,7 @@ def _new_values(
 def _predict_outcomes(
     model: Any, images: Tensor, inferred: dict[str, Tensor], new: dict[str, Tensor]
 ) -> Counterfactual:
-    """Run the model at the inferred values, and once more with the new ones and the same noise."""
+    """Run the model at the inferred values, then with the new values and the noise kept."""
     before = poutine.trace(poutine.condition(model, inferred)).get_trace(images)
     with _SameNoise(before, new):
         after = poutine.trace(model).get_trace(images)
@@ -197,7 +197,7 @@ def _predict_outcomes(
 
 
 class _SameNoise(Messenger):
-    """A messenger that sets sites, and gives the others the values that their noise implies."""
+    """The messenger that sets sites, and computes the others from their inferred noise."""
 
     def __init__(self, before: Trace, new: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class _SameNoise(Messenger):
         elif isinstance(distribution, Distribution):
             factual = self.before.nodes[name]
             value = _carry(name, factual["value"], factual["fn"], distribution)
-        else:  # the indices of a plate
+        else:  # a subsample site: the indices of a plate
             return
         msg["value"] = value
         msg["done"] = True

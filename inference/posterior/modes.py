@@ -1,4 +1,4 @@
-"""Selection of the modes of a Gauss-Newton mixture: finite ones, without repetition.
+"""Selection of the modes of a Gauss-Newton mixture: finite and distinct ones.
 
 The rows of a batch are M modes of B images, one mode of all images after the other.
 """
@@ -16,15 +16,15 @@ from capsule_zoo.inference.log_weight import log_weights, not_a_number
 from capsule_zoo.inference.not_finite import NonFiniteGuide
 
 _FAR = 5.0  # standard deviations from the point at which values of sites must be finite
-_JUDGED = 16  # draws from which the evidence of a mode is computed
+_JUDGED = 16  # draws for the evidence of a mode
 
 
 def improper_by_site(
     path: AnnealedPath, state: State, groups: list[Tensor], precisions: list[Tensor]
 ) -> dict[str, Tensor]:
-    """Return the rows where the distribution is not finite, (B,) by continuous site.
+    """Return a mask of rows whose distribution is not finite, (B,) by continuous site.
 
-    Nor are rows where values of the site are not, five standard deviations from the point.
+    Rows whose values are not finite five standard deviations from the point count, too.
     """
     wrong = ~state.position.isfinite()
     scale = torch.zeros_like(state.position)
@@ -44,12 +44,12 @@ def improper_by_site(
 
 
 def proper_rows(improper: Tensor, modes: int) -> Tensor:
-    """Return for each row its own index, or that of a proper mode of its image if it is improper.
+    """Return the index of each row or, if it is improper, of a proper mode of its image.
 
     An image without a proper mode keeps an improper one.
 
     Args:
-        improper: which rows are improper, (M B,).
+        improper: mask of improper rows, (M B,).
     """
     rows = torch.arange(len(improper), device=improper.device).view(modes, -1)
     proper = (~improper).view(modes, -1)
@@ -67,7 +67,7 @@ def refuse_improper(
     """Raise NonFiniteGuide for images without a proper mode, naming the first site.
 
     Args:
-        by_site: which rows are improper, (M B,) by continuous site.
+        by_site: mask of improper rows, (M B,), by continuous site.
         parameters_by_site: returns the parameters of every site and the roots of their Fisher
             information. The first site where these are not finite is named, if there is one.
     """
@@ -88,7 +88,7 @@ def refuse_improper(
 
 @torch.no_grad()
 def evidence_of(guide: GaussNewton, images: Tensor) -> Tensor:
-    """Return log p(image) as each mode alone estimates it, from a few draws, (M B,).
+    """Estimate log p(image), up to a constant, by each mode alone, from a few draws, (M B,).
 
     A draw whose log weight is not a number counts as impossible.
     """
@@ -100,14 +100,14 @@ def evidence_of(guide: GaussNewton, images: Tensor) -> Tensor:
 def duplicates(
     state: State, groups: list[Tensor], precisions: list[Tensor], evidence: Tensor
 ) -> Tensor:
-    """Return which modes another one of more evidence has reached too, (M, B).
+    """Return a mask of modes that equal another mode with more evidence, (M, B).
 
     Two modes are one if their choices are the same and they are nearer to each other than draws
     of the distribution are to its middle.
     """
     modes = len(evidence)
     position = state.position.double().unflatten(0, (modes, -1))
-    apart = position[:, None] - position  # (M, M, B, D), from the second to the first
+    apart = position[:, None] - position  # (M, M, B, D), first minus second
     distance = sum(
         torch.einsum("mobi,obij,mobj->mob", part, matrix.unflatten(0, (modes, -1)), part)
         for part, matrix in ((apart[..., g], p) for g, p in zip(groups, precisions, strict=True))

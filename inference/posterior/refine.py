@@ -1,10 +1,10 @@
-"""Test-time inference that improves a guide's answer for each image, with the model frozen.
+"""Test-time inference: a guide's posterior of each image is improved, with the model frozen.
 
 >>> better = fit_guide("free_form", model, guide, images, steps=100)  # to these images
 >>> evaluate(model, better, images)
 >>> better.refinement.path                                # mean objective at each step, nats
 
-It serves every model with a density; the guide that it returns reads the sites that the model
+It serves every model with a density; the guide that it returns uses the sites that the model
 declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
 changes remove most of that cost. (1) All images are optimized in one batch. (2) Adam uses betas of
 0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for presences (in
@@ -57,11 +57,11 @@ from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
-_LOGITS = 3.0  # the rate of logits, in units of the rate of poses and other continuous values
-_NOISY_LOGITS = 0.3  # the same for corrections, where draws of a discrete site have no gradient
-_JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
-_DRAWS_CORRECTED = 16  # the same for corrections: a guide to correct is often good by luck in four
-_SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
+_LOGITS = 3.0  # learning rate of logits, relative to the rate of poses and other continuous values
+_NOISY_LOGITS = 0.3  # _LOGITS for corrections, where discrete samples have no gradient
+_JUDGED, _DRAWS = 2, 4  # judgments of an image in a run, and draws of each judgment
+_DRAWS_CORRECTED = 16  # _DRAWS for corrections: a corrected guide is often good by luck in four
+_SCORED = 8  # draws of each image in a step, where discrete samples have no gradient
 
 
 @require_model
@@ -79,7 +79,7 @@ def refine(
     seed: int = 0,
     check: bool = True,
 ) -> PerImageGuide:
-    """Return a guide with the best free-form parameters of every image, found for all at once.
+    """Return a guide with optimized free-form parameters of every image.
 
     Halfway and at the end the objective of every image is computed under noise that no step has
     used. Parameters that lowered it are discarded, so no image ends below its start.
@@ -153,7 +153,7 @@ def run_refinement(
     distribution: str = "delta",
     seed: int = 0,
 ) -> PerImageGuide:
-    """Return what `refine` does, from arguments that were checked, also where it is not finite."""
+    """Run `refine` on checked arguments, and return its guide also if it is not finite."""
     scheduled = method == "scheduled"
     usual = (0.03 if scheduled else 0.003) * (1 if isinstance(model, PartWholeCapsules) else 3)
     rate = usual if lr is None else lr
@@ -184,9 +184,9 @@ def run_refinement(
 
 
 def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each image's objective, (B,), and a function of the parameters to differentiate.
+    """Return each image's objective, (B,), and a surrogate with its gradient.
 
-    The two are equal if gradients pass through all draws. For a corrected guide, which begins near
+    They are equal if gradients pass through all draws. For a corrected guide, which begins near
     an optimum, the gradient leaves out that of log q at given draws (Roeder, Wu & Duvenaud 2017,
     arXiv 1703.09194): it is zero on average, and most of the noise.
     """
@@ -209,7 +209,7 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
 
 
 def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
-    """Return Adam at a constant rate or, given `steps`, with a short memory and a schedule."""
+    """Return Adam with a constant rate or, given `steps`, with low betas and a schedule."""
     if steps is None:
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
@@ -259,7 +259,7 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the best parameters back into the guide."""
+        """Copy the best parameters back into the guide."""
         for best, now in zip(self.parameters, self.free.parameters(), strict=True):
             now.copy_(best)
 
@@ -272,7 +272,7 @@ def _best_start(
     distribution: str,
     judge: Callable[[PerImageGuide], Tensor],
 ) -> PerImageGuide:
-    """Return a free-form guide that starts at the best of several rotated parses of each image."""
+    """Return a free-form guide initialized at the best of several rotations of each image."""
     if guide is not None and distribution == "corrected":
         return Corrected(guide, images)
     free = FreeForm(model, images, guide, distribution)

@@ -1,4 +1,4 @@
-"""Counterfactual values: the same noise under another distribution.
+"""Counterfactual values: the noise of a sample carried to another distribution.
 
 A site's value is taken as a function of its distribution and of noise that does not depend on
 anything else in the model. If the distribution changes, the noise is kept, and the value changes as
@@ -13,11 +13,11 @@ follows.
                       rule for discrete distributions, and the value by the rule for the component's
                       distribution.
     matching          the random order of all corners is kept, and of the clutter. Corners that
-                      were absent get a random place in it.
+                      were absent get a random position in it.
 
 If the distribution is the same, the value is the same. If the value was drawn from its
 distribution, then the new value has the new distribution. A joint density alone does not determine
-what is kept. These rules do, and `carried.register(Distribution)` adds a rule for another
+what is kept. These rules do, and `carry_value.register(Distribution)` adds a rule for another
 distribution.
 
 References:
@@ -45,11 +45,11 @@ from capsule_zoo.models.parts.pixel_mixture import PixelMixture, TintedMixture
 
 
 class NoRule(TypeError):
-    """The error for a distribution for which no rule says how its noise is kept."""
+    """The error for a distribution without a rule that keeps its noise."""
 
 
 def carry(value: Tensor, before: Any, after: Any) -> Tensor:
-    """Return the value under the distribution `after` that has the noise of `value` under `before`.
+    """Return the value of distribution `after` with the noise that `value` has under `before`.
 
     Noise that the value does not determine is drawn from torch's random state.
 
@@ -71,7 +71,7 @@ def carry(value: Tensor, before: Any, after: Any) -> Tensor:
 
 
 def same_distribution(first: Any, second: Any) -> bool:
-    """Return True if two distributions have the same class and the same numbers."""
+    """Return True if two distributions have equal classes and parameters."""
     ours, theirs = _numbers(first, set()), _numbers(second, set())
     return len(ours) == len(theirs) and all(
         one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
@@ -80,14 +80,14 @@ def same_distribution(first: Any, second: Any) -> bool:
 
 
 def _numbers(distribution: Any, ids: set[int]) -> list[Tensor]:
-    """Return all numbers of a distribution, and of distributions and transforms inside it."""
+    """Return all tensors of a distribution, and of distributions and transforms inside it."""
     if isinstance(distribution, Tensor | int | float):
         return [torch.as_tensor(distribution)]
     if isinstance(distribution, torch.distributions.Distribution | torch.distributions.Transform):
         if id(distribution) in ids:
             return []
         ids.add(id(distribution))
-        derived = set(dir(type(distribution)))  # cached properties, which only some instances have
+        derived = set(dir(type(distribution)))  # cached properties, which not all instances have
         distribution = [
             item for name, item in sorted(vars(distribution).items()) if name not in derived
         ]
@@ -97,7 +97,7 @@ def _numbers(distribution: Any, ids: set[int]) -> list[Tensor]:
 
 @singledispatch
 def carry_value(after: Any, before: Any, value: Tensor) -> Tensor:
-    """Return the value under `after` with the noise of `value` under `before`.
+    """Return the value under `after` with the noise that `value` has under `before`.
 
     Rules are chosen by the class of `after`. This one serves distributions with a distribution
     function and its inverse.
@@ -179,7 +179,7 @@ def _mixture(after: ParentMixture, before: ParentMixture, value: Tensor) -> Tens
 
 
 def _select_component(components: Any, index: Tensor) -> Any:
-    """Return the distribution of the selected components, (*batch, *event)."""
+    """Return the distribution of the components with these indices, (*batch, *event)."""
     distribution, event = base_distribution(components), components.event_shape
     place = index[(..., None, *[None] * len(event))].expand(*index.shape, 1, *event)
     parameters = {}
@@ -227,7 +227,7 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
     slots, corners = value.shape[-1], len(owner)
     code = torch.arange(1, corners + 1, device=value.device)
     number = (value >= 0).sum(-1, keepdim=True)
-    # Places in the order are uniform; the points that are there hold the smallest in their order
+    # Ranks in the order are uniform; present points hold the smallest ranks in their order
     uniform = torch.rand(*value.shape, device=value.device).masked_fill(
         torch.arange(slots, device=value.device) >= number, torch.inf
     )
@@ -239,7 +239,7 @@ def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> T
         held.any(-2), object_positions, torch.rand_like(object_positions)
     )
     object_positions = object_positions.masked_fill(after.presence[..., owner] < 0.5, torch.inf)
-    stray = place.masked_fill(value != 0, torch.inf)  # the clutter stays
+    stray = place.masked_fill(value != 0, torch.inf)  # clutter keeps its order
     places = torch.cat([object_positions, stray], -1)
     if (places.isfinite().sum(-1) > slots).any():
         raise ValueError(
@@ -270,7 +270,7 @@ def _points(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tenso
 
 
 def _clutter(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tensor:
-    """Return the clutter points of `value`, in their order, at the clutter's slots of `after`."""
+    """Move the clutter points of `value`, in their order, to the clutter's slots of `after`."""
     first = (before.code != 0).to(torch.int8).argsort(dim=-1, stable=True)  # slots of clutter first
     strays = value.gather(-2, first[..., None].expand(*first.shape, 2))
     rank = ((after.code == 0).cumsum(-1) - 1).clamp(min=0)

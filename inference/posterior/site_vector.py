@@ -1,4 +1,4 @@
-"""Continuous sites of a model side by side, as one unconstrained vector for each row of a batch."""
+"""Continuous sites of a model, concatenated to one unconstrained vector for each row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from torch.distributions.transforms import Transform, identity_transform
 
 @dataclass(frozen=True)
 class Place:
-    """The columns of one site.
+    """The columns of one site in the vectors, its shape and its transform.
 
     Attributes:
-        columns: which they are.
+        columns: the site's columns.
         shape: shape of one row of the site in unconstrained space.
         transform: the map from the reals to the support.
     """
@@ -25,27 +25,27 @@ class Place:
 
 @dataclass
 class SiteVector:
-    """The places of sites in vectors (rows, D); sites are added one after the other.
+    """The layout of sites in vectors (rows, D); sites are appended one by one.
 
     Attributes:
-        places: by site.
+        places: the columns of each site, by name.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
 
     @property
     def dimension(self) -> int:
-        """D, the length of a vector."""
+        """The length D of a vector."""
         return max((place.columns.stop for place in self.places.values()), default=0)
 
     def add(self, name: str, value: Tensor, transform: Transform = identity_transform) -> None:
-        """Append a site; `value` (rows, ...) is one that it may have."""
+        """Append a site; `value` (rows, ...) is an example of its values."""
         free = transform.inv(value)
         columns = slice(self.dimension, self.dimension + free[0].numel())
         self.places[name] = Place(columns, free.shape[1:], transform)
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return vectors (rows, D) from the values (rows, ...) of these sites, and maybe others."""
+        """Concatenate the values (rows, ...) of the sites to unconstrained vectors (rows, D)."""
         first = next(iter(values.values()))
         parts = [torch.zeros(len(first), 0, device=first.device)]
         for name, place in self.places.items():
@@ -54,7 +54,7 @@ class SiteVector:
         return torch.cat(parts, 1)
 
     def split(self, vectors: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the values (rows, ...) of the sites, and the log Jacobian of the maps, (rows,)."""
+        """Return the sites' values (rows, ...) in vectors, and the maps' log Jacobian, (rows,)."""
         values: dict[str, Tensor] = {}
         log_jacobian = vectors.new_zeros(len(vectors))
         for name, place in self.places.items():

@@ -1,4 +1,4 @@
-"""Widening: turn a guide of points into a guide with a density, so that its loss is a bound.
+"""Widening of point guides: normal distributions instead of points, so that the loss is a bound.
 
 >>> wide = fit_guide("widened", model, guide, dataset.train[:1000])
 
@@ -49,7 +49,7 @@ from capsule_zoo.models.common.modes import eval_mode, frozen
 
 
 class Widened(Guide):
-    """A guide whose Deltas over continuous sites are Normals around the same values.
+    """A guide whose Deltas over continuous sites are replaced by Normals around their values.
 
     A site with another support than the reals gets its Normal in the unconstrained space of
     `torch.distributions.biject_to` (`capsule_zoo.guides.per_image.site_distributions`).
@@ -57,7 +57,7 @@ class Widened(Guide):
     Args:
         model: the model that both guides belong to.
         guide: the guide to widen; its parameters are shared, not copied.
-        images: (B, C, H, W), from which the sites and their shapes are read.
+        images: (B, C, H, W), on which the guide runs once for its sites and their shapes.
         scale: initial scale of every coordinate.
 
     Raises:
@@ -74,7 +74,7 @@ class Widened(Guide):
     ) -> None:
         check_positive(scale=scale)
         super().__init__(model)
-        self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
+        self._modules["guide"] = guide  # not by assignment, which would rename it in Pyro's store
         self.per_image = is_per_image(guide)
         guide_trace, model_trace = _traces(model, guide, images)
         sites = sorted(point_sites(model_trace, guide_trace))
@@ -108,13 +108,13 @@ class Widened(Guide):
         return self
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
-        # read here: inside of a function that is a module, parameters are the function's own
+        # taken here: inside of a function that is a module, parameters are the function's
         scales = {name: self.scale(name) for name in self.sites_with_scales()}
         with OtherDistributions(partial(self._widen_site, scales)):
             return self.guide(*call_arguments(images, labels))
 
     def _widen_site(self, scales: dict[str, Tensor], name: str, distribution: Any) -> Any:
-        """Return a distribution with a density in place of the Delta of a widened site."""
+        """Replace the Delta of a widened site by a distribution with a density."""
         if not is_delta(distribution):
             return distribution
         family = self.families.get(name)
@@ -130,7 +130,7 @@ class Widened(Guide):
             )
         certain = (
             name in self.masses
-        )  # a distribution without a density of its own: log probability 0
+        )  # a point mass at a discrete value, which has log probability 0
         return (
             dist.Delta(distribution.mean, event_dim=distribution.event_dim)
             if certain
@@ -138,7 +138,7 @@ class Widened(Guide):
         )
 
     def scale(self, site: str) -> Tensor:
-        """Return the scale of each coordinate of a site, (1, ...), the same for every image."""
+        """Return the scale of each coordinate of a site, (1, ...), for all images."""
         return getattr(self, f"{site}_log_scale").exp()
 
     def sites_with_scales(self) -> list[str]:
@@ -146,7 +146,7 @@ class Widened(Guide):
         return [name for name, family in self.families.items() if isinstance(family, Continuous)]
 
     def discretize(self) -> "Widened":
-        """Return the discrete guide with the same scales; discrete sites have none."""
+        """Return the discrete guide, with these scales; discrete sites have none."""
         discrete = discrete_form(self.guide)
         if discrete is self.guide:
             return self
@@ -158,7 +158,7 @@ class Widened(Guide):
 
 
 def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, Trace]:
-    """Run the guide, and the model on the guide's draws; the random state stays as it was."""
+    """Trace guide, and model at the guide's sample; the random state is restored."""
     with poutine.block(), torch.no_grad(), torch.random.fork_rng():
         guide_trace = poutine.trace(guide).get_trace(images)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
@@ -186,7 +186,7 @@ def widen(
     objective: ELBO | None = None,
     progress: bool = False,
 ) -> Widened:
-    """Turn a guide of points into a guide with a density, so that its loss is a valid bound.
+    """Convert a point guide to a guide with a density, so that its loss is a valid bound.
 
     Args:
         images: training images (N, C, H, W), or a `Split`; never the held-out ones.

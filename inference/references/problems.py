@@ -37,7 +37,7 @@ ROD = ((-1.0, 0.0), (0.0, 0.3), (2.0, 0.0))
 
 
 class Problem(NamedTuple):
-    """A problem: how to build its model, and to list the values of its discrete sites.
+    """A reference problem: functions that build its model and list its discrete values.
 
     Attributes:
         build: returns the model, with parameters that the file replaces.
@@ -73,7 +73,7 @@ def _constellation() -> Model:
 
 
 def _matchings(model: Constellations, points: Tensor) -> dict[str, Tensor]:
-    """Return every matching of a scene without absent points, with the presences it implies."""
+    """List every matching of a scene without absent points, with its presences."""
     number, distribution = points.shape[1], model.distribution()
     owner = corner_table(distribution)[0][1:]
     presences, codes = [], []
@@ -114,7 +114,7 @@ def list_references() -> list[str]:
 
 
 def build(name: str) -> Model:
-    """Return the model of a problem in float64, with parameters that training does not change.
+    """Build the model of a problem in float64, with constant parameters.
 
     Raises:
         ValueError: there is no problem of that name.
@@ -124,7 +124,7 @@ def build(name: str) -> Model:
     with use_seed(0):
         model = PROBLEMS[name].build()
     if isinstance(model.space, ImageSpace):
-        model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))  # noise has no ends
+        model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))  # noise is unbounded
     return model.double().eval().requires_grad_(False)
 
 

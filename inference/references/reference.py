@@ -42,7 +42,7 @@ from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import eval_mode, use_seed
 
-_ROWS = 8192  # runs of the model at once
+_ROWS = 8192  # rows of the model in one run
 
 
 class Score(NamedTuple):
@@ -51,7 +51,7 @@ class Score(NamedTuple):
     Attributes:
         mean_error: root mean square over coordinates of the error of E[x], in posterior standard
             standard deviations of x.
-        square_error: the same of E[x^2], in posterior standard deviations of x^2.
+        square_error: error of E[x^2], in posterior standard deviations of x^2.
         worst: the largest absolute error of one coordinate, among both kinds.
         noise: the expected mean_error of this many independent draws of the posterior,
             1 / sqrt(draws). An error near it shows no fault.
@@ -78,9 +78,9 @@ class Reference:
         draws: reference draws of the unconstrained vector, (S, D), float64.
         mean, scale: mean and standard deviation of every coordinate, (D,), exact or from more
             draws than are kept.
-        square_mean, squared_deviation: of the squares.
+        square_mean, squared_deviation: mean and standard deviation of every coordinate's square.
         log_evidence: log p(image) in nats where it is known exactly, else None.
-        checks: how the draws were made, and what they passed: method, seed, chains, R-hat, ESS.
+        checks: origin and checks of the draws: method, seed, chains, R-hat, ESS.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Reference:
 
     @property
     def dimension(self) -> int:
-        """D, the length of an unconstrained vector."""
+        """The length D of an unconstrained vector."""
         return self._continuous.dimension
 
     @accept_arrays("x")
@@ -119,7 +119,7 @@ class Reference:
 
     @accept_arrays("x")
     def sites(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the values of the continuous sites, (..., *shape), from vectors (..., D).
+        """Convert vectors (..., D) to the values of the continuous sites, (..., *shape).
 
         Raises:
             ValueError: the last dim is not D.
@@ -132,7 +132,7 @@ class Reference:
 
     @accept_arrays("values")
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return unconstrained vectors (S, D) from values (S, ...) of the continuous sites.
+        """Convert values (S, ...) of the continuous sites to unconstrained vectors (S, D).
 
         Raises:
             ValueError: a site is missing.
@@ -144,7 +144,7 @@ class Reference:
 
     @accept_arrays("drawn")
     def score(self, drawn: Tensor | nn.Module, num_draws: int = 1000, seed: int = 0) -> Score:
-        """Compare draws, or the draws of a guide, with the reference.
+        """Compute the errors of draws, or of a guide's draws, compared with the reference.
 
         Args:
             drawn: unconstrained draws (S, D), or a guide to the model.
@@ -176,7 +176,7 @@ class Reference:
 
     @torch.no_grad()
     def _kl(self, guide: nn.Module, num_draws: int, seed: int) -> float | None:
-        """Return log p(image) - ELBO, or None where it is not known."""
+        """Return the gap log p(image) - ELBO of a guide, or None if log p is unknown."""
         if self.log_evidence is None:
             return None
         guide = discrete_form(guide)
@@ -204,7 +204,7 @@ class Reference:
             )
 
     def _log_joint(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return log sum_s p(image, values, s), (rows,)."""
+        """Compute log sum_s p(image, values, s) over discrete settings s, (rows,)."""
         rows = len(next(iter(values.values())))
         count = len(next(iter(self.settings.values())))
         latents = {name: value.repeat_interleave(count, 0) for name, value in values.items()}

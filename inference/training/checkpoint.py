@@ -25,14 +25,14 @@ class CheckpointError(ValueError):
 
 
 def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
-    """Write `tree` (nested dicts and lists of tensors, numbers, strings, None) to `path`.
+    """Save a tree (nested dicts and lists of tensors, numbers, strings, None) to a file.
 
     Raises:
         CheckpointError: the file cannot be written; an existing file at `path` is intact.
     """
     tensors: dict[str, Tensor] = {}
     skeleton = _pack(tree, "", tensors)
-    header = {"tree": json.dumps({"format": FORMAT, **skeleton})}  # several keys have no order
+    header = {"tree": json.dumps({"format": FORMAT, **skeleton})}  # several have no order
     try:
         write_whole(path, to_bytes(tensors, header))
     except OSError as error:
@@ -43,7 +43,7 @@ def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
-    """Read a tree that `save_checkpoint` wrote, with its tensors on the CPU.
+    """Load a tree saved by `save_checkpoint`, with its tensors on the CPU.
 
     Raises:
         CheckpointError: the file does not exist, is truncated or is not a zoo checkpoint.
@@ -69,7 +69,7 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 
 
 def check_same_modules(modules: dict[str, nn.Module], tree: dict) -> None:
-    """Raise CheckpointError, listing every difference, unless a checkpoint is of these modules."""
+    """Raise CheckpointError, with all differences, unless a checkpoint belongs to these modules."""
     for role, module in modules.items():
         shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
         other = {name: tuple(value.shape) for name, value in tree[role].items()}

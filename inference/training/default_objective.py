@@ -1,4 +1,4 @@
-"""The objective of a run that names none."""
+"""The default objective of a training run."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 
 def default_objective(model: Callable, images: Tensor, labels: Tensor | None = None) -> ELBO:
-    """Return the objective of a run that names none.
+    """Return the default objective for a model.
 
     It is `ContrastiveDivergence` for an RBM that is trained, `TraceEnum_ELBO` for a model that
     enumerates a site in parallel, and else `Trace_ELBO`.

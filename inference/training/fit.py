@@ -80,13 +80,13 @@ def fit(
             `auto_encoder` is trained next to its program, whose parameters stay as they are.
         data: a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`; or images
             (N, C, H, W), a tensor or a numpy array, in the model's range of pixels, or a list of
-            batches of them, with or without labels; or a map-style
-            torch `Dataset` of images or of (image, label), such as torchvision's, whose images are
-            read when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
-            which decides on batches and their order, see `LoaderBatches`; a resumed run reads
-            again, and skips, what it has seen of its epoch. Batches are shuffled unless one batch
-            holds all the images, which then keep their order, as guides with parameters per image
-            need.
+            batches of them, with or without labels; or a map-style torch
+            `Dataset` of images or of (image, label), such as torchvision's, whose images are
+            loaded when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
+            which decides on batches and their order, see `LoaderBatches`; a resumed run loads
+            again, and skips, the batches of its epoch that it has seen. Batches are shuffled unless
+            one batch holds all the images, which then keep their order, as guides with parameters
+            per image need.
         objective: default `ContrastiveDivergence` for an RBM, `TraceEnum_ELBO` where the model
             enumerates a site, else `Trace_ELBO`. An energy model is not trained by a bound.
         optimizer: a class such as `torch.optim.SGD`, any function that makes a torch optimizer from
@@ -136,7 +136,7 @@ def fit(
     budget = Budget.of(epochs, steps, minutes, len(batches))
     checks = replace(checks, every=every or max(len(batches), 100), patience=patience)
     keep_memory()
-    with show_progress(False), join_workers(device) as workers:  # one bar, and none in its steps
+    with show_progress(False), join_workers(device) as workers:  # no bars within steps
         model, guide = _modules(model, guide, batches, workers.device, labels)
         fixed = [module for role, module in (("model", model), ("guide", guide)) if role == freeze]
         for module in (model, guide):
@@ -168,7 +168,7 @@ def fit_to_end(*arguments: Any, **settings: Any) -> Run:
 
 
 def _warn_of_warmup(trainer: Trainer, budget: Budget, stopped: str) -> None:
-    """Warn of a run whose time ended while its learning rate still rose."""
+    """Warn if a run's time ended while its learning rate still rose."""
     steps, warmup = trainer.progress.step, trainer.updates.pace.warmup or 0
     if stopped == budget.reason() and steps < min(warmup, budget.steps):
         warnings.warn(
@@ -182,7 +182,7 @@ def _warn_of_warmup(trainer: Trainer, budget: Budget, stopped: str) -> None:
 def _modules(
     model: Callable, guide: Callable, batches: BatchSource, device: torch.device, labels: bool
 ) -> tuple[nn.Module, nn.Module]:
-    """Return model and guide as modules, after running functions once, the guide first."""
+    """Convert model and guide to modules; functions are run once, the guide first."""
     images, numbers = batches.example()
     example = (images.to(device), numbers.to(device) if labels else None)
     guide = as_module(guide, *example)
@@ -192,7 +192,7 @@ def _modules(
 def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Split | None) -> None:
     """Raise ValueError for labels that the model lacks, or that are not among its classes."""
     check = getattr(poutine.unwrap(model), "check_labels", None)
-    if labels and check is not None:  # here, because Pyro adds its trace to what `forward` raises
+    if labels and check is not None:  # here, because Pyro adds its trace to errors of `forward`
         check(batches.split.labels if isinstance(batches, Batches) else batches.example()[1])
         check(None if held is None else held.labels)
     if getattr(model, "supervised", False) and not labels:
@@ -203,7 +203,7 @@ def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Spl
 
 
 def _check_whole_batch(pair: Pair, batches: BatchSource, held: Split | None) -> None:
-    """Raise ValueError if a guide with parameters per image would get other images than its own."""
+    """Raise ValueError if a guide with per-image parameters would get other images."""
     if not is_per_image(pair.guide) or (len(batches) == 1 and held is None):
         return
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
@@ -237,7 +237,7 @@ def _check_arguments(
 
 
 def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
-    """Return counts as ints and None as None; raise ValueError for the first that is not whole."""
+    """Convert counts to ints (None stays); raise ValueError for one that is not whole."""
     result = []
     for name, value in counts.items():
         least = 1 if name in ("every", "patience") else None

@@ -1,4 +1,4 @@
-"""A setting that keeps the memory freed by one step of training or reading for the next step.
+"""A setting of glibc that keeps the memory freed by one step for the next step.
 
 glibc returns large blocks to the system as soon as they are freed. A step that allocates and frees
 hundreds of MiB of activations must then fault every page in again. This costs tens of thousands of

@@ -1,4 +1,4 @@
-"""The optimizer of a run: every kind that `fit` accepts, its parameter groups and its rates."""
+"""The optimizer of a run, its parameter groups and learning rates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ default_optimizer = partial(torch.optim.Adam, fused=True)  # a large decoder's s
 
 @dataclass(frozen=True)
 class Updates:
-    """The optimizer of a run and its rates.
+    """The optimizer of a run and its learning rates.
 
     Attributes:
         factory: a function that makes a torch optimizer from parameter groups.
@@ -33,7 +33,7 @@ class Updates:
     pace: Pace
 
     def groups(self, modules: dict[str, nn.Module]) -> list[dict[str, Any]]:
-        """Return a group for each module by role, with its parameters that are not frozen.
+        """Return a parameter group for each module, with its parameters that are not frozen.
 
         Raises:
             ValueError: all parameters are frozen.
@@ -51,7 +51,7 @@ class Updates:
         return groups
 
     def make_optimizer(self, groups: list[dict[str, Any]]) -> Any:
-        """Return the optimizer of these groups; raise ValueError if `fit` cannot use it."""
+        """Make the optimizer of parameter groups; raise ValueError if `fit` cannot use it."""
         optimizer = self.factory(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(
@@ -67,7 +67,7 @@ class Updates:
         return optimizer
 
     def factor(self, step: int, fraction: float) -> float:
-        """Return the factor of the rates in a step, counted from 0, at this fraction of the run."""
+        """Return the factor of learning rates in a step, from 0, at this fraction of the run."""
         rise = min((step + 1) / max(self.pace.warmup or 0, 1), 1)
         return SCHEDULES[self.pace.schedule or "constant"](fraction) * rise
 

@@ -1,4 +1,4 @@
-"""The progress of a run (steps, time, history, the best value so far), and the record of it."""
+"""The progress of a run (steps, time, history, best value), and its record."""
 
 import json
 import math
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 CLOCKS = {"wall": "monotonic", "processor": "process_time"}
-_COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # of a checkpoint
+_COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # counters in a checkpoint
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
 
 def history_of(progress: dict) -> "pd.DataFrame":
-    """Return the history up to a checkpoint, from its progress; earlier stages come first."""
-    import pandas as pd  # a fifth of a second, which `list` and `show` need not wait for
+    """Return the history of a run from the progress in a checkpoint; earlier stages come first."""
+    import pandas as pd  # takes a fifth of a second; `list` and `show` do not need it
 
     _, earlier, seconds, *_ = progress["before"]
     rows: Tensor = progress["history"].clone()
@@ -49,7 +49,7 @@ class Run:
         best_step: the step at which `best_loss` was reached.
         steps: optimizer steps taken, including steps before a resume.
         seconds: time by the `clock` of `Checks`, including time before a resume.
-        stopped: why the run ended, in words.
+        stopped: the reason why the run ended.
         units: the unit of the losses.
     """
 
@@ -62,13 +62,13 @@ class Run:
     units: str = "nats per image"
 
     def __repr__(self) -> str:
-        """Return one line, with which a cell of a notebook ends; the table is `history`."""
+        """Return a one-line summary of the run; the table is `history`."""
         best = f"best loss {self.best_loss:.2f} {self.units} at step {self.best_step}"
         return f"Run({self.steps} steps, {self.seconds:.1f} s, {best}; {self.stopped})"
 
     @property
     def metrics(self) -> dict[str, float | int | str]:
-        """Return everything except the history."""
+        """Return all fields of the record except the history."""
         return {name: value for name, value in vars(self).items() if name != "history"}
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -85,12 +85,12 @@ class Run:
 
 
 class Before(NamedTuple):
-    """The stages of a run that came before the present one; none of them by default.
+    """The earlier stages of a run; none by default.
 
     Attributes:
         stage: number of the present stage.
-        rows: their history (steps, columns).
-        seconds: their time.
+        rows: history of the stages, (steps, columns).
+        seconds: time of the stages.
         short: number and steps of each stage that had fewer steps than it needs.
         whole: the length of the whole run, of which messages speak; None without stages.
     """
@@ -103,10 +103,10 @@ class Before(NamedTuple):
 
 
 class Progress:
-    """The counters of a run, which a checkpoint stores and a resumed run restores.
+    """The counters of a run, which checkpoints store and restore.
 
     Attributes:
-        before: the stages of the same run that came before.
+        before: the earlier stages of the run.
         step: optimizer steps taken.
         best_loss, best_step, checks_since_best: see `Run` and `check`.
     """
@@ -131,7 +131,7 @@ class Progress:
         return (self._now() if self._ended is None else self._ended) - self._began
 
     def stop(self) -> None:
-        """Stop the clock, so that a checkpoint and the record of the run hold the same time."""
+        """Stop the clock, so that a checkpoint and the record of the run hold equal times."""
         self._ended = self._now()
 
     @property
@@ -178,13 +178,13 @@ class Progress:
 
     @property
     def latest(self) -> dict[str, Any]:
-        """Return the state of the run after its last step, by the attribute names of `Check`."""
+        """Return the state of the run after its last step, as arguments of `Check`."""
         last = self._rows[-1] if self._rows else [0, 0, math.nan, math.nan]
         numbers = {"step": self.step, "epoch": last[1], "seconds": self.seconds}
         return {**numbers, "loss": self.recent_loss, "held_out": last[3]}
 
     def summary(self, steps: bool) -> str:
-        """Return what the progress bar shows after its position: pace, and losses in nats.
+        """Return the text of the progress bar: pace, and losses in nats.
 
         Args:
             steps: include the number of steps, which a bar over seconds does not show.

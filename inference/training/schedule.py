@@ -8,10 +8,10 @@ from numbers import Real
 from capsule_zoo.data.progress import Bar
 from capsule_zoo.inference.training.progress import Progress
 
-MANY_MINUTES = 10  # of a run that is announced
+MANY_MINUTES = 10  # minutes of a run above which there is a warning
 FEW_STEPS = 20
 
-# Factor of the learning rate after a fraction of the run.
+# Schedules by name: the factor of the learning rate after a fraction of the run.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda fraction: 1.0,
     "cosine": lambda fraction: 0.5 * (1 + math.cos(math.pi * fraction)),
@@ -51,13 +51,13 @@ class Budget:
         return cls(most, seconds, description)
 
     def after(self, steps: int, seconds: float) -> "Budget":
-        """Return what is left of this length, at least one step and a moment."""
+        """Return the budget left after some steps and seconds, at least one step and one second."""
         return replace(
             self, steps=max(1, self.steps - steps), seconds=max(1.0, self.seconds - seconds)
         )
 
     def limits_of_fraction(self, fraction: float) -> dict[str, float]:
-        """Return the arguments of `fit` for a fraction of this length, at least one step."""
+        """Return the arguments of `fit` for a fraction of the budget, at least one step."""
         limits: dict[str, float] = {}
         if math.isfinite(self.steps):
             limits["steps"] = max(1, round(fraction * self.steps))
@@ -70,7 +70,7 @@ class Budget:
         return max(progress.step / self.steps, progress.seconds / self.seconds)
 
     def warning(self, progress: Progress) -> str | None:
-        """Return words on a run that takes many minutes, or few steps, at its present pace."""
+        """Return a warning if the run takes many minutes, or few steps, at its present pace."""
         pace = progress.pace
         minutes, steps = pace * (self.steps - progress.step) / 60, self.seconds / pace
         if MANY_MINUTES < minutes < math.inf and math.isinf(self.seconds):
@@ -82,17 +82,17 @@ class Budget:
         return f"a step takes {pace:.2g} s, so that {effect}"
 
     def reason(self) -> str:
-        """Return the reason why a run with a spent budget stopped."""
+        """Return the reason why a run with an exhausted budget stopped."""
         return f"reached {self.description}"
 
     def bar(self, progress: Progress, enabled: bool) -> Bar:
-        """Return a progress bar over the steps or, where time counts, over percents of the run."""
+        """Return a progress bar over steps or, if time is limited, over percents of the run."""
         unit, total = ("steps", self.steps) if self._counts_steps else ("%", 100)
         done = self._done(progress)
         return Bar("training", unit, total, done=done, enabled=enabled, lasting=True)
 
     def advance(self, bar: Bar, progress: Progress) -> None:
-        """Move the bar to the present state of the run."""
+        """Advance the bar to the present state of the run."""
         if bar.is_enabled:
             bar.advance(self._done(progress), progress.summary(steps=not self._counts_steps))
 

@@ -1,4 +1,4 @@
-"""Settings of `fit` that belong together: the pace, the inputs, and what happens between steps.
+"""Groups of settings of `fit`: pace, inputs, and checks between steps.
 
 >>> how = dict(pace=Pace("cosine", warmup=50), inputs=Inputs(labels=True))
 >>> fit(model, guide, data, steps=900, checks=Checks(checkpoint="run.safetensors"), **how)
@@ -49,7 +49,7 @@ CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 @dataclass(frozen=True)
 class Group:
-    """A group of settings, of which those that differ from their defaults are shown."""
+    """A group of settings, whose repr shows those that differ from their defaults."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Group:
 class Pace(Group):
     """Learning-rate schedule, warm-up and gradient clipping.
 
-    A field that is None is the one of the guide's `fit_settings`, else "constant", 0 or no
+    A field that is None is taken from the guide's `fit_settings`, else it is "constant", 0 or no
     clipping.
 
     Attributes:
@@ -122,7 +122,7 @@ class Checks(Group):
         progress: show a progress bar.
         clock: "wall", or "processor" for the minutes and seconds that all threads of the process
             compute, which other work on the machine does not shorten.
-        before: the stages of the same run that came before, as `fit_stages` gives them.
+        before: the earlier stages of the run, as `fit_stages` gives them.
     """
 
     every: int | None = None
@@ -150,7 +150,7 @@ _PLACES = {member.name: group for group, kind in _GROUPS.items() for member in f
 
 
 def combine_settings(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `fit` from several mappings, of which later ones replace earlier ones.
+    """Merge several mappings of arguments of `fit`; later ones replace earlier ones.
 
     Of a group, only the fields that differ from their defaults are replaced.
     """
@@ -164,13 +164,13 @@ def combine_settings(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pace_arguments(fit_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a guide's `fit_settings` (lr, schedule, warmup and clip) as arguments of `fit`."""
+    """Convert a guide's `fit_settings` (lr, schedule, warmup and clip) to arguments of `fit`."""
     rate = {name: value for name, value in fit_settings.items() if name == "lr"}
     return rate | {"pace": Pace(**{k: v for k, v in fit_settings.items() if k != "lr"})}
 
 
 def with_groups(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function say, by a ValueError, which group an argument belongs to, or has to be."""
+    """Decorate a function so that a misplaced argument raises ValueError with its group."""
 
     @wraps(function)
     def wrapper(*args: P.args, **settings: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Training in stages: one level after the other, and then all of them together.
+"""Training in stages: one level after the other, then all levels together.
 
 >>> stages = [Stage("parts", 2000, part_model, part_guide), Stage("all", 1000, model, guide)]
 >>> run = fit_stages(stages, load_dataset("mnist"), minutes=60, checks=Checks(progress=False))
@@ -42,12 +42,12 @@ class Stage:
     """One stage of a training run.
 
     Attributes:
-        name: what is learned, for the progress messages.
+        name: name of the stage, for progress messages.
         steps: steps that the stage needs. The length of a run is divided among its stages in
             proportion to these; a warning names stages that took fewer.
-        model, guide: what is trained; they share all parameters with those of the other stages.
+        model, guide: the trained pair, which shares all parameters with the pairs of other stages.
         prepare: a function of the data and the seed that returns what the stage is trained on, and
-            may set parameters to a start. None for a stage on the images themselves. It is called
+            may initialize parameters. None for a stage on the images themselves. It is called
             when the stage begins, and again when a run is resumed in this stage, with parameters
             that may be further; what it sets is then replaced by the checkpoint.
         settings: arguments of `fit` for this stage.
@@ -89,7 +89,7 @@ def fit_stages(
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> Run:
-    """Run the stages one after the other, as one run.
+    """Run several stages as one training run.
 
     Args:
         stages: at least one.
@@ -106,7 +106,7 @@ def fit_stages(
 
     Returns:
         The record of the whole run, whose history has the steps of all stages. `best_loss` and
-        `best_step` are those of the last stage, because stages have losses of their own.
+        `best_step` are those of the last stage, because the losses of stages differ.
 
     Raises:
         ValueError: no stage, no length, or an argument that `fit` refuses.
@@ -159,12 +159,12 @@ def fit_stages(
 
 
 def needed_steps(stages: Sequence[Stage]) -> int:
-    """Return the number of steps of a run in which every stage has the steps that it needs."""
+    """Return the number of steps of a run that gives every stage the steps that it needs."""
     return sum(stage.steps for stage in stages)
 
 
 def _warn_of_short_stages(stages: Sequence[Stage], before: Before, budget: Budget) -> None:
-    """Warn of stages that had fewer steps than they need, and say what they need."""
+    """Warn of stages that had fewer steps than they need, with the needed number."""
     if not before.short or not is_first_process():
         return
     numbers = ", ".join(str(number + 1) for number, _ in before.short)
@@ -200,7 +200,7 @@ def _transform_data(
 
 
 def check_enough(data: Dataset, size: str, number: int) -> None:
-    """Raise ValueError for fewer training images than kinds, or objects, that start as clusters."""
+    """Raise ValueError if there are fewer training images than kinds (or objects) to initialize."""
     if len(data.train) < number:
         raise ValueError(
             f"{data.name} has {len(data.train)} training pictures, but the model has {number} "
@@ -209,9 +209,9 @@ def check_enough(data: Dataset, size: str, number: int) -> None:
 
 
 def _restore_stages(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
-    """Return the stages before the one to continue with, whose parameters are restored.
+    """Restore the parameters of the stage to continue with, and return the earlier stages.
 
-    They are needed before the run goes on: a stage may read its data by what is trained.
+    They are needed before the run goes on: a stage may encode its data by trained parameters.
     """
     if resume is None:
         return Before()

@@ -1,4 +1,4 @@
-"""The pair that a run trains, the state of the run, and its training step, driven by `fit`."""
+"""The trained pair, the state of a run, and its training step, used by `fit`."""
 
 import copy
 import itertools
@@ -38,11 +38,11 @@ from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.common.modes import eval_mode, use_seed
 from capsule_zoo.models.common.spaces import space_of
 
-SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
+SECONDS_BETWEEN_SAVES = 300  # most seconds of work that a killed run loses
 
 
 class Pair:
-    """A model and a guide on their device, which take batches in their precision.
+    """A model and a guide, with their device and dtype.
 
     Args:
         model, guide: the modules; they are moved to the device.
@@ -64,12 +64,12 @@ class Pair:
         return self.model, self.guide
 
     def takes(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return a batch on the device and in the precision of the modules."""
+        """Move a batch to the device and dtype of the modules."""
         images = images.to(self.device, self.dtype or images.dtype)
         return images, labels.to(self.device) if self.labels and labels is not None else None
 
     def objective(self, choice: ELBO | None, images: Tensor, labels: Tensor | None) -> ELBO:
-        """Run the pair once and return the given objective, or by default one for this model.
+        """Return the given objective, or the default one, after a check that the pair runs.
 
         Afterwards all parameters exist, and the objective knows the plates. The random state is
         left as it was.
@@ -101,7 +101,7 @@ class Trainer:
         validation: the held-out images, or None.
         workers: the processes of the run.
         updates: the optimizer and its rates.
-        checks: what happens between the steps; its `every` is given.
+        checks: callbacks and checks between the steps, with `every` set.
 
     Raises:
         ValueError: there is no parameter to train, or the optimizer is of the wrong kind.
@@ -143,7 +143,7 @@ class Trainer:
         self.random = random_state(workers.device)
 
     def resume(self, checkpoint: str | os.PathLike) -> None:
-        """Continue from a checkpoint of the same run.
+        """Restore the state of the run from its checkpoint.
 
         Raises:
             CheckpointError: the checkpoint cannot be read, or is of another run.
@@ -153,7 +153,7 @@ class Trainer:
         self.saved = checkpoint
 
     def run(self, budget: Budget, bar: Bar) -> str:
-        """Take steps until something ends the run, and return the reason."""
+        """Take steps until the run ends, and return the reason."""
         stream, first, before = self._stream(), self.progress.step, self.progress.before
         stopped = None
         with _defer_interrupts() as interrupted:
@@ -217,7 +217,7 @@ class Trainer:
 
         Both modules get their last good state back.
         """
-        if len(images):  # which a transform may have spoiled
+        if len(images):  # a transform may have made them not finite
             space_of(self.pair.model).check(images)
         set_random_state(before, self.workers.device)
         site = first_bad_site(*self.pair.both, images, labels)
@@ -330,7 +330,7 @@ class Trainer:
         rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["initial_lr"] = rate  # of this call, which may differ from the previous one
+            group["initial_lr"] = rate  # this call's rate, which may differ from the previous one
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]

@@ -1,4 +1,4 @@
-"""Conversion of all data that `fit` accepts to batches and a held-out split."""
+"""Conversion of the data of `fit` to batches and a held-out split."""
 
 from collections.abc import Callable, Iterable
 
@@ -24,7 +24,7 @@ def training_batches(
     transform: Transform | None,
     labels: bool,
 ) -> BatchSource:
-    """Return the training batches of a run.
+    """Convert data to the training batches of a run.
 
     Args:
         data: see `fit`.

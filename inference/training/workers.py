@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-_groups = itertools.count()  # that this process created
+_groups = itertools.count()  # counts the process groups that this process created
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The place of this process among the processes that share the run.
+    """The rank of this process among the processes of a run.
 
     Attributes:
         rank: number of this process; 0 reports and writes.
@@ -81,7 +81,7 @@ class Workers:
         return [v.cpu() for v in values]
 
     def broadcast(self, module: nn.Module) -> None:
-        """Start every process from the first one's parameters and buffers."""
+        """Copy the first process's parameters and buffers to every process."""
         if self.size > 1:
             with torch.no_grad():
                 for value in module.state_dict().values():
@@ -94,7 +94,7 @@ def is_first_process() -> bool:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return a device by its name; if it is absent, raise ValueError with the present ones."""
+    """Return the device of a name; raise ValueError, with the available ones, if it is absent."""
     names = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
         names.append("mps:0")
@@ -126,9 +126,9 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
         # group exists, the module keeps the group alive: its threads outlive
         # `destroy_process_group` and may abort the exit.
         importlib.import_module("torch._dynamo")
-        # Every group has keys of its own in the store: under those of an earlier group of this
+        # Every group has separate keys in the store: under the keys of an earlier group of this
         # process the others may find its addresses, where nobody listens any more.
-        library: Any = distributed  # which does not say that it exports both
+        library: Any = distributed  # typed as Any: its stubs lack both functions
         store, rank, size = next(library.rendezvous("env://"))
         place = library.PrefixStore(f"group {next(_groups)}", store)
         kind = "nccl" if device.type == "cuda" else "gloo"

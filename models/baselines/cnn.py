@@ -1,4 +1,4 @@
-"""Networks without capsules: the baseline of matrix capsules, and one equal to a given network.
+"""Networks without capsules: the baseline of matrix capsules, and one of equal size.
 
 The baseline has two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and the
 classes:
@@ -77,7 +77,7 @@ class ConvolutionalClassifier(Classifier):
 
 
 class EqualClassifier(Classifier):
-    """The classifier that goes on from the stem of another one by convolutions of one width.
+    """A baseline with the stem of a capsule network, convolutions, and equally many parameters.
 
     Args:
         image_shape, classes: as for `ConvolutionalClassifier`.
@@ -116,14 +116,14 @@ class EqualClassifier(Classifier):
 
 
 class WholeMap(nn.Conv2d):
-    """A depthwise convolution whose kernels are as large as the maps, in a third of its time."""
+    """A depthwise convolution with kernels as large as the maps, in a third of torch's time."""
 
     def forward(self, maps: Tensor) -> Tensor:
         return (maps * self.weight[:, 0]).sum((2, 3), keepdim=True)
 
 
 def before_capsules(capsules: Any) -> tuple[list[nn.Module], list[tuple[int, int]], int]:
-    """Return the layers before the capsules of a network, those in their place, and parameters.
+    """Return a capsule network's stem, convolutions to replace capsules, and parameter count.
 
     Returns:
         the layers; kernel and stride of the convolutions that replace the capsules; the number of
@@ -149,7 +149,7 @@ def before_capsules(capsules: Any) -> tuple[list[nn.Module], list[tuple[int, int
 
 
 class OverlappingEqualClassifier(PairsOfImages, EqualClassifier):
-    """The `EqualClassifier` of two images, one laid over the other, that names the classes of both.
+    """The `EqualClassifier` of two overlapping images, which predicts the classes of both.
 
     The overlay is of an image and the one before it in the batch. There is one logit for each
     class, and `label` is 1 for the classes of both.

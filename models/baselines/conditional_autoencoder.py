@@ -1,6 +1,6 @@
 """Images on request: a code holds the content of an image, a request its transformation.
 
-Story. The same digit can be requested at any angle or place. A code holds its identity. The request
+Story. A digit can be requested at any angle and position. A code holds its identity. The request
 is known beforehand and is not a random variable: it is two numbers, such as the cosine and sine of
 an angle or a shift over its largest size. A decoder paints from both.
 
@@ -12,7 +12,7 @@ The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little
 `ConditionalAutoencoder` is the baseline, with one of three decoders:
 
 - "convolutional": a hidden layer mixes code and request, and the rest is the decoder of the VAE.
-- "linear": the same, but the hidden layer is linear in the request. The code gives every unit its
+- "linear": the hidden layer is linear in the request instead. The code gives every unit its
   coefficients, as it gives every part of a generative CapsNet its matrix with `motion="linear"`. It
   is the control that is told how requests act, and has no parts with addresses.
 - "broadcast": the code is broadcast over a grid, each cell gets its coordinates, and convolutions
@@ -48,7 +48,7 @@ from capsule_zoo.models.networks.on_request import (
 
 
 class MixedDecoder(PyroModule):
-    """A hidden layer that mixes code and request, below the decoder of the VAE.
+    """The decoder of the VAE after a hidden layer that mixes code and request.
 
     Args:
         code: numbers in a code.
@@ -70,7 +70,7 @@ class MixedDecoder(PyroModule):
 
 
 class LinearDecoder(PyroModule):
-    """A hidden layer whose units are linear in the request, below the decoder of the VAE.
+    """The decoder of the VAE after a hidden layer whose units are linear in the request.
 
     Args:
         code, request, image_shape, channels: as for `MixedDecoder`.
@@ -92,7 +92,7 @@ class LinearDecoder(PyroModule):
 
 
 class BroadcastDecoder(PyroModule):
-    """A decoder that copies its inputs to every cell of a grid, with coordinates, and convolves.
+    """The spatial broadcast decoder: inputs are copied to all cells of a grid, with coordinates.
 
     Args:
         code, request, image_shape, channels: as for `MixedDecoder`.
@@ -111,7 +111,7 @@ class BroadcastDecoder(PyroModule):
         return over_leading(self._decode, join_broadcast([code, request], -1), event_dim=1)
 
     def _decode(self, inputs: Tensor) -> Tensor:
-        """Compute activities (B, C, H, W) from inputs (B, n)."""
+        """Decode inputs (B, n) to activities of pixels (B, C, H, W)."""
         rows, columns = self.upsample.quarter
         row, column = (
             torch.linspace(-1, 1, n, dtype=inputs.dtype, device=inputs.device)
@@ -131,7 +131,7 @@ DECODERS: dict[str, type[MixedDecoder | LinearDecoder | BroadcastDecoder]] = {
 
 
 class ConditionalAutoencoder(OnRequest):
-    """The baseline without capsules, described at the top of this file.
+    """The conditional autoencoder, a baseline without capsules, described at the top of this file.
 
     Args:
         image_shape, identity, sigma_image: as for `OnRequest`.

@@ -26,7 +26,7 @@ from capsule_zoo.models.networks.convolutional import LIKELIHOODS, Decoder, pixe
 
 
 class VariationalAutoencoder(Model):
-    """The decoder of a standard normal code, described at the top of this file.
+    """The VAE with a standard normal code, described at the top of this file.
 
     Args:
         image_shape: (channels, height, width).
@@ -74,9 +74,9 @@ class VariationalAutoencoder(Model):
             return pyro.sample("image", self.image_distribution(code), obs=images)
 
     def mean_image(self, code: Tensor) -> Tensor:
-        """Compute E[image | code], (*batch, C, H, W), from codes (*batch, latent)."""
+        """Decode codes (*batch, latent) to mean images E[image | code], (*batch, C, H, W)."""
         return self.decoder(code).sigmoid()
 
     def image_distribution(self, code: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of an image, event (C, H, W), given codes (*batch, latent)."""
+        """Return p(image | code), event (C, H, W), for codes (*batch, latent)."""
         return pixel_distribution(self.decoder(code), self.likelihood, self.sigma_image)

@@ -1,1 +1,1 @@
-"""Tools for programs of all families: spaces of observations, modes, plates, shared values."""
+"""Tools for models and guides: observation spaces, contexts, plates, shared values."""

@@ -1,4 +1,4 @@
-"""Functions of a batch computed for a few rows at a time, which need and keep less memory.
+"""Functions of a batch computed for a few rows at a time, which saves memory.
 
 The intermediate results of a layer, such as votes, then stay in the cache. If they are computed
 again in the backward pass, none of them is kept.
@@ -12,11 +12,11 @@ from torch import Tensor
 
 AT_ONCE = 2**22  # numbers to compute at a time; a chunk with its gradient fits in a cache
 MAX_SAVED_NUMBERS = 2**25  # numbers to keep for the backward pass
-LARGER = 2**4  # times both on an accelerator, where every chunk costs the start of its kernels
+LARGER = 2**4  # factor of both on an accelerator, where every chunk costs the start of its kernels
 
 
 class _InChunks(torch.autograd.Function):
-    """The function that keeps only its inputs and is applied again for its gradient."""
+    """The autograd function that saves only inputs, and recomputes outputs for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable, size: int, count: int, *tensors: Tensor) -> tuple:
@@ -65,7 +65,7 @@ def map_in_chunks(
     numbers: int,
     recompute: bool | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compute `function(*each, *shared)` for a few rows of a batch at a time.
+    """Apply a function to a few rows of a batch at a time, and join its outputs.
 
     Under autocast the whole computation has the precision of the shared tensors, or of the first
     tensor of the batch where none is shared. A routing takes differences of large sums. Autocast
@@ -73,7 +73,7 @@ def map_in_chunks(
 
     Args:
         function: takes tensors and returns a tuple of tensors, row by row.
-        numbers: tensors of the batch, rows first.
+        inputs: tensors of the batch, rows first.
         shared: tensors that all rows use.
         numbers: size of the largest intermediate result of one row. A chunk has 2^22 numbers, or
             2^26 on an accelerator.

@@ -1,4 +1,4 @@
-"""Missing pixels: a likelihood that scores only the pixels that were observed.
+"""Missing pixels: a likelihood that scores only the observed pixels.
 
 A pixel that is NaN is missing. `model.with_missing_pixels()` returns the same model, with the same
 parameters, for images with such pixels. Given the latents the pixels are independent, so the
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 def fill_missing(images: Tensor, fill: Tensor | float) -> Tensor:
-    """Return images (B, C, H, W) with `fill`, a number or (C, H, W), in place of NaN."""
+    """Return images (B, C, H, W) with `fill`, a number or (C, H, W), instead of NaN."""
     return torch.where(images.isnan(), torch.as_tensor(fill).to(images), images)
 
 
@@ -61,7 +61,7 @@ def log_prob_of_pixels(
 
 
 class ObservedPixels(dist.TorchDistribution):
-    """The distribution of an image of which only the observed pixels are scored.
+    """The distribution of an image that scores only its observed pixels.
 
     Attributes:
         distribution: the distribution of the whole image, which gives the draws and means.
@@ -85,11 +85,11 @@ class ObservedPixels(dist.TorchDistribution):
         return self.distribution.mean
 
     def shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:
-        """Return the shape of draws."""
+        """Return the shape of samples."""
         return self.distribution.shape(sample_shape)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ObservedPixels":
-        """Return the same distribution with more batch dims."""
+        """Return the distribution expanded to more batch dims."""
         return ObservedPixels(self.distribution.expand(batch_shape), self.observed)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class ObservedPixels(dist.TorchDistribution):
         return log_prob_of_pixels(self.distribution, value, self.observed)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw whole images."""
+        """Sample whole images."""
         return self.distribution.sample(sample_shape)
 
 
@@ -123,7 +123,7 @@ class ScoreObserved(Messenger):
 
 
 def refuse_dependent_pixels(model: Any) -> None:
-    """Raise ValueError for a model that has no density of single pixels."""
+    """Raise ValueError for a model whose likelihood is not a product over pixels."""
     name = type(model).__name__
     if model.supervised:
         raise ValueError(

@@ -12,7 +12,7 @@ from threading import RLock
 import torch
 from torch import nn
 
-PYRO_LOCK = RLock()  # held by the thread whose turn it is to run Pyro programs
+PYRO_LOCK = RLock()  # held by the thread that runs Pyro programs
 
 
 @contextmanager

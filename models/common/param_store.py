@@ -1,4 +1,4 @@
-"""Pyro's parameter store, kept in agreement with the parameters of the zoo's modules.
+"""Synchronization of Pyro's parameter store with the parameters of the zoo's modules.
 
 Pyro trains the tensors of its store, and a module computes with its own parameters. They are the
 same tensors until values are loaded into the store, set there or assigned: then the module computes
@@ -25,8 +25,8 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-_NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # how a parameter's name begins
-_entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # by modules, not loaded
+_NUMBERED = re.compile(r"(?P<kind>.+?)_(?P<number>\d+)\.")  # start of a parameter's name
+_entered: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # put in by modules
 _STORE = pyro.get_param_store()
 _named_parameters: WeakKeyDictionary[nn.Module, list] = (
     WeakKeyDictionary()
@@ -34,7 +34,7 @@ _named_parameters: WeakKeyDictionary[nn.Module, list] = (
 
 
 class ReadingContext(_Context):
-    """The context of a module that reads its parameters: they agree with Pyro's store."""
+    """The context of a module's call, in which its parameters agree with Pyro's store."""
 
     _handler: "StoredValues | None" = None
 
@@ -52,7 +52,7 @@ class ReadingContext(_Context):
 
 
 class StoredValues(Messenger):
-    """The effect handler under which a parameter and the store's tensor of its name are one."""
+    """The effect handler that synchronizes every used parameter with Pyro's store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class StoredValues(Messenger):
             return
         name, parameter = msg["name"], msg["args"][-1]
         stored = _STORE._params.get(name)
-        if parameter is name:  # a PyroParam, which Pyro has brought into agreement
+        if parameter is name:  # a PyroParam, which Pyro synchronizes
             if stored is not None and _entered.get(name) is not stored:
                 _entered[name] = stored
             return
@@ -75,11 +75,11 @@ class StoredValues(Messenger):
         _settle(name, parameter, stored)
 
     def _postprocess_message(self, msg: Any) -> None:
-        """Leave the result as it is."""
+        """Do nothing to the result."""
 
 
 def take_over(module: PyroModule, warns: bool = False) -> None:
-    """Take over the values that Pyro's store holds for a module, if it holds any.
+    """Copy the values that Pyro's store holds for a module, if any, into the module.
 
     Args:
         warns: warn if it holds loaded values for another number instead.
@@ -99,7 +99,7 @@ def take_over(module: PyroModule, warns: bool = False) -> None:
 
 
 def agree(module: PyroModule) -> None:
-    """Take over loaded values as `take_over` does; cheap enough for every call of a guide.
+    """Copy loaded values as `take_over` does, fast enough for every call of a guide.
 
     A guide may read parameters of its model before the model itself runs.
     """
@@ -114,7 +114,7 @@ def agree(module: PyroModule) -> None:
 
 
 def forget_names(module: PyroModule) -> None:
-    """Forget the names of a module that gets another one."""
+    """Drop the cached parameter names of a module that is renamed."""
     _named_parameters.pop(module, None)
 
 
@@ -133,12 +133,12 @@ def _name_parameters(module: PyroModule) -> Iterator[tuple[str, nn.Parameter]]:
                 )
                 break
         else:
-            last = last.removesuffix("_unconstrained")  # of a PyroParam
+            last = last.removesuffix("_unconstrained")  # the name of a PyroParam
             yield f"{part._pyro_name}.{last}", parameter
 
 
 def _settle(name: str, parameter: nn.Parameter, stored: Tensor | None) -> None:
-    """Put a module's parameter into the store, with the values that were loaded there, if any.
+    """Put a module's parameter into the store, after copying loaded values from the store.
 
     Raises:
         ValueError: the values have another shape.
@@ -160,7 +160,7 @@ def _settle(name: str, parameter: nn.Parameter, stored: Tensor | None) -> None:
 
 
 def warn_of_unread(guide: Any) -> None:
-    """Warn where the store holds values for an AutoGuide that has not run yet.
+    """Warn if the store holds values for an AutoGuide that has not run yet.
 
     Only a call makes its parameters, and lets it take these values over.
     """
@@ -175,7 +175,7 @@ def warn_of_unread(guide: Any) -> None:
 
 
 def _warn_of_other_numbers(name: str) -> None:
-    """Warn where the store lacks a module's name and holds loaded values of another number."""
+    """Warn if the store holds loaded values for a module's name with another number only."""
     start = _NUMBERED.match(name)
     if start is None:
         return

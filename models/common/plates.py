@@ -1,4 +1,4 @@
-"""Values under extra plates to the left of `images`, enumeration and Bayesian parameters.
+"""Support for plates to the left of `images`: enumeration, and Bayesian parameters.
 
 Sites are in the plate `images` at dim -2 and in a plate of capsules at dim -1. A plate outside the
 model, such as the particles of a vectorized objective, adds batch dims to the left of both.
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 
-_INNER = 2  # the plates of the zoo's own models: images, and capsules
+_INNER = 2  # number of plates of the zoo's models: images, and capsules
 
 
 class EnumeratedPresence(ValueError):
-    """The error for a presence that depends on enumeration and is read outside its plate."""
+    """The error for a presence that depends on enumeration and is used outside its plate."""
 
 
 class ImageDistribution(dist.TorchDistribution):
@@ -42,12 +42,12 @@ class ImageDistribution(dist.TorchDistribution):
 
     @property
     def has_rsample(self) -> bool:
-        """Whether draws have a gradient."""
+        """Whether samples are reparametrized."""
         return self.distribution.has_rsample
 
     @property
     def support(self) -> Any:
-        """The support of an image."""
+        """The support of the image distribution."""
         return self.distribution.support
 
     @property
@@ -61,20 +61,20 @@ class ImageDistribution(dist.TorchDistribution):
         return self.distribution.variance.squeeze(-4)
 
     def shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:
-        """Return the shape of draws, (*sample_shape, *outer, B, C, H, W)."""
+        """Return the shape of samples, (*sample_shape, *outer, B, C, H, W)."""
         shape = self.distribution.shape(sample_shape)
         return shape[:-4] + shape[-3:]
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ImageDistribution":
-        """Return the same distribution with more batch dims, (*outer, B, 1)."""
+        """Return the distribution expanded to more batch dims, (*outer, B, 1)."""
         return ImageDistribution(self.distribution.expand(torch.Size(batch_shape)))
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw images (*sample_shape, *outer, B, C, H, W)."""
+        """Sample images (*sample_shape, *outer, B, C, H, W)."""
         return self.distribution.sample(sample_shape).squeeze(-4)
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw images (*sample_shape, *outer, B, C, H, W) with a gradient."""
+        """Sample images (*sample_shape, *outer, B, C, H, W) with reparametrized gradients."""
         return self.distribution.rsample(sample_shape).squeeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -91,14 +91,14 @@ class ImageDistribution(dist.TorchDistribution):
 
 
 def outer_sizes() -> torch.Size:
-    """Return the sizes of the dims to the left of `images` that plates in scope take up."""
+    """Return the sizes of the dims to the left of `images` of the plates in scope."""
     sizes = {-frame.dim: frame.size for frame in get_plates() if frame.dim is not None}
     outermost = max([_INNER, *sizes])
     return torch.Size(sizes.get(place, 1) for place in range(outermost, _INNER, -1))
 
 
 def refuse_enumeration(name: str, value: Tensor) -> None:
-    """Raise EnumeratedPresence where `value` varies along a dim that is not a plate.
+    """Raise EnumeratedPresence if `value` varies along a dim that is not a plate.
 
     A renderer, a network or the next level reads the presences of all capsules of a plate together,
     outside the plate. `TraceEnum_ELBO` visits only two of their 2^n states, all on and all off. It
@@ -124,13 +124,13 @@ def refuse_enumeration(name: str, value: Tensor) -> None:
 
 
 def bayesian_parameters(module: PyroModule) -> list[tuple[PyroModule, str]]:
-    """Return every parameter that is a `PyroSample`, as pairs of its module and its name."""
+    """Return the module and name of every parameter that is a `PyroSample`."""
     parts = [part for part in module.modules() if isinstance(part, PyroModule)]
     return [(part, name) for part in parts for name in part._pyro_samples]
 
 
 def per_image(parameter: Tensor, event_dim: int) -> Tensor:
-    """Return a parameter with batch dims that line up with those of images, (*batch, 1).
+    """Return a parameter with batch dims that match the batch dims of images, (*batch, 1).
 
     A plain parameter has no batch dims and is returned unchanged. A `PyroSample` under plates
     outside the model has the dims of the plates and 1 for `images` and for the capsules, (*outer,

@@ -1,4 +1,4 @@
-"""Objects that remember the arguments of their constructors, so that they can be rebuilt.
+"""Objects that store the arguments of their constructors, so that they can be rebuilt.
 
 Modules and settings of the zoo derive from `Remembering`, `Submodule` or `Settings`.
 `models.specification` writes them as JSON and builds them again.
@@ -13,12 +13,12 @@ C = TypeVar("C", bound=Callable[..., None])
 
 
 class Remembering:
-    """The base of classes whose instances keep the arguments of their constructor.
+    """The base class of objects that store the arguments of their constructor.
 
     Attributes:
         arguments: every argument by name, defaults included, so that a later change of a default
-            changes no saved object. Variable keywords stand beside the others.
-        changes: attributes in which a copy differs that are no arguments; see `with_changes`.
+            changes no saved object. Variable keywords are entries, too.
+        changes: attributes in which a copy differs that are no arguments; see `note_changes`.
     """
 
     arguments: Mapping[str, Any] = {}
@@ -31,11 +31,11 @@ class Remembering:
 
 
 class Settings:
-    """The base of frozen dataclasses that are arguments of modules: their fields are arguments."""
+    """The base class of dataclasses of settings that are arguments of modules."""
 
 
 class Submodule:
-    """The base of modules that a guide makes from its model.
+    """The base class of modules that a guide makes from its model.
 
     An argument of the guide is the class, or a `functools.partial` of it with settings:
 
@@ -49,7 +49,7 @@ class Submodule:
 
 
 def note_changes(module: Remembering, attributes: Mapping[str, Any]) -> None:
-    """Write other values of attributes into what a copy of an object remembers, in place.
+    """Record changed attributes of a copy in its stored arguments and changes, in place.
 
     An attribute `_name` holds the argument `name` in a tuple of one, where that is a module which
     is no part of the object.
@@ -67,13 +67,13 @@ def note_changes(module: Remembering, attributes: Mapping[str, Any]) -> None:
 
 
 def _remembering(init: C) -> C:
-    """Return a constructor that keeps its arguments; that of the object's own class writes last."""
+    """Wrap a constructor so that it stores its arguments; the outermost class writes last."""
     signature = inspect.signature(init)
     keywords = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
     @wraps(init)
     def remember(self: Any, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)  # first: it raises what Python says of wrong arguments
+        init(self, *args, **options)  # first, because it raises Python's error for wrong arguments
         bound = signature.bind(self, *args, **options)
         bound.apply_defaults()
         arguments = dict(list(bound.arguments.items())[1:])

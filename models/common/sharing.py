@@ -1,4 +1,4 @@
-"""A context in which a guide and its model share computations.
+"""A context in which a model reuses the computations of its guide.
 
 Under an objective the guide runs first, and the model is replayed on the guide's draws. If the
 guide had to run a part of the model for its draws, the model need not run that part a second time:
@@ -36,7 +36,7 @@ _open: ContextVar[list[_Value] | None] = ContextVar("shared values", default=Non
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let guides and models share values within the context; parameters must not change in it."""
+    """Let guides and models share values in the context, where parameters must not change."""
     with PYRO_LOCK:
         token = _open.set([])
         try:
@@ -46,7 +46,7 @@ def sharing() -> Iterator[None]:
 
 
 def share(value: Any, rests_on: Iterable[Tensor]) -> None:
-    """Store a value for `find_value` in place of the value before it.
+    """Store a value for `find_value`, and drop the value before it.
 
     Outside `sharing` the function does nothing.
 
@@ -61,7 +61,7 @@ def share(value: Any, rests_on: Iterable[Tensor]) -> None:
 
 
 def find_value(rests_on: Iterable[Tensor]) -> Any:
-    """Return the stored value if it was computed from exactly these tensors, and None otherwise.
+    """Return the stored value if it was computed from exactly these tensors, else None.
 
     The tensors must be the same objects, not equal ones: a draw that was expanded or moved in
     between is another tensor. Gradients and autocast must be as they were. A value is returned

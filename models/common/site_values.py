@@ -1,4 +1,4 @@
-"""Checks of values that a site gets from outside, as by `pyro.condition`, `pyro.do` or a replay.
+"""Checks of values that are set from outside, by `pyro.condition`, `pyro.do` or a replay.
 
 Pyro broadcasts a value and its distribution. Where the value has more images than the site, or its
 last batch dim is that of the images while the site's is that of capsules, every image is scored
@@ -25,14 +25,14 @@ _RELAXED = LogitRelaxedBernoulli, ExpRelaxedCategorical
 
 
 def _are_indices(value: Any) -> bool:
-    """Return True for what a plate holds in a trace, to which a program may be conditioned."""
+    """Return True for the indices of a plate in a trace, to which a program may be conditioned."""
     return isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()
 
 
 class CheckedValues(Messenger):
-    """The effect handler that refuses values that do not fit, and parameters of 16 bits.
+    """The effect handler that refuses values that do not fit their site, and 16-bit parameters.
 
-    A value fits a site in the images plate where it is as large as a draw or broadcasts to one. To
+    A value fits a site in the images plate if it has the shape of a sample or broadcasts to it. To
     the left of the images it may have dims that the draw lacks, those of enumeration. Values of a
     discrete site lie in its support. An observation by name must also be what the model accepts as
     its argument; pixels out of range, which a Gaussian model itself draws, only give a warning.
@@ -53,7 +53,7 @@ class CheckedValues(Messenger):
         self.observed_by_program: dict[str, Any] = {}
 
     def _process_message(self, msg: Any) -> None:
-        if msg["type"] == "sample" and msg["is_observed"]:  # before handlers outside observe it
+        if msg["type"] == "sample" and msg["is_observed"]:  # before outer handlers observe it
             self.observed_by_program[msg["name"]] = msg["value"]
         if msg["type"] == "param" and isinstance(parameter := msg["args"][-1], Tensor):
             check_precision("parameter", msg["name"], parameter.dtype)
@@ -63,7 +63,7 @@ class CheckedValues(Messenger):
             self._check_sample(msg)
 
     def _check_sample(self, msg: Any) -> None:
-        """Check the value of a site, once it is there."""
+        """Check the value of a site after it was set."""
         name, distribution, value = msg["name"].removesuffix("__CF"), msg["fn"], msg["value"]
         if not isinstance(distribution, TorchDistributionMixin):
             if name == IMAGES_PLATE and msg["is_observed"] and not _are_indices(value):
@@ -74,7 +74,7 @@ class CheckedValues(Messenger):
                 )
             return
         if value is None or (msg["is_observed"] and self.observed_by_program.get(name) is value):
-            return  # None where a handler outside draws it later
+            return  # None if an outer handler samples it later
         observed = self.space is not None and name == self.space.site
         expected = distribution.shape()
         enumerated = msg["infer"].get("enumerate") and not observed
@@ -91,7 +91,7 @@ class CheckedValues(Messenger):
     def _check_shape(
         self, name: str, distribution: Any, value: Any, expected: Size, observed: bool
     ) -> None:
-        """Raise ValueError unless the value of a site broadcasts to the shape of a draw."""
+        """Raise ValueError unless the value of a site broadcasts to the shape of a sample."""
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"site {name!r} takes a torch.Tensor of shape {tuple(expected)} here, not "
@@ -120,7 +120,7 @@ class CheckedValues(Messenger):
             )
 
     def _check_observation(self, value: Tensor, intervened: bool) -> None:
-        """Check an observation by name as the argument of the model is checked."""
+        """Check an observation by name, as an argument of the model would be checked."""
         assert self.space is not None
         if not self.has_density and not intervened:
             raise ValueError(
@@ -148,7 +148,7 @@ def _check_form(name: str, distribution: Any, value: Tensor) -> None:
     """
     try:
         support = distribution.support
-    except NotImplementedError:  # a distribution of a user's own
+    except NotImplementedError:  # a user's distribution
         return
     if support.is_discrete:
         if not bool(support.check(value).all()):
@@ -159,7 +159,7 @@ def _check_form(name: str, distribution: Any, value: Tensor) -> None:
     elif isinstance(
         getattr(distribution, "component_distribution", distribution), _RELAXED
     ) and bool(
-        ((value == 0) | (value == 1)).all() & value.any()  # a logit of 0 is a usual start
+        ((value == 0) | (value == 1)).all() & value.any()  # logits often start at 0
     ):
         warnings.warn(
             f"site {name!r} is relaxed and holds logits, but all values are 0 or 1; for discrete "

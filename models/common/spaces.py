@@ -1,11 +1,11 @@
-"""The space of what a model observes: its site, the names of its dims, its checks and its error.
+"""Observation spaces: the observed site of a model, names of dims, checks and errors.
 
 A model holds its space, `model.space`, and everything above the models asks it: what a batch must
 look like, which site is observed, what the dims of an evaluation are called, and how far apart two
 observations are. Images are an `ImageSpace`.
 
 A batch is one tensor whose first dim counts the observations, so that every batch can be sliced,
-split, shuffled, moved to a device and repeated (`tiled`) by the same code. Where observations
+split, shuffled, moved to a device and repeated (`tile_batch`) by the same code. Where observations
 differ in size, as sets of points do, a batch is padded, and NaN marks the padding.
 """
 
@@ -33,7 +33,7 @@ class PixelsOutOfRange(ValueError):
 
 
 class ObservationSpace(Settings, ABC):
-    """The base of all spaces; a subclass names its site and its dims, and writes `check`.
+    """The base class of observation spaces; subclasses name site and dims, and write `check`.
 
     Attributes:
         site: the name of the observed `pyro.sample` site.
@@ -47,19 +47,19 @@ class ObservationSpace(Settings, ABC):
 
     @abstractmethod
     def check(self, batch: Tensor) -> None:
-        """Raise ValueError, with a remedy, unless `batch` is a batch of this space."""
+        """Raise ValueError, with a remedy, unless `batch` is a batch of the space."""
 
     @abstractmethod
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw a batch that `check` accepts, uniformly; tests of every model use it."""
+        """Sample a random batch that `check` accepts; tests of every model use it."""
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of all sites that an observation is a value of."""
+        """The names of all observed sites."""
         return (self.site,)
 
     def read(self, trace: Trace) -> Tensor:
-        """Return the batch that a run of a model has drawn or observed.
+        """Return the batch that was sampled or observed in a trace of a model.
 
         Raises:
             ValueError: the run has no such site.
@@ -67,7 +67,7 @@ class ObservationSpace(Settings, ABC):
         return self.as_batch(observed_node(trace, self)["value"])
 
     def as_batch(self, values: Tensor) -> Tensor:
-        """Return values of the observed site, (*batch, *observation), as one batch."""
+        """Flatten values of the observed site, (*batch, *observation), to one batch."""
         return values.reshape(-1, *values.shape[values.dim() - len(self.dims) :])
 
     def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class ObservationSpace(Settings, ABC):
 
 
 class AnyImages(ObservationSpace):
-    """Images of any shape with pixels in [0, 1], which a program accepts unless it has a space."""
+    """The space of images of any shape in [0, 1], for programs without a space."""
 
     site = "image"
     variable = "pixels"
@@ -88,13 +88,13 @@ class AnyImages(ObservationSpace):
         _check_pixels(batch, 0.0, 1.0)
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw gray images of 8x8 pixels, uniform in [0, 1]."""
+        """Sample gray images of 8x8 pixels, uniform in [0, 1]."""
         return torch.rand(number, 1, 8, 8, generator=generator, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class ImageSpace(AnyImages):
-    """Images of one shape, whose pixels lie in a range.
+    """The space of images of one shape, with pixels in a range.
 
     Attributes:
         shape: (channels, height, width).
@@ -107,7 +107,7 @@ class ImageSpace(AnyImages):
     may_miss: bool = False
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw images with uniform pixels, over [0, 1] where the range has no ends."""
+        """Sample images with uniform pixels, in [0, 1] if the range is unbounded."""
         ends = self.pixel_range
         low, high = ends if all(map(math.isfinite, ends)) else (0.0, 1.0)
         uniform = torch.rand(number, *self.shape, generator=generator, dtype=dtype)
@@ -115,12 +115,12 @@ class ImageSpace(AnyImages):
 
     @property
     def fill(self) -> float:
-        """The value that stands for a missing pixel: 0, or the end of the range nearest to 0."""
+        """The value that replaces a missing pixel: 0, or the end of the range nearest to 0."""
         least, most = self.pixel_range
         return min(max(0.0, least), most)
 
     def with_missing_pixels(self) -> Self:
-        """Return the same space, in which NaN marks a missing pixel."""
+        """Return the space in which NaN marks a missing pixel."""
         return replace(self, may_miss=True)
 
     def check(self, batch: Tensor) -> None:
@@ -131,18 +131,18 @@ class ImageSpace(AnyImages):
 
 
 def space_of(program: Any) -> ObservationSpace:
-    """Return the space of a model or guide; programs without a space observe `AnyImages`.
+    """Return the observation space of a model or guide, by default `AnyImages`.
 
     An AutoGuide of Pyro has the space of its model, and so has a model within effect handlers.
     """
     if isinstance(program, AutoGuide):
-        program = program.model if program._model else None  # Pyro forgets it in a pickle
+        program = program.model if program._model else None  # pickles of Pyro lack it
     space = getattr(poutine.unwrap(program), "space", None)
     return space if isinstance(space, ObservationSpace) else AnyImages()
 
 
 def observed_node(trace: Trace, model: Any) -> dict:
-    """Return the node of the observed site; raise ValueError if the model has no such site.
+    """Return the observed site of a trace; raise ValueError if the model has none.
 
     Args:
         trace: a trace of the model.

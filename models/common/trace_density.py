@@ -1,4 +1,4 @@
-"""The latent sites of a traced program, and its log density, image by image."""
+"""The latent sites of a trace, and its log density for each image."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def scored_sites(trace: Trace) -> dict[str, dict]:
 
 
 def log_score(trace: Trace, images: Tensor) -> Tensor:
-    """Return the log density of draws without a gradient of their own, (B,), in nats.
+    """Return the log density of samples that are not reparametrized, (B,), in nats.
 
     Args:
         images: (B, C, H, W).
@@ -37,13 +37,13 @@ def log_score(trace: Trace, images: Tensor) -> Tensor:
 
 
 def plain_log_density(sites: Mapping[str, dict], images: Tensor) -> Tensor:
-    """Return the log density of sites, image by image, (B,), in nats.
+    """Return the log density of sites of a trace for each image, (B,), in nats.
 
     No plate lies outside the images, and nothing is enumerated. It is `log_density` in less than
     half of the time.
 
     Args:
-        sites: of a trace, by name.
+        sites: sites of a trace, by name.
         images: (B, C, H, W).
 
     Raises:
@@ -62,7 +62,7 @@ def plain_log_density(sites: Mapping[str, dict], images: Tensor) -> Tensor:
 
 
 def log_density(trace: Trace, images: Tensor) -> Tensor:
-    """Return the log density of everything in a trace, image by image.
+    """Return the log density of all sites in a trace for each image.
 
     Sites that were enumerated in parallel are summed out exactly.
 
@@ -110,7 +110,7 @@ def _plates_of(name: str, site: dict, images: Tensor) -> list[str]:
 
 
 def _sum_all_but(image_symbol: str | None, term: Tensor) -> Tensor:
-    """Sum a packed tensor over every dim but one; packing has dropped the dims of size 1."""
+    """Sum a packed tensor over all dims but one; packing has dropped the dims of size 1."""
     symbols = term._pyro_dims  # type: ignore[attr-defined]  # left there by packing
     others = [dim for dim, symbol in enumerate(symbols) if symbol != image_symbol]
     return term.sum(others) if others else term

@@ -1,7 +1,7 @@
 """Constellations: scenes of points that are the corners of a few objects.
 
 Story. An object is a template of a few corners, such as a square. Each object is present or not.
-Where it is present, a similarity moves, turns and scales it, and every corner shows one point,
+Where it is present, a similarity moves, rotates and scales it, and every corner shows one point,
 with noise. There may be clutter too. The points of a scene come in no order: to infer which point
 is which corner of which object is to parse the scene. Scenes are small, and the exact posterior can
 be computed.
@@ -52,7 +52,7 @@ from capsule_zoo.models.constellations.similarities import (
 
 
 class Constellations(Model):
-    """Objects with similarities as poses, whose corners are points; see the top of this file.
+    """The model of objects with similarities as poses and points as corners, see the top.
 
     Args:
         templates: the corners of every object, (corners, 2) each.
@@ -105,7 +105,7 @@ class Constellations(Model):
 
     @pyro_method
     def distribution(self) -> SceneDistribution:
-        """Return the distribution of scenes at the present parameters, without gradients.
+        """Return the distribution of scenes for the present parameters, without gradients.
 
         Guides compute with it in float64.
         """
@@ -133,7 +133,7 @@ class Constellations(Model):
 
     @pyro_method
     def points_distribution(self, pose: Tensor, code: Tensor) -> MatchedPoints:
-        """Return the distribution of points given poses (*batch, objects, 4) and a matching."""
+        """Return p(points | poses, matching), for poses (*batch, objects, 4)."""
         places, scales = [], []
         size = pose[..., 2:].square().sum(-1)  # |u|^2, (*batch, objects)
         for k, shape in enumerate(self.corners.split(self.sizes)):

@@ -1,6 +1,6 @@
-"""Sums over all ways to share out the points of a scene among objects, exactly.
+"""Exact sums over all assignments of the points of a scene to objects.
 
-Each object takes a set of points of its own size, or none, and no point is taken twice. What is
+Each object takes one point for each of its corners, or none, and no point is taken twice. What is
 left over is clutter. Given which points an object takes, its evidence does not depend on the
 others, so that the sum over all ways is a recursion over objects. Its states are the sets of points
 that are taken so far:
@@ -22,15 +22,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 20_000_000  # pairs of a state and a subset that are tried for one object
+LARGEST = 20_000_000  # largest number of pairs of a state and a subset for one object
 
 
 class TooManyCovers(ValueError):
-    """The error for a scene that is too large to sum over all covers."""
+    """The error for a scene that is too large for the sum over all covers."""
 
 
 class Layer(NamedTuple):
-    """The transitions into the states of one layer.
+    """The transitions into the states of one layer of the recursion.
 
     Attributes:
         source: the number of the state before, (states, ways).
@@ -55,9 +55,9 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # what is kept serves training too
+@torch.inference_mode(False)  # the cached tensors are used in training too
 def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
-    """Return the recursion for `number` points of which up to `most_left` may be left over.
+    """Return the recursion over covers of `number` points; up to `most_left` may be left over.
 
     Raises:
         TooManyCovers: an object has more than `LARGEST` pairs of a state and a subset to try.
@@ -94,12 +94,12 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
 
 
 def sums_of(sizes: tuple[int, ...]) -> set[int]:
-    """Return the numbers of points that some of the objects of these sizes take together."""
+    """Return the total sizes of all subsets of objects with these sizes."""
     return {sum(c) for r in range(len(sizes) + 1) for c in itertools.combinations(sizes, r)}
 
 
 def _completes(left: int, sizes: set[int], most_left: int) -> bool:
-    """Return True if later objects can take all but `most_left` of the points left over."""
+    """Return True if later objects can take all but `most_left` of the remaining points."""
     return any(0 <= left - taken <= most_left for taken in sizes)
 
 
@@ -111,14 +111,14 @@ def forward(
     log_left: Tensor,
     best: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run the recursion.
+    """Run the recursion forward, and return log Z and the values of each layer.
 
     Args:
         recursion: from `plan`.
         tables: for each object the log evidence of each of its subsets, (B, subsets).
         log_present, log_absent: log probabilities of each object, (objects,).
         log_left: log weight of each number of points left over, (numbers,).
-        best: take maxima in place of sums, for the likeliest way.
+        best: take maxima instead of sums, for the likeliest way.
 
     Returns:
         log Z, (B,), -inf where no way is possible; and for each layer the values before reduction.
@@ -141,7 +141,7 @@ def forward(
 
 
 def backward(recursion: Plan, values: Sequence[Tensor], best: bool) -> list[Tensor]:
-    """Choose one way for each scene, from the last state to the first.
+    """Choose one assignment of each scene, backward from the last state to the first.
 
     Args:
         values: from `forward`, with the same `best`.
@@ -161,7 +161,7 @@ def backward(recursion: Plan, values: Sequence[Tensor], best: bool) -> list[Tens
 
 
 def choose_index(log_weights: Tensor, best: bool) -> Tensor:
-    """Return the likeliest index of each row (B, n) of log weights, or one that is drawn, (B,)."""
+    """Return the likeliest index, or a sampled one, of each row (B, n) of log weights, (B,)."""
     if best:
         return log_weights.argmax(-1)
     gumbel = -torch.empty_like(log_weights).exponential_().log()
@@ -169,7 +169,7 @@ def choose_index(log_weights: Tensor, best: bool) -> Tensor:
 
 
 def all_covers(recursion: Plan) -> Tensor:
-    """List every way, (ways, objects): the number of the subset that each object takes.
+    """List every assignment, (ways, objects): the index of the subset that each object takes.
 
     The number of an object's subsets stands for its absence.
     """

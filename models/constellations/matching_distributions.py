@@ -1,4 +1,4 @@
-"""Distributions of which point of a scene is which corner, and of the points given that.
+"""Distributions of the matching of points to corners, and of the points given the matching.
 
 A matching is a row of numbers, one for each slot of a scene: -1 where there is no point, 0 for
 clutter, and 1, 2, ... for the corners of all objects, in their order.
@@ -21,7 +21,7 @@ MOST_SYMMETRIES = 1000
 
 
 class _Scene(constraints.Constraint):
-    """The constraint of scenes of points, in which NaN marks the slots without a point."""
+    """The support of scenes of points, in which NaN marks slots without a point."""
 
     event_dim = 2
 
@@ -30,7 +30,7 @@ class _Scene(constraints.Constraint):
 
 
 class _Codes(constraints.Constraint):
-    """The constraint of matchings: whole numbers, -1 or more."""
+    """The support of matchings: whole numbers, -1 or more."""
 
     event_dim = 1
     is_discrete = True
@@ -42,7 +42,7 @@ class _Codes(constraints.Constraint):
 def codes_of(
     distribution: SceneDistribution, present: Tensor, objects: Tensor, corners: Tensor
 ) -> Tensor:
-    """Return matchings (*batch, N) as one number for each slot."""
+    """Encode matchings (*batch, N) as one number for each slot."""
     first = distribution.first.to(objects.device)
     code = 1 + first[objects.clamp(min=0)] + corners
     code = torch.where(objects >= 0, code, torch.zeros_like(code))
@@ -50,7 +50,7 @@ def codes_of(
 
 
 def from_codes(distribution: SceneDistribution, code: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the object and the corner of each slot, (*batch, N) each, -1 where there is none."""
+    """Decode the object and the corner of each slot, (*batch, N) each; -1 if it has none."""
     objects, corners = corner_table(distribution, code.device)
     code = code.long().clamp(min=0)
     return objects[code], corners[code]
@@ -59,7 +59,7 @@ def from_codes(distribution: SceneDistribution, code: Tensor) -> tuple[Tensor, T
 def corner_table(
     distribution: SceneDistribution, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the object and the corner of each code 0, 1, ..., (1 + corners,); -1 for clutter."""
+    """List the object and the corner of each code 0, 1, ..., (1 + corners,); -1 for clutter."""
     objects = [k for k, size in enumerate(distribution.sizes) for _ in range(size)]
     corners = [c for size in distribution.sizes for c in range(size)]
     return (
@@ -72,8 +72,8 @@ class RandomMatching(dist.TorchDistribution):
     """The prior of a matching: each present object has all its corners, in a random order.
 
     Args:
-        distribution: of the scene.
-        presence: of the objects, (*batch, objects), 0 or 1.
+        distribution: the distribution of the scene.
+        presence: presences of the objects, (*batch, objects), 0 or 1.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class RandomMatching(dist.TorchDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw matchings; points fill the first slots, and what does not fit is left out."""
+        """Sample matchings; points fill the first slots, and points that do not fit are dropped."""
         presence = self.presence.expand(*sample_shape, *self.presence.shape)
         owner, clutter = (
             corner_table(self.distribution, presence.device)[0][1:],
@@ -109,7 +109,7 @@ class RandomMatching(dist.TorchDistribution):
         return code.gather(-1, place.argsort(-1))[..., : self.slots]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the log probability of matchings, given which slots hold a point."""
+        """Compute the log probability of matchings given which slots hold a point."""
         owner = corner_table(self.distribution, value.device)[0][1:]
         corners = torch.arange(1, len(owner) + 1, device=value.device)
         held = (value[..., None] == corners).sum(-2)
@@ -127,10 +127,10 @@ class RandomMatching(dist.TorchDistribution):
 class MatchedPoints(dist.TorchDistribution):
     """The distribution of points given their corners: normal about them, uniform for clutter.
 
-    The density of clutter is that of the square [-1, 1]^2 wherever the clutter lies.
+    Clutter has the uniform density of the square [-1, 1]^2, wherever it lies.
 
     Args:
-        places: of all corners, (*batch, corners, 2).
+        places: positions of all corners, (*batch, corners, 2).
         scale: standard deviation of the points at each corner, (*batch, corners).
         code: the matching, (*batch, slots).
     """
@@ -147,7 +147,7 @@ class MatchedPoints(dist.TorchDistribution):
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "MatchedPoints":
         scale = self.scale.expand(*batch_shape, self.scale.shape[-1])
-        return MatchedPoints(self.places, scale, self.code)  # which expands all three
+        return MatchedPoints(self.places, scale, self.code)  # the constructor expands all three
 
     @property
     def _at(self) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ class MatchedPoints(dist.TorchDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw points; slots without a point are NaN."""
+        """Sample points; slots without a point are NaN."""
         mean, scale = self._at
         mean = mean.expand(*sample_shape, *mean.shape)
         points = mean + scale[..., None] * torch.randn_like(mean)
@@ -173,7 +173,7 @@ class MatchedPoints(dist.TorchDistribution):
         return points.masked_fill((self.code < 0)[..., None], torch.nan)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the log density; -inf where the matching and the points disagree on a slot."""
+        """Compute the log density; -inf if matching and points disagree on empty slots."""
         mean, scale = self._at
         present = ~value.isnan().any(-1)
         away = (value.nan_to_num() - mean).square().sum(-1)
@@ -184,7 +184,7 @@ class MatchedPoints(dist.TorchDistribution):
 
 
 class FunctionMatchings(dist.TorchDistribution):
-    """A distribution of matchings from two functions: one draws, one computes log p.
+    """A distribution of matchings, defined by a sampling function and a log probability.
 
     Args:
         points: the scenes, (batch, slots, 2).
@@ -207,17 +207,17 @@ class FunctionMatchings(dist.TorchDistribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw matchings."""
+        """Sample matchings by the given function."""
         shape = self.shape(sample_shape)
         return self._draw(math.prod(shape[:-2])).reshape(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the log probability of matchings."""
+        """Compute the log probability of matchings by the given function."""
         return self._log_probability(value)
 
 
 def symmetries(distribution: SceneDistribution) -> Tensor:
-    """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
+    """Return the near symmetries: maps of codes that nearly keep the density, (maps, codes).
 
     They rotate templates nearly into themselves, and exchange objects with nearly equal templates.
     The codes are 0, 1, ... and, last, -1. Only the identity is returned where there are more than

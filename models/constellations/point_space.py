@@ -1,4 +1,4 @@
-"""The space of scenes of points of the plane, of which some may be absent."""
+"""The observation space of scenes of points in the plane, some of which may be absent."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from capsule_zoo.models.checks import check_tensor
 from capsule_zoo.models.common.spaces import ObservationSpace
 
-FEWEST = 2  # points that fix a similarity
+FEWEST = 2  # least points of a scene: two points fix a similarity
 
 
 @dataclass(frozen=True)
 class PointSpace(ObservationSpace):
-    """Scenes of at most `most` points of the plane, (B, N, 2); NaN marks an absent point.
+    """The space of scenes of at most `most` points, (B, N, 2); NaN marks an absent point.
 
     Attributes:
         most: the largest number of points of a scene.
@@ -61,7 +61,7 @@ class PointSpace(ObservationSpace):
             )
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw scenes of as many points as possible, uniform in the square [-1, 1]^2."""
+        """Sample scenes of as many points as possible, uniform in the square [-1, 1]^2."""
         return 2 * torch.rand(number, self.most, 2, generator=generator, dtype=dtype) - 1
 
     def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from capsule_zoo.models.constellations.similarities import (
     log_evidence,
 )
 
-LOG_AREA = math.log(4.0)  # of the square [-1, 1]^2, where clutter lies
+LOG_AREA = math.log(4.0)  # log area of the square [-1, 1]^2, where clutter lies
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class SceneDistribution:
     """The distribution of the scenes of a few objects; see the top of this file.
 
     Attributes:
-        templates: of the objects.
-        noise: of the corners, in the units of the templates before they were scaled.
+        templates: templates of the objects.
+        noise: noise of the corners, in the units of the templates before they were scaled.
         tau: standard deviation of every number of a pose.
         presence: probability of each object.
         clutter: the largest number of clutter points.
@@ -61,7 +61,7 @@ class SceneDistribution:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """The number of the first object with the same template, for every object."""
+        """The index of the first object with an equal template, for every object."""
         return first_alike(self.templates, equal)
 
     @property
@@ -71,21 +71,21 @@ class SceneDistribution:
 
     @cached_property
     def first(self) -> Tensor:
-        """The number of each object's first corner among all corners, (objects,)."""
+        """The index of each object's first corner among all corners, (objects,)."""
         return torch.tensor([0, *self.sizes]).cumsum(0)[:-1]
 
     def noise_of(self, index: int) -> Noise:
-        """Return the noise of an object, for a template scaled to mean square distance 1."""
+        """Return the noise of an object, for its template scaled to mean square distance 1."""
         return Noise(self.noise.floor, self.noise.proportional / self.templates[index].radius)
 
     def log_present(self, reference: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p(t_k = 1) and log p(t_k = 0), (objects,) each."""
+        """Return the log prior of presences, log p(t_k = 1) and log p(t_k = 0), (objects,) each."""
         count = len(self.templates)
         on = reference.new_full((count,), math.log(self.presence))
         return on, reference.new_full((count,), math.log1p(-self.presence))
 
     def log_left(self, number: int, reference: Tensor) -> Tensor:
-        """Return the log weight of c clutter points among `number` points, for every c allowed."""
+        """Return the log weight of c clutter points among `number` points, for every allowed c."""
         count = torch.arange(self.clutter + 1).to(reference)
         factorials = (count + 1).lgamma() - math.lgamma(number + 1)
         return factorials - count * LOG_AREA - math.log(self.clutter + 1)
@@ -96,7 +96,7 @@ class SceneDistribution:
 
 
 def group_by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield scenes of equally many points: their rows, their slots and the points.
+    """Group scenes by their number of points, and yield each group's rows, slots and points.
 
     Args:
         points: (B, N, 2), NaN where absent.
@@ -116,7 +116,7 @@ def group_by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def object_fit(
     distribution: SceneDistribution, points: Tensor, objects: Tensor, corners: Tensor, index: int
 ) -> tuple[Fit, Tensor, Tensor]:
-    """Return the fit of one object to the points that a matching gives to it.
+    """Return the fit of one object to its points in a matching.
 
     Args:
         points: (B, N, 2), NaN where absent.
@@ -169,12 +169,12 @@ def log_joint(
 
 
 def log_equivalent(distribution: SceneDistribution, objects: Tensor) -> Tensor:
-    """Compute the log number of matchings that symmetries make as likely as one, (B,).
+    """Compute the log number of matchings that are equivalent to one by symmetries, (B,).
 
     Rotations map some templates to themselves, and objects with equal templates may be exchanged.
 
     Args:
-        objects: of each point, (B, N), -1 for clutter and absent points.
+        objects: object of each point, (B, N), -1 for clutter and absent points.
     """
     is_present = torch.stack([(objects == k).any(1) for k in range(len(distribution.templates))], 1)
     symmetry_order = torch.tensor(

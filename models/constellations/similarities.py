@@ -1,4 +1,4 @@
-"""Similarities of the plane, and the evidence of points once the similarity is integrated out.
+"""Similarities of the plane, and the evidence of points with the similarity integrated out.
 
 A point (x, y) is the complex number x + iy. A similarity moves a corner p of a template to
 
@@ -29,11 +29,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NODES = 17  # of the quadrature over log |u|; it errs by about 1e-5 nats
-REACH = 2.8  # half its range: sinh(2.8) = 8 standard deviations on either side
-NEWTON_STEPS = 2  # in tables of all subsets
-MANY_STEPS = 12  # for single matchings, which may be bad fits
-NEARLY = 0.05  # largest distance of corners that a guide takes for a symmetry
+NODES = 17  # nodes of the quadrature over log |u|, which has an error of about 1e-5 nats
+REACH = 2.8  # half range of the quadrature: sinh(2.8) = 8 standard deviations on either side
+NEWTON_STEPS = 2  # Newton steps to the mode of log |u|, in tables of all subsets
+MANY_STEPS = 12  # Newton steps for single matchings, which may be bad fits
+NEARLY = 0.05  # largest distance of corners that a guide regards as symmetric
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -42,15 +42,15 @@ class Noise:
     """The standard deviations of a point's coordinates.
 
     Attributes:
-        floor: of the noise on the scene; above 0.
-        proportional: of the noise on the template, for an object of scale |u| = 1.
+        floor: standard deviation of the noise on the scene; above 0.
+        proportional: standard deviation of the noise on the template, for scale |u| = 1.
     """
 
     floor: float
     proportional: float = 0.0
 
     def variance(self, scale: Tensor) -> Tensor:
-        """Compute s^2 for objects of these scales |u|."""
+        """Compute the noise variance s^2 for objects of these scales |u|."""
         return self.floor**2 + (self.proportional * scale) ** 2
 
 
@@ -60,7 +60,7 @@ class Template:
 
     Attributes:
         corners: complex numbers, (n,).
-        radius: what they were divided by.
+        radius: factor by which the corners were divided.
     """
 
     corners: Tensor
@@ -68,7 +68,7 @@ class Template:
 
     @classmethod
     def of(cls, points: Tensor) -> "Template":
-        """Center and scale points (n, 2)."""
+        """Return the template of points (n, 2), centered and scaled."""
         corners, radius = center_points(points)
         return cls(corners, float(radius))
 
@@ -77,12 +77,12 @@ class Template:
 
     @cached_property
     def rotations(self) -> Tensor:
-        """The orders of the corners that a rotation of the template makes, (turns, n)."""
+        """The permutations of corners by rotations that keep the template, (rotations, n)."""
         return self._rotations(1e-6)
 
     @cached_property
     def near_rotations(self) -> Tensor:
-        """The orders that a rotation nearly makes; learned templates are not quite regular."""
+        """The permutations by rotations that nearly keep a (learned, irregular) template."""
         return self._rotations(NEARLY)
 
     def _rotations(self, tolerance: float) -> Tensor:
@@ -96,12 +96,12 @@ class Template:
 
     @property
     def symmetry_order(self) -> int:
-        """The number of rotations that map the corners to each other."""
+        """The number of rotations that keep the template."""
         return len(self.rotations)
 
     @cached_property
     def orders(self) -> Tensor:
-        """One order of the corners for each class of equally likely ones, (n! / turns, n)."""
+        """One order of the corners for each class of equivalent orders, (n! / rotations, n)."""
         representatives: list[tuple[int, ...]] = []
         equivalents: set[tuple[int, ...]] = set()
         rotations = self.rotations.tolist()
@@ -113,14 +113,14 @@ class Template:
 
 
 def center_points(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points (n, 2) as centered complex corners of mean square 1, and their radius."""
+    """Center and scale points (n, 2) to complex corners of mean square 1, and return the radius."""
     away = points - points.mean(0)
     radius = away.square().sum(1).mean().sqrt()
     return torch.view_as_complex((away / radius).contiguous()), radius
 
 
 class Fit(NamedTuple):
-    """All that the evidence of n points depends on.
+    """The sufficient statistics of n points, which determine their evidence.
 
     Attributes:
         center: the mean of the points, complex.
@@ -136,7 +136,7 @@ class Fit(NamedTuple):
 
 
 def fit_of(points: Tensor, corners: Tensor) -> Fit:
-    """Return the sufficient numbers of complex points (*batch, n), in the order of the corners."""
+    """Compute the sufficient statistics of complex points (*batch, n), ordered as the corners."""
     center = points.mean(-1)
     spread = (points - center[..., None]).abs().square().sum(-1)
     return Fit(center, spread, (points * corners.conj()).sum(-1), points.shape[-1])
@@ -146,7 +146,7 @@ def log_evidence(fit: Fit, noise: Noise, tau: float, steps: int = NEWTON_STEPS) 
     """Compute log p(points) in nats, with the similarity integrated out.
 
     Args:
-        fit: of points, in the order of the corners.
+        fit: sufficient statistics of points, in the order of the corners.
         noise: on the points.
         tau: standard deviation of the pose.
         steps: Newton steps to the mode of log |u|; bad fits need many.
@@ -196,7 +196,7 @@ def log_scale_density(fit: Fit, log_scale: Tensor, noise: Noise, tau: float) -> 
 def scale_nodes(
     fit: Fit, noise: Noise, tau: float, number: int = NODES, steps: int = NEWTON_STEPS
 ) -> tuple[Tensor, Tensor]:
-    """Return nodes of log |u| and the log weight of each, (*batch, nodes).
+    """Return the quadrature nodes of log |u| and their log weights, (*batch, nodes).
 
     With m the mode of log |u| and w the standard deviation there, node x is at m + w sinh(x), so
     that nodes are dense at the mode and reach far. On a smooth peak a sum over equidistant x
@@ -211,7 +211,7 @@ def scale_nodes(
 
 
 def _mode(fit: Fit, noise: Noise, tau: float, steps: int) -> tuple[Tensor, Tensor]:
-    """Return an estimate of the mode of log |u| and of the standard deviation around it.
+    """Estimate the mode of log |u|, and the standard deviation around it.
 
     Newton steps begin at the best of three values: the mode without noise on the template, the
     mode without noise on the scene, and one between them.
@@ -276,7 +276,7 @@ def as_complex(points: Tensor) -> Tensor:
 def first_alike(
     templates: Sequence[Template], alike: Callable[[Template, Template], bool]
 ) -> tuple[int, ...]:
-    """Return, for each template, the number of the first one that is alike."""
+    """Return, for each template, the index of the first template that is alike."""
     return tuple(
         next(k for k, first in enumerate(templates) if first is template or alike(template, first))
         for template in templates
@@ -284,7 +284,7 @@ def first_alike(
 
 
 def equal(one: Template, other: Template) -> bool:
-    """Return True if two templates have the same corners, in the same order."""
+    """Return True if two templates have equal corners, in equal order."""
     return (
         len(one) == len(other)
         and torch.allclose(other.corners, one.corners)
@@ -293,7 +293,7 @@ def equal(one: Template, other: Template) -> bool:
 
 
 def nearly_equal(one: Template, other: Template) -> bool:
-    """Return True if two objects have nearly the same template, corner by corner."""
+    """Return True if two objects have nearly equal templates, corner by corner."""
     if len(one) != len(other):
         return False
     away = (one.corners * one.radius - other.corners * other.radius).abs().max()

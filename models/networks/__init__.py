@@ -1,1 +1,1 @@
-"""Networks that several models are built of."""
+"""Neural networks used by several models."""

@@ -1,4 +1,4 @@
-"""DRAW's window of attention: N x N Gaussian filters on a grid that can be moved and zoomed.
+"""DRAW's attention window: N x N Gaussian filters on a grid that is moved and zoomed.
 
 A linear map of a hidden state places the window. With A the width and B the height of the image,
 in pixels, and x and y measured from its center,
@@ -14,7 +14,7 @@ in pixels, and x and y measured from its center,
 
 In coordinates from the center, the grid of an untrained window spans the image from the first pixel
 to the last. Papers and programs count from 0 or from 1, and their formulas differ by one pixel. The
-softmax normalizes a filter at any place, even far outside the image. No pixel has less than e^-30
+softmax normalizes a filter anywhere, even far outside the image. No pixel has less than e^-30
 of a filter's largest weight: products of smaller weights are denormal numbers, which took a
 CPU two fifths of the time of a training step of DRAW.
 
@@ -53,7 +53,7 @@ def filterbank(center: Tensor, stride: Tensor, variance: Tensor, size: int, pixe
 
 
 class Window(NamedTuple):
-    """A window for each image of a batch, which may have several dims.
+    """An attention window for each image of a batch, which may have several dims.
 
     Attributes:
         rows, columns: filters along y and x, (*batch, N, height) and (*batch, N, width).
@@ -69,7 +69,7 @@ class Window(NamedTuple):
     stride: Tensor
 
     def read(self, images: Tensor) -> Tensor:
-        """Read patches (*batch, C, N, N) from images (*batch, C, height, width)."""
+        """Extract patches (*batch, C, N, N) from images (*batch, C, height, width)."""
         patches = self.rows[..., None, :, :] @ images @ self.columns[..., None, :, :].mT
         return self.intensity[..., None, None, None] * patches
 
@@ -80,7 +80,7 @@ class Window(NamedTuple):
 
 
 class Aim(PyroModule):
-    """The linear map of a hidden state that places a window.
+    """The linear map from a hidden state to the position and zoom of a window.
 
     Args:
         hidden: numbers in the state.

@@ -1,4 +1,4 @@
-"""Models of the label of an image that do not model the image itself.
+"""Models of the label of an image, without a model of the image.
 
     image ~ Uniform(0, 1)                  # (B, C, H, W)
     label ~ distribution(scores(image))             # (B,)
@@ -20,12 +20,12 @@ from capsule_zoo.models.networks.leading import ImagesOfClasses, over_leading
 
 
 def standardize_images(images: Tensor) -> Tensor:
-    """Return images (B, C, H, W) scaled to mean 0 and standard deviation 1 each."""
+    """Standardize each image of (B, C, H, W) to mean 0 and standard deviation 1."""
     return F.layer_norm(images, images.shape[1:])
 
 
 class Classifier(ImagesOfClasses, Model):
-    """The base of the models of labels.
+    """The base class of models of labels.
 
     Args:
         image_shape: (channels, height, width).
@@ -52,7 +52,7 @@ class Classifier(ImagesOfClasses, Model):
         raise NotImplementedError
 
     def outputs(self, images: Tensor) -> Tensor:
-        """Compute all that `explain` needs, (B, ...), from images (B, C, H, W): here the scores."""
+        """Compute the inputs of `explain`, (B, ...), from images (B, C, H, W): here the scores."""
         return self.scores(images)
 
     def label_distribution(self, scores: Tensor) -> dist.Categorical:
@@ -71,21 +71,21 @@ class Classifier(ImagesOfClasses, Model):
         return images
 
     def explain(self, outputs: Tensor, images: Tensor, labels: Tensor | None) -> None:
-        """Draw or observe the label inside the plate of images, from outputs (*batch, ...)."""
+        """Sample or observe the label in the plate of images, from outputs (*batch, ...)."""
         self.sample_label(outputs, labels)
 
     def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
-        """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""
+        """Sample or observe the label in the plate of images, from scores (*batch, classes)."""
         pyro.sample("label", self.label_distribution(scores), obs=labels)
 
     def sample_images(self, images: Tensor | None) -> Tensor:
-        """Draw or observe uniform images, (*batch, C, H, W), inside the plate of images."""
+        """Sample or observe uniform images, (*batch, C, H, W), in the plate of images."""
         # a Beta, because torch's Uniform has no density at its upper end, that is, at white
         one = next(self.parameters()).new_ones(self.image_shape)
         return pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
-        """Return the most likely labels (B,) of images (B, C, H, W)."""
+        """Predict the likeliest labels (B,) of images (B, C, H, W)."""
         self.space.check(images)
         return self.scores(images).argmax(-1)

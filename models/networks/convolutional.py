@@ -1,4 +1,4 @@
-"""The convolutional encoders and decoders that the baselines and several models share."""
+"""Convolutional encoders and decoders of baselines and several models."""
 
 import math
 
@@ -14,13 +14,13 @@ LIKELIHOODS = ("normal", "bernoulli")
 
 
 def halve_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) after a convolution of stride 2, kernel 3 and padding 1."""
+    """Return (height, width) of maps after a convolution of stride 2, kernel 3 and padding 1."""
     height, width = size
     return (height + 1) // 2, (width + 1) // 2
 
 
 class Conv2d(PyroModule[nn.Conv2d]):
-    """A convolution without padding, which is a product where the kernel covers the whole input.
+    """A convolution without padding, computed as a product if the kernel covers the input.
 
     The product takes a third of the time.
     """
@@ -32,7 +32,7 @@ class Conv2d(PyroModule[nn.Conv2d]):
 
 
 class ConvTranspose2d(PyroModule[nn.ConvTranspose2d]):
-    """A transposed convolution without padding, which is a product where the input is one cell.
+    """A transposed convolution without padding, computed as a product for an input of one cell.
 
     The product takes a third of the time.
     """
@@ -68,9 +68,9 @@ class Upsampler(PyroModule):
         return over_leading(self._quadruple_size, maps, event_dim=3)
 
     def _quadruple_size(self, maps: Tensor) -> Tensor:
-        """Compute the logits (B, C, H, W) from maps (B, maps, *quarter)."""
+        """Decode maps (B, maps, *quarter) to logits (B, C, H, W)."""
         (height, width), (rows, columns) = self.half, self.size
-        maps = elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
+        maps = elu(self.grow(maps)[..., :height, :width])  # cropped by one if the size is odd
         return _upsample_maps(self.paint, maps)[..., :rows, :columns]
 
 

@@ -1,4 +1,4 @@
-"""Neural layers that several models and guides share.
+"""Neural layers of several models and guides.
 
 Attention over sets follows Lee et al. 2019, "Set Transformer" (arXiv 1810.00825): MAB (eq. 6),
 ISAB (eq. 9-10) and PMA (eq. 11). `AttentionPooling` reads one vector per capsule out of a feature
@@ -18,7 +18,7 @@ from capsule_zoo.models.networks.leading import join_broadcast
 
 
 class _ELU(torch.autograd.Function):
-    """The function max(x, e^min(x, 0) - 1), whose backward pass needs its result alone."""
+    """The autograd function max(x, e^min(x, 0) - 1), whose gradient needs only the result."""
 
     generate_vmap_rule = True
 
@@ -41,7 +41,7 @@ class _ELU(torch.autograd.Function):
 
 
 def elu(x: Tensor) -> Tensor:
-    """Compute the exponential linear unit, on CPUs in a sixth of the time of torch's.
+    """Compute the exponential linear unit (ELU), on CPUs six times as fast as torch.
 
     Torch computes e^x - 1 to a relative rounding error, which is slow there. The error of this form
     is absolute, and as large as the rounding of 1.
@@ -59,7 +59,7 @@ class ELU(nn.Module):
 
 
 class AttentionPooling(PyroModule):
-    """The layer that averages each capsule's outputs over a map by the capsule's own attention.
+    """The layer that averages each capsule's outputs over a map, weighted by its attention.
 
     A 1x1 convolution gives each of `capsules` capsules `outputs` maps and one attention map.
     Called on features (B, channels, H, W) it returns (B, capsules, outputs).
@@ -71,7 +71,7 @@ class AttentionPooling(PyroModule):
         self.read = PyroModule[nn.Conv2d](channels, capsules * (outputs + 1), 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        # Reading is linear and attention sums to one, so pooling first gives the same numbers at a
+        # Outputs are linear and attention sums to one, so pooling first gives the same numbers at a
         # tenth of the operations.
         weight = self.read.weight.unflatten(0, (self.capsules, -1)).flatten(2)
         bias = self.read.bias.unflatten(0, (self.capsules, -1))
@@ -82,7 +82,7 @@ class AttentionPooling(PyroModule):
 
 
 class BalancedLogits(PyroModule):
-    """The layer that centers logits over the images, and gives them a spread.
+    """The layer that standardizes logits over the images of a batch.
 
     It is batch normalization without learned numbers. Each column has mean zero over a batch in
     training mode, and the standard deviation `spread` sqrt(v / (v + 1e-5)), where v is the variance
@@ -214,20 +214,20 @@ class SetTransformer(PyroModule):
         return self.read(self.members(x))
 
     def members(self, x: Tensor) -> Tensor:
-        """Return features of the members of a set, which have seen the others, (B, n, width)."""
+        """Compute features of the members of a set, in the context of the others, (B, n, width)."""
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
         return x
 
     def read(self, members: Tensor) -> Tensor:
-        """Return the outputs of every capsule, (B, capsules, outputs), from `members`."""
+        """Compute the outputs of every capsule, (B, capsules, outputs), from `members`."""
         pooled = self.pool(self.seeds[None], members)  # (B, capsules, width)
         return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias
 
 
 def perceptron(*sizes: int, unit: type[nn.Module] = nn.ReLU, last: bool = False) -> PyroModule:
-    """Return linear layers of these sizes, from inputs to outputs, with units between them.
+    """Return a perceptron: linear layers of these sizes, with nonlinearities between them.
 
     Args:
         unit: class of the units.

@@ -1,4 +1,4 @@
-"""Networks for one batch dim, run on tensors with any number of batch dims; images of classes.
+"""Application of networks for one batch dim to any number of batch dims; images of classes.
 
 Plates to the left of `images`, such as the particles of a vectorized objective, add batch dims in
 front of the dim of the images. Convolutions and batch normalization support only one batch dim.
@@ -29,14 +29,14 @@ def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim:
 
 
 def flat_batch(value: Tensor, event_dim: int) -> Tensor:
-    """Return a value (*batch, *event) with its batch dims, if any, flattened into one."""
+    """Flatten the batch dims of a value (*batch, *event), if any, to one dim."""
     if value.dim() <= event_dim + 1:
         return value
     return value.reshape(-1, *value.shape[value.dim() - event_dim :])
 
 
 def unflat_batch(value: Tensor, dim: int, batch: torch.Size) -> Tensor:
-    """Return a value whose flattened batch at `dim` is spread over the dims of `batch` again."""
+    """Restore the dims of `batch` from a flattened batch at `dim`."""
     return value if len(batch) == 1 else value.unflatten(dim, batch)
 
 
@@ -54,29 +54,29 @@ def join_broadcast(tensors: list[Tensor], dim: int) -> Tensor:
 
 
 def with_previous(values: Tensor) -> Tensor:
-    """Return the maximum of each row and the row before: images overlap, one-hot labels unite."""
+    """Return the maximum of each row and its predecessor: overlaid images, or united labels."""
     return torch.maximum(values, values.roll(1, 0))
 
 
 class ImagesOfClasses:
-    """The leading dims of models of images in classes: each image and its class."""
+    """The base class of models of labeled images, with one class for each image."""
 
     num_classes: int
 
     def network_inputs(self, images: Tensor) -> Tensor:
-        """Return what the capsules or the scores are computed from, of images (*batch, C, H, W)."""
+        """Return the inputs of the network for images (*batch, C, H, W): the images."""
         return images
 
     def present(self, labels: Tensor) -> Tensor:
-        """Return 1 for classes that are in what is seen, 0 for others, (B, classes)."""
+        """Return 1 for the classes present in a network input, 0 for others, (B, classes)."""
         return self.one_hot(labels)
 
     def one_hot(self, labels: Tensor) -> Tensor:
-        """Return 1 at each label and 0 elsewhere, (*batch, classes), of integers of any width."""
+        """Encode labels, integers of any width, as one-hot vectors, (*batch, classes)."""
         return F.one_hot(labels.long(), self.num_classes)
 
     def mask_capsules(self, capsules: Tensor, labels: Tensor) -> Tensor:
-        """Return capsules for a decoder, (*batch, J D), with zeros for all other classes.
+        """Return the labels' capsules for a decoder, (*batch, J D), with zeros for other classes.
 
         Args:
             capsules: (*batch, J, D), or (*batch, 1, D) of the labels' classes alone.
@@ -87,12 +87,12 @@ class ImagesOfClasses:
         return (self.one_hot(labels).to(capsules)[..., None] * capsules).flatten(-2)
 
     def check_labels(self, labels: Tensor | None) -> None:
-        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
+        """Raise ValueError unless labels are (B,) integers from 0 to the number of classes - 1."""
         check_labels(labels, self.num_classes)
 
 
 class PairsOfImages(ImagesOfClasses):
-    """The leading dims of models that take each image laid over the previous one of the batch."""
+    """The base class of models that see each image laid over the previous one in the batch."""
 
     def network_inputs(self, images: Tensor) -> Tensor:
         return with_previous(images)

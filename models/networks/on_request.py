@@ -1,4 +1,4 @@
-"""The base of models that paint an image under a given transformation, such as a shift."""
+"""The base class of models that paint images under requested transformations, such as shifts."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -18,24 +18,24 @@ U = TypeVar("U", bound=Upsampler)
 # On a large canvas most pixels are black for every request. The first updates lower all activities
 # so far that a sigmoid has no gradient left: at 68 x 68 the autoencoder, the broadcast decoder and
 # digit capsules stayed black. All of them learn with a sigmoid that leaks and starts dark. If they
-# start at an activity of zero they must first turn black, and learn slowly.
+# start at an activity of zero they must first become black, and learn slowly.
 LEAK = 0.1
 DARK = -2.0
 
 
 def leaky_sigmoid(activity: Tensor) -> Tensor:
-    """Compute mean pixels from activities; beyond 0 and 1 the slope is `LEAK`."""
+    """Convert activities to mean pixels: a sigmoid plus a slope of `LEAK`."""
     return (1 - LEAK) * activity.sigmoid() + LEAK * activity
 
 
 def starting_dark(upsampler: U) -> U:
-    """Set the biases of an upsampler so that all pixels start at `DARK`, and return it."""
+    """Initialize the biases of an upsampler so that all pixels are `DARK`, and return it."""
     nn.init.constant_(upsampler.paint.bias, DARK)
     return upsampler
 
 
 class OnRequest(Model):
-    """The base of the models that paint on request; subclasses write `prior` and `paint`.
+    """The base class of models that paint on request; subclasses write `prior` and `paint`.
 
     Args:
         image_shape: (channels, height, width).
@@ -72,11 +72,11 @@ class OnRequest(Model):
         )
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        """Return the distribution of one image's latents, by site."""
+        """Return the prior of one image's latents, by site."""
         raise NotImplementedError
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
-        """Return mean pixels (*batch, C, H, W) for latents by site and requests (B, n)."""
+        """Paint mean pixels (*batch, C, H, W) from latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def forward(
@@ -87,7 +87,7 @@ class OnRequest(Model):
         *,
         request: Tensor | None = None,
     ) -> Tensor:
-        """Draw the latents and return the image, (B, C, H, W).
+        """Sample the latents and the image, and return the image, (B, C, H, W).
 
         Args:
             images: the images as requested, or None to draw them.
@@ -101,7 +101,7 @@ class OnRequest(Model):
             return pyro.sample("image", distribution.to_event(3), obs=images)
 
     def num_images(self, latents: Latents) -> int:
-        """Return B from latents by site, the first of which has values (*batch, n)."""
+        """Return the number of images B of latents by site; the first has values (*batch, n)."""
         return next(iter(latents.values())).shape[-2]
 
     def mean_image(self, latents: Latents, request: Tensor | None = None) -> Tensor:
@@ -127,5 +127,5 @@ class OnRequest(Model):
 
 
 def centered_normal(like: Tensor, *shape: int, scale: float = 1.0) -> dist.TorchDistribution:
-    """Return Normal(0, scale) over events of this shape, in the dtype of `like`."""
+    """Return Normal(0, scale) with this event shape, in the dtype of `like`."""
     return dist.Normal(like.new_zeros(shape), scale).to_event(len(shape))

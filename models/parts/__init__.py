@@ -1,1 +1,1 @@
-"""Building blocks of models of parts: poses, templates, selection of parents, painting."""
+"""Building blocks of models of parts: poses, templates, parent selection, painting."""

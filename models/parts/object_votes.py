@@ -1,9 +1,8 @@
-"""Votes of objects for the poses of their parts, whose shape depends on a feature of the object.
+"""Votes of objects for the poses of their parts, which depend on a feature of the object.
 
     OP_km = affine(static_km + dynamic_km(c_k))             # part m in the frame of object k
     v_km  = OV_k OP_km                                      # the vote, in the frame of the image
-    a_km, lambda_km = heads(c_k)                            # presence and standard deviation of the
-    vote
+    a_km, lambda_km = heads(c_k)                            # presence and scale of the vote
 
 `c_k` is the feature of object k. All networks are one small perceptron for each object. Objects
 that vote, and the dummy, are the components of a mixture for the pose of each part.
@@ -28,11 +27,11 @@ from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentMixture, log_presence
 
-_SMALLEST_SCALE = 0.01  # of a vote
+_SMALLEST_SCALE = 0.01  # smallest standard deviation of a vote
 
 
 class FeaturedCapsules(NamedTuple):
-    """The presences, poses and features that are drawn for one level.
+    """The sampled presences, poses and features of one level.
 
     Attributes:
         presence: the value (B, capsules) of the presence site, a logit where presences are relaxed.
@@ -48,7 +47,7 @@ class FeaturedCapsules(NamedTuple):
 
     @classmethod
     def from_sites(cls, level: Level, presence: Tensor, pose: Tensor, feature: Tensor) -> Self:
-        """Return the values of a level's three sites, with the same batch dims.
+        """Return the sampled values of a level's three sites, with equal batch dims.
 
         Raises:
             EnumeratedPresence: one of them varies along a dim of enumeration.
@@ -63,7 +62,7 @@ class FeaturedCapsules(NamedTuple):
 
 
 class PartRelation(NamedTuple):
-    """The relation of objects to their parts, before it is placed in an image.
+    """The relation of objects to their parts, in the frames of the objects.
 
     Attributes:
         pose: OP, the poses of the parts in the frames of the objects, (B, objects, parts, 6).
@@ -79,7 +78,7 @@ class PartRelation(NamedTuple):
 
 
 class ObjectVotes(NamedTuple):
-    """The votes of the objects for every part.
+    """The votes of all objects for every part, in the frame of the image.
 
     Attributes:
         pose: v_km, (B, parts, objects, 6).
@@ -122,7 +121,7 @@ class VoteNetwork(PyroModule):
 
     Args:
         objects, parts: numbers of capsules.
-        sizes: of the feature of an object and of its perceptron.
+        sizes: sizes of an object's feature and of its perceptron.
     """
 
     def __init__(self, objects: int, parts: int, sizes: VoteSizes) -> None:
@@ -169,7 +168,7 @@ def place_votes(
 
 
 def mixing_logits(votes: ObjectVotes, epsilon: float, normalized: bool = True) -> Tensor:
-    """Return the log weights of dummy (column 0) and objects for each part, (B, parts, 1 + K).
+    """Return the log mixing weights of dummy (column 0) and objects, (B, parts, 1 + K).
 
     Args:
         epsilon: the weight of the dummy, compared with a_k a_km.
@@ -180,7 +179,7 @@ def mixing_logits(votes: ObjectVotes, epsilon: float, normalized: bool = True) -
 
 
 def component_distribution(votes: ObjectVotes, sigma_dummy: float) -> dist.TorchDistribution:
-    """Return the distributions of a part's pose by its parent, batch shape (B, parts, 1 + K)."""
+    """Return the distribution of a part's pose for each parent, batch shape (B, parts, 1 + K)."""
     center = F.pad(votes.pose, (0, 0, 1, 0))
     scale = F.pad(votes.scale, (1, 0), value=sigma_dummy)
     return dist.Normal(center, scale[..., None]).to_event(1)
@@ -203,7 +202,7 @@ def log_parents(
 def part_pose_distribution(
     votes: ObjectVotes, presence: Tensor, relaxed: bool, epsilon: float, sigma_dummy: float
 ) -> ParentMixture:
-    """Return the distribution of part poses: t (mixture over parents) + (1 - t) (dummy).
+    """Return p(pose | t) of parts: a mixture over parents if present, the dummy's if absent.
 
     Args:
         presence: values (B, parts) of the presence site of the parts.
@@ -219,11 +218,11 @@ def part_pose_distribution(
 
 
 def noisy_or(votes: ObjectVotes, leak: float) -> Tensor:
-    """Return the logits (B, parts) of 1 - (1 - leak) prod_k (1 - a_k a_km).
+    """Compute presence logits (B, parts) by noisy-or: 1 - (1 - leak) prod_k (1 - a_k a_km).
 
     Each vote may switch the part on by itself, and so may the leak.
     """
-    # an object that is surely on, with a sure vote, would have a log of zero
+    # the log of zero occurs for a present object with a certain vote
     silent = torch.log1p(-votes.log_presence.exp().clamp(max=1 - 1e-6)).sum(-1)
     silent = silent + math.log1p(-leak)  # log p(part is off), below zero
     return (-silent.expm1()).log() - silent

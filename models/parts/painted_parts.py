@@ -1,4 +1,4 @@
-"""The lower end of part-whole stories: parts that are present, have poses, and paint the image.
+"""Models of parts: parts have presences and poses, and paint the image.
 
 A story draws the parts of an image from a `ChildDistribution`, with the choice of a parent
 enumerated or summed out, and then the image from the parts:
@@ -73,7 +73,7 @@ class Painting(Settings):
 
 @dataclass(frozen=True)
 class ObjectPose(Settings):
-    """The prior of an object's pose: normal about one of several rotations.
+    """The prior of an object's pose: a normal distribution about one of several rotations.
 
     Args:
         sigma_top: standard deviation of an object's pose from a rotation, by coordinate. Where it
@@ -99,17 +99,17 @@ class ObjectPose(Settings):
             check_positive(sigma_place=self.sigma_place)
 
     def scale(self, like: Tensor) -> Tensor:
-        """Return the standard deviations of a pose, (6,), with the type of `like`."""
+        """Return the standard deviations of a pose, (6,), in the dtype of `like`."""
         place = self.sigma_top if self.sigma_place is None else self.sigma_place
         return like.new_tensor([self.sigma_top, self.sigma_top, place] * 2)
 
     def distribution(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of a pose, with the type of `like`."""
+        """Return the prior of a pose, in the dtype of `like`."""
         return pose_about_rotations(self.rotations, self.scale(like))
 
 
 class PartsModel(Model):
-    """The base of models of parts: levels of capsules, each of which is present or not.
+    """The base class of models of parts: levels of capsules, each of which is present or absent.
 
     Args:
         image_shape: (channels, height, width).
@@ -119,8 +119,8 @@ class PartsModel(Model):
 
     Attributes:
         painted: the space of the images that the parts paint, whatever the model observes.
-        scopes: what `with_scope` offers.
-        scope: how much of the story the model tells, one of `scopes`.
+        scopes: the scopes that `with_scope` accepts.
+        scope: the levels of the model, one of `scopes`.
 
     Raises:
         ValueError: an unknown presence, or a temperature that is not positive.
@@ -151,11 +151,11 @@ class PartsModel(Model):
 
     @property
     def part_sets(self) -> PartSets:
-        """The space of what is observed in the scope "objects": one row (t, A) for each part."""
+        """The observation space of the scope "objects": one row (t, A) for each part."""
         return PartSets(self.levels[-1].size, 7)
 
     def with_scope(self, scope: str) -> Self:
-        """Return the model with the same parameters, reduced to one level, for training in levels.
+        """Return the model reduced to one level, with shared parameters, for training in stages.
 
         Args:
             scope: one of `scopes`. "scene" is everything. In "parts" no object is drawn, so that
@@ -169,7 +169,7 @@ class PartsModel(Model):
         return self.sharing_parameters(scope=scope, space=space)
 
     def discretize(self) -> Self:
-        """Return the model with the same parameters and Bernoulli presences."""
+        """Return the model with Bernoulli presences and shared parameters."""
         return self.sharing_parameters(presence="discrete")
 
     def presence_distribution(self, logits: Tensor) -> dist.TorchDistribution:
@@ -180,16 +180,16 @@ class PartsModel(Model):
 
 
 class PaintedParts(PartsModel):
-    """The base of models whose parts paint the image; subclasses write the story above the parts.
+    """The base class of models whose parts paint the image; subclasses write the levels above.
 
     A subclass makes its own parameters and then calls `_make_templates`.
 
     Args:
         image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
         levels, presence, temperature: as for `PartsModel`.
-        selection: how the choice of a parent is summed out, "marginal" or "enumerate"; the same
+        selection: way to sum out the choice of a parent, "marginal" or "enumerate"; the same
             density either way.
-        painting: how parts paint the image.
+        painting: settings of how parts paint the image.
         pose: the prior of an object's pose.
     """
 
@@ -216,11 +216,11 @@ class PaintedParts(PartsModel):
 
     @property
     def sigma_image(self) -> float:
-        """The standard deviation of a pixel."""
+        """The standard deviation of a pixel given its mean."""
         return self.painting.sigma_image
 
     def _make_templates(self) -> None:
-        """Make the parameters of the templates and of the background."""
+        """Create the parameters of the templates and of the background."""
         size, channels = self.painting.template_size, self.image_shape[0]
         number = -(-self.levels[-1].size // self.painting.instances)
         self.template_logits = nn.Parameter(templates.faint((number, channels + 1, size, size)))
@@ -228,21 +228,21 @@ class PaintedParts(PartsModel):
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
 
     def with_selection(self, selection: str) -> Self:
-        """Return the model with the same parameters and another way to sum out the selection."""
+        """Return the model with shared parameters that sums out the selection in another way."""
         check_one_of("selection", selection, ("marginal", "enumerate"))
         return self.sharing_parameters(selection=selection)
 
     def discretize(self) -> Self:
-        """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
+        """Return the model with Bernoulli presences, no enumerated site, and shared parameters."""
         return self.sharing_parameters(presence="discrete", selection="marginal")
 
     def _draw_bayesian_parameters(self) -> None:
-        """Draw the parameters that are a `PyroSample`, outside the plates and once in a call."""
+        """Sample the parameters that are a `PyroSample`, outside the plates and once in a call."""
         for module, name in bayesian_parameters(self):
             getattr(module, name)
 
     def _draw_enumerated(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
-        """Draw children whose choice of a parent is an enumerated site."""
+        """Sample children with the parent selection as an enumerated site."""
         choice = dist.Categorical(logits=distribution.log_weights)
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
         logits = Vindex(distribution.presence_logits)[..., parent]
@@ -254,7 +254,7 @@ class PaintedParts(PartsModel):
         return presence, pose
 
     def _marginal(self, name: str, distribution: ChildDistribution) -> tuple[Tensor, Tensor]:
-        """Draw children with the choice of a parent summed out: from p(t), then from p(A | t)."""
+        """Sample children with the parent selection summed out: from p(t), then from p(A | t)."""
         presence = pyro.sample(f"{name}_presence", self._presence_mixture(distribution))
         return presence, pyro.sample(f"{name}_pose", self._pose_mixture(distribution, presence))
 
@@ -265,7 +265,7 @@ class PaintedParts(PartsModel):
         )
 
     def _pose_mixture(self, distribution: ChildDistribution, presence: Tensor) -> ParentMixture:
-        """Return p(A | t), with each choice weighted by how well it predicts the presence."""
+        """Return p(A | t), a mixture over parents weighted by their prediction of the presence."""
         log_presence = self.presence_distribution(distribution.presence_logits).log_prob(
             presence[..., None]
         )
@@ -287,7 +287,7 @@ class PaintedParts(PartsModel):
         return paint[..., : self.levels[-1].size, :, :, :]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Render every part alone, part-major: color (parts, C, B, H, W), alpha (parts, 1, ...).
+        """Render every part alone, parts first: color (parts, C, B, H, W), alpha (parts, 1, ...).
 
         Batch dims in front of B are flattened into it.
         """
@@ -300,7 +300,7 @@ class PaintedParts(PartsModel):
         return color, alpha * part_presence
 
     def canvas(self, like: Tensor) -> Tensor:
-        """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.
+        """Return the background, (C, 1, H, W), or (C, B, H, W) if it differs between images.
 
         Args:
             like: the alpha of the parts, (parts, 1, B, H, W).
@@ -313,13 +313,13 @@ class PaintedParts(PartsModel):
         return like.new_zeros(self.image_shape)[:, None]
 
     def image_distribution(self, parts: Capsules) -> dist.TorchDistribution:
-        """Return the distribution of the image, batch shape (B, 1), event shape (C, H, W)."""
+        """Return p(image | parts), batch shape (B, 1), event shape (C, H, W)."""
         if self.painting.likelihood == "mixture":
             return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
         return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
 
     def render(self, parts: Capsules) -> Tensor:
-        """Render the mean image (B, C, H, W) for the parts' presences and poses."""
+        """Render the mean images (B, C, H, W) of the parts' presences and poses."""
         batch = parts.presence.shape[:-1]
         color, alpha = self.layers(parts)
         if self.painting.likelihood == "mixture":

@@ -1,4 +1,4 @@
-"""The levels of part-whole capsules, and the learned relation between two levels.
+"""Levels of part-whole capsules, and the learned relation between two levels.
 
 Every child chooses a parent that is present, or the dummy; see `models.part_whole`. This needs
 three distributions that Pyro lacks: a relaxed Bernoulli in logit space, the mixture over parents
@@ -38,7 +38,7 @@ class Level(NamedTuple):
 
 
 class Capsules(NamedTuple):
-    """The presences and poses that are drawn for one level.
+    """The sampled presences and poses of one level.
 
     Attributes:
         presence: the value (B, capsules) of the presence site, a logit where presences are relaxed.
@@ -52,28 +52,28 @@ class Capsules(NamedTuple):
 
     @classmethod
     def from_sites(cls, level: Level, presence: Tensor, pose: Tensor) -> "Capsules":
-        """Return the values of a level's two sites, with the same batch dims.
+        """Return the sampled values of a level's two sites, with equal batch dims.
 
         Raises:
             EnumeratedPresence: one of them varies along a dim of enumeration.
         """
         refuse_enumeration(f"{level.name}_presence", presence)
         refuse_enumeration(f"{level.name}_pose", pose[..., 0])
-        if presence.shape != pose.shape[:-1]:  # one was conditioned on values without outer dims
+        if presence.shape != pose.shape[:-1]:  # a site was conditioned on values without outer dims
             shape = torch.broadcast_shapes(presence.shape, pose.shape[:-1])
             presence, pose = presence.expand(shape), pose.expand(*shape, pose.shape[-1])
         return cls(presence, pose)
 
 
 class ChildDistribution(NamedTuple):
-    """The distribution of a child for each choice of a parent; column 0 is the dummy.
+    """The distribution of a child for each choice of parent; column 0 is the dummy.
 
     Attributes:
         log_weights: unnormalized log p(s_i = j | t), (B, children, 1 + parents).
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
         scale_on, scale_off: standard deviations of the pose when the child is present and when it
-            is absent, (..., children, 1 + parents, 6), or 1 in the place of 6 where they are all
+            is absent, (..., children, 1 + parents, 6), or 1 instead of 6 where they are all
             the same.
     """
 
@@ -91,11 +91,11 @@ class ChildDistribution(NamedTuple):
         )  # (B, n, 1 + parents, 6 or 1)
 
     def pose_distribution(self, presence: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of a pose for each choice of parent, for presences t."""
+        """Return the distribution of a child's pose for each choice of parent, given presence t."""
         return dist.Normal(self.vote, self.scale(presence)).to_event(1)
 
     def chosen_pose_distribution(self, parent: Tensor, presence: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of poses given parents, for children of presence t.
+        """Return the distribution of children's poses given their parents and presences t.
 
         Args:
             parent: choices that broadcast to (B, children); they may be enumerated.
@@ -110,7 +110,7 @@ class ChildDistribution(NamedTuple):
 
 @dataclass(frozen=True)
 class Belonging(Settings):
-    """The settings of how children belong to their parents, or to the dummy.
+    """The settings of the relation of children to their parents, or to the dummy.
 
     Args:
         epsilon: weight of the dummy, compared with the parents' rho.
@@ -139,7 +139,7 @@ class Belonging(Settings):
 
 
 class Relation(PyroModule):
-    """The base of learned relations between children and their parents, one of which is the dummy.
+    """The base class of learned relations between children and parents, including the dummy.
 
     Args:
         belonging: weights and standard deviations.
@@ -155,7 +155,7 @@ class Relation(PyroModule):
 
 
 def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
-    """Draw first transformations M, (*size, 6), of children that are `scale` as large as parents.
+    """Initialize transformations M, (*size, 6), of children of `scale` times their parents' size.
 
     Parents start nearly alike and become different as they learn. If they started far apart, the
     first parent with a good fit would keep a child forever.
@@ -209,7 +209,7 @@ class ParentSelection(Relation):
 
 
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
-    """The distribution of the logit of a Concrete variable (a relaxed Bernoulli).
+    """The distribution of the logit of a relaxed Bernoulli (Concrete) variable.
 
     The `sigmoid` of a draw is the presence. In logit space neither a draw nor its density saturates
     in float32, at any temperature.
@@ -220,7 +220,7 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
     has_rsample = True  # torch does not declare it, and Pyro would use the score function
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw a logit directly, because torch's probabilities saturate at 16 in float32."""
+        """Sample a logit directly, because torch's probabilities saturate at 16 in float32."""
         logits = self.logits.expand(self._extended_shape(sample_shape))
         uniform = clamp_probs(torch.rand_like(logits))
         return (uniform.log() - (-uniform).log1p() + logits) / self.temperature
@@ -232,15 +232,15 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
 
 
 class ParentMixture(dist.MixtureSameFamily):
-    """The distribution of a child with its choice of a parent, the component, summed out."""
+    """The distribution of a child, a mixture over its choice of parent."""
 
     @property
     def support(self) -> constraints.Constraint:
-        """The support of the components, because no AutoGuide can transform to torch's answer."""
+        """The support of the components; AutoGuides cannot use torch's support of a mixture."""
         return self.component_distribution.support
 
     def responsibilities(self, value: Tensor) -> Tensor:
-        """Compute the posterior of the choice given a value, (..., 1 + parents); column 0: dummy.
+        """Compute the posterior of the parent given a child, (..., 1 + parents); column 0: dummy.
 
         Args:
             value: (..., *event_shape), as the distribution draws it.
@@ -250,7 +250,7 @@ class ParentMixture(dist.MixtureSameFamily):
 
 
 def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistribution:
-    """Return the distribution of a pose that is normal about one of several rotations, summed out.
+    """Return the mixture of normal distributions of a pose about several rotations.
 
     Args:
         rotations: number of rotations, spread evenly over the circle from the identity on and
@@ -266,7 +266,7 @@ def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistributio
 
 
 def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:
-    """Compute log p(s_i = j | t), unnormalized: `log epsilon`, then `log(t_j rho_ij)`.
+    """Compute unnormalized log p(s_i = j | t): log epsilon of the dummy, then log(t_j rho_ij).
 
     Args:
         log_presence: (B, parents), log t; minus infinity for a parent that is off.

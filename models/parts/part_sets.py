@@ -1,4 +1,4 @@
-"""The space of part sets: what models of objects observe where parts were read before."""
+"""The observation space of part sets: encoded parts as the data of models of objects."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from capsule_zoo.models.parts.parent_selection import Capsules
 
 @dataclass(frozen=True)
 class PartSets(ObservationSpace):
-    """Sets of parts that were read off images, (B, 1, parts, numbers).
+    """The space of sets of encoded parts, (B, 1, parts, numbers).
 
     Attributes:
         parts: number of parts.
-        numbers: what is known of each part, such as its presence and pose.
+        numbers: number of values of each part, such as its presence and pose.
     """
 
     parts: int
@@ -38,22 +38,22 @@ class PartSets(ObservationSpace):
             raise ValueError("part sets hold NaN or infinite numbers; leave such sets out")
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw sets of parts that are all present, with numbers that are uniform in [0, 1]."""
+        """Sample part sets of present parts, with uniform numbers in [0, 1]."""
         shape = number, 1, self.parts, self.numbers
         sets = torch.rand(shape, generator=generator, dtype=dtype)
         sets[..., 0] = 1
         return sets
 
     def as_batch(self, values: Tensor) -> Tensor:
-        """Return values of the observed site, (*batch, parts, numbers), as one batch."""
+        """Flatten values of the observed site, (*batch, parts, numbers), to one batch."""
         return values.reshape(-1, 1, self.parts, self.numbers)
 
 
 def as_part_sets(parts: Capsules) -> Tensor:
-    """Return parts with discrete presences as part sets, (N, 1, P, 7)."""
+    """Convert parts with discrete presences to part sets, (N, 1, P, 7)."""
     return torch.cat([parts.presence[..., None], parts.pose], dim=-1).unsqueeze(-3)
 
 
 def from_part_sets(sets: Tensor) -> Capsules:
-    """Return the parts of part sets (N, 1, P, 7)."""
+    """Convert part sets (N, 1, P, 7) to parts."""
     return Capsules(sets[..., 0].squeeze(-2), sets[..., 1:].squeeze(-3))

@@ -1,4 +1,4 @@
-"""The likelihood of stacked capsule autoencoders, in which each pixel comes from one part.
+"""The likelihood of stacked capsule autoencoders, a mixture over parts at each pixel.
 
     which_p ~ Categorical(background: beta, part i: t_i alpha_i(p))      # for every pixel p
     image_p ~ Normal(color_{which_p}(p), sigma)                         # all channels together
@@ -22,7 +22,7 @@ from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 
 
 class PixelMixture(dist.TorchDistribution):
-    """The distribution of an image (C, H, W) whose pixels are mixtures of parts and background.
+    """The distribution of an image (C, H, W): each pixel is a mixture of parts and background.
 
     The pixels are independent. Batch shape (*batch, 1), event shape (C, H, W).
 
@@ -45,7 +45,7 @@ class PixelMixture(dist.TorchDistribution):
         super().__init__(*shapes, validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "PixelMixture":
-        """Return the same distribution with more batch dims, (*batch, 1)."""
+        """Return the distribution expanded to more batch dims, (*batch, 1)."""
         batch_shape = torch.Size(batch_shape)
         if batch_shape[-1] != 1:
             raise ValueError(
@@ -101,7 +101,7 @@ class PixelMixture(dist.TorchDistribution):
         return density.sum((-1, -2)).unsqueeze(-1)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw images (*sample_shape, *batch, 1, C, H, W)."""
+        """Sample images (*sample_shape, *batch, 1, C, H, W)."""
         fraction = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(fraction).sample(sample_shape)  # (*sample_shape, *batch, H, W)
         colors = self.color.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
@@ -120,12 +120,12 @@ def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
 
 
 class TintedMixture(dist.TorchDistribution):
-    """The distribution of an image (C, H, W): pixels mix tinted templates and background.
+    """The distribution of an image (C, H, W), a pixel mixture of tinted templates and background.
 
         weight_m = t_m alpha_m(p),    color_m = tint_m template_m(p)          # part m at pixel p
         p(image_p) = sum_m weight_m Normal(image_p | color_m, sigma) / sum_m weight_m
 
-    The background is one of the layers m. `PixelMixture` computes the same from stacks of all
+    The background is one of the layers m. `PixelMixture` computes this from stacks of all
     layers, (1 + parts, C, B, H, W), and takes a dozen of them for values and gradients. Here the
     layers follow one another: each needs a few tensors of the size of the batch, which stay in the
     processor's cache, and the gradients are written out. Draws, means and more batch dims are left
@@ -166,7 +166,7 @@ class TintedMixture(dist.TorchDistribution):
         super().__init__(batch, event, validate_args=False)
 
     def layers(self) -> tuple[Tensor, Tensor]:
-        """Return colors (parts, C, B, H, W) and weights (parts, 1, B, H, W) of the parts alone."""
+        """Return colors (parts, C, B, H, W) and weights (parts, 1, B, H, W) of the parts."""
         shape, alpha = self.drawn.split([len(self.behind), 1], dim=1)
         tint = flat_batch(self.tint, 2).permute(1, 2, 0)
         presence = flat_batch(self.presence, 1).T[:, None]
@@ -174,7 +174,7 @@ class TintedMixture(dist.TorchDistribution):
 
     @cached_property
     def as_stacks(self) -> PixelMixture:
-        """The same distribution, made of stacks of all layers."""
+        """The distribution as a `PixelMixture`, with all layers in memory."""
         color, weight = self.layers()
         behind = self.behind[:, None, None, None].expand(color.shape[1:])
         claim = self.claim.expand(weight.shape[1:])
@@ -186,14 +186,14 @@ class TintedMixture(dist.TorchDistribution):
     def expand(
         self, batch_shape: torch.Size, _instance: None = None
     ) -> "TintedMixture | PixelMixture":
-        """Return the same distribution with more batch dims, (*batch, 1)."""
+        """Return the distribution expanded to more batch dims, (*batch, 1)."""
         if torch.Size(batch_shape) == self.batch_shape:  # as in the plate of the images
             return self
         return self.as_stacks.expand(batch_shape)
 
     @property
     def mixing(self) -> Tensor:
-        """The weights of background and parts, which sum to 1, (1 + parts, 1, *batch, H, W)."""
+        """The mixing weights of background and parts, (1 + parts, 1, *batch, H, W)."""
         return self.as_stacks.mixing
 
     @property
@@ -207,7 +207,7 @@ class TintedMixture(dist.TorchDistribution):
         return self.as_stacks.variance
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw images (*sample_shape, *batch, 1, C, H, W)."""
+        """Sample images (*sample_shape, *batch, 1, C, H, W)."""
         return self.as_stacks.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class TintedMixture(dist.TorchDistribution):
 
 
 class _LogDensity(torch.autograd.Function):
-    """The log density (B,) of images under tinted templates, one layer after the other.
+    """The autograd function of the log density (B,) under tinted templates, layer by layer.
 
     With d the squared distance from a layer's color, density_p = sum w exp(-d / 2 sigma^2) / sum w.
     Exponents are shifted by the smallest d among layers with a weight, so that the sum is never 0.
@@ -266,7 +266,7 @@ class _LogDensity(torch.autograd.Function):
         for m, distance in enumerate(distances):
             weight = drawn[m, -1] * presence[:, m, None, None]
             total.add_(weight)
-            # a layer without weight may be nearer than the nearest one: its exponent is cut
+            # a layer without weight may be nearer than the nearest one: its exponent is clamped
             top.addcmul_(weight, distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_())
         ctx.save_for_backward(
             pixels, mask, drawn, tint, presence, behind, claim, nearest, top, total
@@ -313,7 +313,7 @@ class _LogDensity(torch.autograd.Function):
 
 
 def _difference(pixels: Tensor, color: Tensor, mask: Tensor | None) -> Tensor:
-    """Return pixels minus color, (B, C, H, W), zero where a pixel is not seen."""
+    """Return pixels minus color, (B, C, H, W), zero at missing pixels."""
     difference = pixels - color
     return difference if mask is None else difference.mul_(mask)
 
@@ -325,6 +325,6 @@ def _squared_length(difference: Tensor) -> Tensor:
 
 
 def _layer(drawn: Tensor, tint: Tensor, presence: Tensor) -> tuple[Tensor, Tensor]:
-    """Return color (B, C, H, W) and weight (B, H, W) of a part from (C + 1, B, H, W)."""
+    """Split a layer (C + 1, B, H, W) into color (B, C, H, W) and weight (B, H, W)."""
     color = drawn[:-1].transpose(0, 1) * tint[..., None, None]
     return color, drawn[-1] * presence[:, None, None]

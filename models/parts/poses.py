@@ -1,4 +1,4 @@
-"""The affine group of the plane, with each map as the six numbers of a 2x3 matrix.
+"""Poses: affine maps of the plane, each as the six numbers of a 2x3 matrix.
 
 A pose is `[R | tau] = [[a, b, x], [c, d, y]]`, stored row by row as `(a, b, x, c, d, y)`. It maps a
 capsule's own frame, the square [-1, 1]^2 with x to the right and y downwards, into its parent's
@@ -20,13 +20,13 @@ def identity_like(tensor: Tensor) -> Tensor:
 
 
 def to_matrix(pose: Tensor) -> Tensor:
-    """Return homogeneous matrices (..., 3, 3): the pose above the row (0, 0, 1)."""
+    """Convert poses (..., 6) to homogeneous matrices (..., 3, 3)."""
     last = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:-1], 1, 3)
     return torch.cat([pose.unflatten(-1, (2, 3)), last], dim=-2)
 
 
 def from_matrix(matrix: Tensor) -> Tensor:
-    """Return poses (..., 6) from matrices (..., 2, 3) or homogeneous matrices (..., 3, 3)."""
+    """Convert matrices (..., 2, 3), or homogeneous ones (..., 3, 3), to poses (..., 6)."""
     return matrix[..., :2, :].flatten(-2)
 
 
@@ -93,7 +93,7 @@ def from_parameters(
 
 
 def from_components(components: Tensor) -> Tensor:
-    """Compute poses (..., 6) from place, angle, size, stretch and shear.
+    """Compute poses (..., 6) from position, angle, size, stretch and shear.
 
     With components = (x, y, angle, size, stretch, shear):
 
@@ -120,7 +120,7 @@ def _from_factors(
 
 
 def to_components(pose: Tensor) -> Tensor:
-    """Compute the inverse of `from_components`, (..., 6), with the angle in [-pi, pi].
+    """Decompose poses into the arguments of `from_components`, (..., 6); angle in [-pi, pi].
 
     Sides shorter than `MIN_DETERMINANT` are treated as this long, because a collapsed pose has no
     angle.

@@ -1,4 +1,4 @@
-"""Functions that warp small templates by affine poses and lay the layers over each other.
+"""Rendering of templates: warping by affine poses, and composition of layers.
 
 All are pure tensor functions. Layers are kept part-major, (parts, channels, B, height, width),
 because all images share the templates: one `grid_sample` per call then reads each template once for
@@ -16,11 +16,11 @@ from capsule_zoo.models.parts import poses
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode(False)  # what is kept serves training too
+@torch.inference_mode(False)  # the cached tensor is used in training too
 def _pixel_centers(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a matrix (6, height * width * 2) that a pose (6,) is multiplied with on the left.
+    """Return the matrix (6, height * width * 2) from a pose (6,) to moved pixel centers.
 
-    The product holds the places (x, y) of all pixel centers, which lie in [-1, 1]^2, mapped by the
+    The product holds x and y of all pixel centers, which lie in [-1, 1]^2, mapped by the
     pose. One matrix product for all poses is twice as fast as one for each, and has the order that
     `grid_sample` reads.
     """
@@ -32,7 +32,7 @@ def _pixel_centers(height: int, width: int, dtype: torch.dtype, device: torch.de
 
 
 def faint(shape: tuple[int, int, int, int]) -> Tensor:
-    """Return logits of new templates, which are gray and nearly transparent.
+    """Return the initial logits of templates, gray and nearly transparent.
 
     Strong templates would at first cover more background than ink. A guide would then learn to
     shrink its parts and to hide them in the corners, where no gradient brings them back.
@@ -46,7 +46,7 @@ def faint(shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """Place templates in the image frame by bilinear interpolation, with zeros outside.
+    """Warp templates into the image frame by bilinear interpolation, with zeros outside.
 
     Args:
         templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2. If every outer
@@ -64,7 +64,7 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
     parts, channels = templates.shape[:2]
     batch = pose.shape[0]
     to_part = poses.inverse(pose).transpose(0, 1).reshape(parts * batch, 6)
-    # an export has tensors without numbers, which must not be kept
+    # an export has tensors without data, which must not be cached
     centers = _pixel_centers.__wrapped__ if torch.compiler.is_exporting() else _pixel_centers
     grid = to_part @ centers(height, width, pose.dtype, pose.device)
     layers = F.grid_sample(
@@ -74,7 +74,7 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
 
 
 def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """Apply `warp_templates` where every outer index has its own templates."""
+    """Apply `warp_templates` to templates that differ between outer indices."""
     outer = pose.shape[:-3]
     stacks = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
     pairs = zip(stacks, pose.flatten(0, len(outer) - 1), strict=True)
@@ -82,7 +82,7 @@ def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor
 
 
 def over(color: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Lay layers over a background in order, the last on top (Porter & Duff's *over*).
+    """Compose layers over a background, the last on top (Porter & Duff's *over*).
 
     Args:
         color: (parts, channels, B, height, width).
@@ -100,7 +100,7 @@ def over(color: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
 
 
 def visibility(alpha: Tensor) -> Tensor:
-    """Compute the visible fraction of each layer below the layers above it, shaped as `alpha`.
+    """Compute the fraction of each layer that the layers above leave visible, shaped as `alpha`.
 
     `(visibility * color).sum(0)` is the composite over a black background.
     """

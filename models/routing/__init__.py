@@ -1,1 +1,1 @@
-"""Building blocks of routing classifiers: votes, distributions of parents, capsule layers."""
+"""Building blocks of networks with routing: votes, parent distributions, capsule layers."""

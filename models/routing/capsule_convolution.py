@@ -2,14 +2,14 @@
 
 Parents on a grid see the children, on another grid, through windows, as in a convolution. Child i,
 with pose M_i, casts the vote V_ij = M_i W_ij for parent j. The learned W_ij depends on the types of
-both and on the child's place in the window. A routing infers the parents from the votes.
+both and on the child's position in the window. A routing infers the parents from the votes.
 
 Scales. Poses and transformations start near the identity, so that poses keep their size from layer
 to layer, for any number of children whose mean they are. Transformations start closer to the
 identity than their noise is wide. From a distance of .3, as in the released code, pilots needed
 twice as many digits, perhaps because routing assigns children by chance before anything is learned.
 The gain of a parent grows with the number of its votes, n_j, which differs between layers by orders
-of magnitude. The gain is therefore divided by a fair share n, the number of votes that a parent
+of magnitude. The gain is therefore divided by a fair number n, the number of votes that a parent
 gets if all children are present and shared equally:
 
     a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
@@ -47,13 +47,13 @@ from capsule_zoo.models.routing.votes import Votes, Windows
 
 POSE = 4  # a pose is a 4x4 matrix
 POSE_SPREAD = 0.3  # standard deviation of the first poses from the identity
-SPREAD = 0.1  # the same for the first transformations
-_IN_CACHE = 2**18  # numbers of votes that stay in a cache while they are gone over
+SPREAD = 0.1  # standard deviation of the first transformations from the identity
+_IN_CACHE = 2**18  # numbers of votes of a chunk, which stay in a cache
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 
 
 class CapsuleGrid(NamedTuple):
-    """The capsules of several types at every cell of a grid, with cells in row-major order.
+    """Poses and presences of capsules of several types at every cell of a grid, row by row.
 
     Attributes:
         pose: (N, cells, types, 4, 4).
@@ -72,7 +72,7 @@ class CapsuleGrid(NamedTuple):
 
 
 class PrimaryCapsules(PyroModule):
-    """The first capsules: poses and presences read off a feature map by a 1x1 convolution.
+    """The primary capsules: poses and presences by a 1x1 convolution of a feature map.
 
     Where features have a mean square of 1, the first poses deviate by .3 from the identity.
 
@@ -86,7 +86,7 @@ class PrimaryCapsules(PyroModule):
         self.read = PyroModule[nn.Conv2d](channels, capsules * (POSE * POSE + 1), 1)
         nn.init.normal_(self.read.weight, std=POSE_SPREAD / math.sqrt(channels))
         pose = torch.eye(POSE).flatten()
-        start = torch.cat([pose.new_zeros(1), pose]).repeat(capsules)  # log-odds 0, identity
+        start = torch.cat([pose.new_zeros(1), pose]).repeat(capsules)  # log-odds 0, pose identity
         self.read.bias = nn.Parameter(start)
 
     def forward(self, features: Tensor) -> CapsuleGrid:
@@ -96,16 +96,16 @@ class PrimaryCapsules(PyroModule):
 
 
 class _Cast(torch.autograd.Function):
-    """The votes (N, parents x c, r x i) of poses (N, k, r x i) by transforms (parents x c, k, i).
+    """The autograd function of votes (N, parents x c, r x i) from poses and transformations.
 
-    They are V = sum_k M_k W_k, with k as a loop in place, for a few rows at a time. Their gradient
+    They are V = sum_k M_k W_k, with k as an in-place loop, for a few rows at a time. Their gradient
     is rotated once, and both sums over it are then matrix products for each child.
     """
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
         ctx.save_for_backward(pose, transform)
-        wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # for every row r
+        wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # a copy for every row r
         votes = pose.new_empty(len(pose), len(wide), wide.shape[2])
         rows = max(1, _IN_CACHE // votes[0].numel())
         for chunk, part in zip(pose.split(rows), votes.split(rows), strict=True):
@@ -127,7 +127,7 @@ class _Cast(torch.autograd.Function):
 
 
 def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
-    """Compute V_ij = M_i W_ij, column by column, (N, positions, parents, 16, children).
+    """Compute the votes V_ij = M_i W_ij, by column, (N, positions, parents, 16, children).
 
     Args:
         pose: M of the children that are seen, (N, positions, children, 4, 4).
@@ -141,19 +141,19 @@ def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
 
 
 class CapsuleLayer(Routed):
-    """A layer of parents that see children through windows and are inferred by a routing.
+    """A capsule layer: parents see children through windows, and a routing infers them.
 
     Args:
-        windows: which parents see which children.
+        windows: the children that each parent sees.
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
-        tied: whether all places in a window share one transformation; otherwise each has its own.
+        tied: whether all cells of a window share one transformation; otherwise each has its own.
         spread: standard deviation of the first transformations from the identity.
         inverse_temperature: lambda, the inverse temperature of the parents' presences, for the
-            average gain with each number of the votes in a fair share.
+            average gain with each number of the votes, of which a parent has n.
         noise: variance that is added to the parents' variances.
         recompute: compute the votes again in the backward pass instead of keeping them; by default
-            where there are many, see `in_chunks`.
+            where there are many, see `map_in_chunks`.
 
     Raises:
         ValueError: a number below 1, or one that must be positive and is not.
@@ -199,7 +199,7 @@ class CapsuleLayer(Routed):
         return Windows(self.cells, self.claims, self.shape)
 
     def distribution(self) -> ParentDistribution:
-        """Return the prior of the parents, before any vote is seen."""
+        """Return the prior of the parents, before any vote."""
         fair = POSE * POSE * self.votes_per_parent
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
         temperature = self.inverse_temperature / fair
@@ -208,14 +208,14 @@ class CapsuleLayer(Routed):
         )
 
     def routing_connections(self) -> Tensor | None:
-        """Return the connections of every child in a window, (numbers, parents, window x types)."""
+        """Return the connections of a window's children, (numbers, parents, window x types)."""
         connections = super().routing_connections()
         if connections is None:
             return None
         return connections.repeat(1, 1, self.cells.shape[1] // len(self.transform))
 
     def transforms(self) -> Tensor:
-        """Return W_ij for every child in a window, (window x types, parents, 4, 4)."""
+        """Return the transformations W_ij of a window, (window x types, parents, 4, 4)."""
         return self.transform.expand(self.cells.shape[1], -1, -1, -1, -1).flatten(0, 1)
 
     def votes(self, children: CapsuleGrid, transforms: Tensor | None = None) -> Votes:
@@ -226,7 +226,7 @@ class CapsuleLayer(Routed):
         return Votes(self.place(values), windows.see(children.presence).flatten(2), windows)
 
     def place(self, values: Tensor) -> Tensor:
-        """Add the positions of the children to their votes; this layer adds nothing."""
+        """Add the positions of the children to their votes; here nothing is added."""
         return values
 
     def belief(self, children: CapsuleGrid) -> Belief:
@@ -255,7 +255,7 @@ class CapsuleLayer(Routed):
 
 
 class ClassCapsules(CapsuleLayer):
-    """The layer with one parent for each class, which sees all cells by one transformation.
+    """The class capsules: one parent per class sees all cells by a shared transformation.
 
     This would lose the position of a child, so the position is added to its votes: the center of
     its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
@@ -299,7 +299,7 @@ class ClassCapsules(CapsuleLayer):
 
 
 def _coordinates(grid: tuple[int, int], elements: tuple | None) -> Tensor:
-    """Return the numbers that each cell of a grid adds to a pose, by column, (16, cells)."""
+    """Return the coordinates that each cell of a grid adds to a pose, by column, (16, cells)."""
     height, width = grid
     offset = torch.zeros(POSE, POSE, height, width)
     if elements is not None:

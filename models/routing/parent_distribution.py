@@ -1,4 +1,4 @@
-"""The distribution of a layer's parents, beliefs about them, and a routing's free energy.
+"""The distribution of a layer's parents, beliefs about them, and the free energy of a routing.
 
 The layer is the mixture of switchable Gaussians of `capsule_zoo.models.switchable_gaussians`, where
 the free energy stands. `Routing` is the base of the procedures that infer its parents; the
@@ -25,14 +25,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class ParentDistribution(NamedTuple):
-    """The prior of a layer's parents, before any vote is seen.
+    """The prior of a layer's parents, before any vote.
 
     Attributes:
         beta_a: log-odds that a parent is present, in nats, (parents,).
         beta_u: log density of the vote of a child whose parent is absent, in nats, (parents,).
         inverse_temperature: lambda, the inverse temperature of the parents' presences.
         noise: variance of a vote's own noise.
-        connections: what the layer has learned for its routing, (numbers, parents, children); see
+        connections: learned connections of the layer's routing, (numbers, parents, children); see
             `Routing.connections`. None where nothing is learned.
     """
 
@@ -49,7 +49,7 @@ class Belief(NamedTuple):
     Attributes:
         responsibility: R, the part of each child that each parent claims,
             (N, positions, parents, children).
-        mean, variance: of the parents' votes, (N, positions, parents, D).
+        mean, variance: mean and variance of the parents' votes, (N, positions, parents, D).
         logits: log-odds of the parents' presences, (N, positions, parents).
     """
 
@@ -65,7 +65,7 @@ class Belief(NamedTuple):
 
 
 def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:
-    """Compute beta_u in nats from the paper's beta_u, a cost for each of `size` numbers of a pose.
+    """Convert the paper's beta_u, a cost for each of `size` numbers of a pose, to nats per vote.
 
     The paper's a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n]) leaves the entropy of
     the standard normal out of both terms.
@@ -74,13 +74,13 @@ def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:
 
 
 def vote_log_density(votes: Votes, mean: Tensor, variance: Tensor, noise: float) -> Tensor:
-    """Compute ln N_ij, (N, positions, parents, children)."""
+    """Compute the log density ln N_ij of each vote, (N, positions, parents, children)."""
     constant = ((2 * math.pi * variance).log() + noise / variance).sum(3, keepdim=True)
     return -0.5 * (votes.distance(mean, 1 / variance) + constant)
 
 
 def parent_logits(count: Tensor, variance: Tensor, distribution: ParentDistribution) -> Tensor:
-    """Compute lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] at the best Gaussians.
+    """Compute presence logits lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] of parents.
 
     Args:
         count: n_j, (..., parents, 1).
@@ -93,7 +93,7 @@ def parent_logits(count: Tensor, variance: Tensor, distribution: ParentDistribut
 
 
 def free_energy(votes: Votes, belief: Belief, distribution: ParentDistribution) -> Tensor:
-    """Compute the free energy F of a belief at the distribution's temperature, in nats, (N,)."""
+    """Compute the free energy F of a belief at the prior's temperature, in nats, (N,)."""
     present = belief.presence
     parent_presence = present[..., None]
     density = vote_log_density(votes, belief.mean, belief.variance, distribution.noise)
@@ -110,7 +110,7 @@ def free_energy(votes: Votes, belief: Belief, distribution: ParentDistribution) 
 
 
 def best_belief(votes: Votes, responsibility: Tensor, distribution: ParentDistribution) -> Belief:
-    """Compute the Gaussians and presences that minimize the free energy, given responsibilities."""
+    """Compute the parents that minimize the free energy, given responsibilities."""
     gathered = votes.gather(responsibility)
     variance = gathered.variance + distribution.noise
     logits = parent_logits(gathered.number, variance, distribution)
@@ -119,7 +119,7 @@ def best_belief(votes: Votes, responsibility: Tensor, distribution: ParentDistri
 
 @dataclass(frozen=True)
 class Routing(Settings):
-    """The base of the routings.
+    """The base class of routings.
 
     Attributes:
         iterations: number of times that the parents are inferred.
@@ -144,7 +144,7 @@ class Routing(Settings):
         return history
 
     def parents(self, votes: Votes, distribution: ParentDistribution) -> tuple[Tensor, Tensor]:
-        """Return the mean and the logits of the last belief, which are all that a layer needs."""
+        """Return the parents' mean and presence logits of the last belief."""
         belief = self(votes, distribution)
         return belief.mean, belief.logits
 
@@ -153,7 +153,7 @@ class Routing(Settings):
         raise NotImplementedError(f"{type(self).__name__} must write beliefs")
 
     def connections(self, children: int, parents: int, size: int) -> Tensor | None:
-        """Return the first values of what a layer learns, or None for a routing without weights.
+        """Return the initial connections of a layer, or None for a routing without weights.
 
         Args:
             children: children that a parent sees.
@@ -165,11 +165,11 @@ class Routing(Settings):
         return None
 
     def draw_connections(self, connections: Tensor) -> Tensor:
-        """Return the connections for one update of training; they are random in some routings."""
+        """Return the connections for one training step; in some routings a random sample."""
         return connections
 
     def cost(self, connections: Tensor) -> Tensor | None:
-        """Return what the connections cost, in nats per image, or None where they are free."""
+        """Return the cost of the connections, in nats per image, or None if they have none."""
         return None
 
     def free_energies(self, votes: Votes, distribution: ParentDistribution) -> Tensor:
@@ -195,18 +195,18 @@ class Routing(Settings):
 
 
 class Routed(PyroModule):
-    """The base of modules that infer parents by a routing, and own what it learns.
+    """The base class of modules that infer parents by a routing and own its connections.
 
     Attributes:
         routing: infers the parents.
-        connections: what it learns, (numbers, parents, children); None where it learns nothing.
+        connections: learned connections, (numbers, parents, children), or None.
     """
 
     routing: Routing
     connections: nn.Parameter | None
 
     def route_by(self, routing: Routing, children: int, parents: int, size: int) -> None:
-        """Use a routing, with first connections of its own; see `Routing.connections`."""
+        """Set the routing, with its initial connections; see `Routing.connections`."""
         if not isinstance(routing, Routing):
             raise ValueError(f"routing must be a Routing such as EMRouting(3), not {routing!r}")
         self.routing = routing
@@ -215,9 +215,9 @@ class Routed(PyroModule):
         self.connections = None if first is None else nn.Parameter(first)
 
     def with_routing(self, routing: Routing) -> Self:
-        """Return a module with the same parameters and another routing.
+        """Return a module with shared parameters and another routing.
 
-        A routing of the same class keeps what was learned for it; one of another class begins anew.
+        A routing of equal class keeps the learned connections; another class gets initial ones.
         """
         twin = sharing(self)
         if isinstance(twin, Remembering):
@@ -232,14 +232,14 @@ class Routed(PyroModule):
         return twin
 
     def routing_connections(self) -> Tensor | None:
-        """Return the connections as the routing takes them: drawn in training, else as they are."""
+        """Return the connections for the routing: sampled in training, otherwise unchanged."""
         if self.connections is None or not self.training:
             return self.connections
         return self.routing.draw_connections(self.connections)
 
 
 def sharing(module: M, **parts: nn.Module) -> M:
-    """Return a module with the same parameters (not copies), in which some parts are others."""
+    """Return a module with shared parameters (not copies) and some parts replaced."""
     twin = module.__class__.__new__(module.__class__)
     twin.__dict__.update(module.__dict__)
     twin._modules = {**module._modules, **parts}
@@ -248,7 +248,7 @@ def sharing(module: M, **parts: nn.Module) -> M:
 
 
 def pay_for_connections(modules: Iterable[nn.Module], sign: float) -> None:
-    """Add what all connections cost to the log density, times a sign: 1 in a guide, else -1."""
+    """Add the cost of all connections to the log density, times 1 in a guide, -1 in a model."""
     routed = (module for module in modules if isinstance(module, Routed))
     costs = [m.routing.cost(m.connections) for m in routed if m.connections is not None]
     if costs := [cost for cost in costs if cost is not None]:

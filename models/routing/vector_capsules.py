@@ -41,12 +41,12 @@ from capsule_zoo.models.routing.parent_distribution import (
 from capsule_zoo.models.routing.votes import Votes
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
-KERNEL = 9  # of the primary capsules' convolution
+KERNEL = 9  # kernel of the primary capsules' convolution
 _TINY = 1e-12
 
 
 def squash(vectors: Tensor) -> Tensor:
-    """Compute s |s| / (1 + |s|^2) over the last dim, with the same direction and a length below 1.
+    """Squash vectors of the last dim: s |s| / (1 + |s|^2), of unchanged direction, length below 1.
 
     Its value and gradient are finite everywhere, and zero (up to 1e-6) at s = 0.
     """
@@ -55,13 +55,15 @@ def squash(vectors: Tensor) -> Tensor:
 
 
 def primary_capsules(maps: Tensor) -> Tensor:
-    """Return the capsules (B, types x cells, 8) of maps (B, types x 8, height, width)."""
+    """Return maps (B, types x 8, height, width) as primary capsules (B, types x cells, 8)."""
     vectors = maps.flatten(2).unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
     return squash(vectors.flatten(1, 2))
 
 
 def margin_loss(length: Tensor, presence: Tensor) -> Tensor:
-    """Compute sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
+    """Compute the margin loss of lengths l of class capsules, (*batch,).
+
+    It is sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2.
 
     Args:
         length: lengths of the class capsules, (*batch, classes).
@@ -101,7 +103,7 @@ class ClassVectors(Routed):
 
 
 def first_transforms(children: int, classes: int) -> Tensor:
-    """Draw first transformations W, (children, 8, classes x 16), for `route_classes`."""
+    """Initialize transformations W, (children, 8, classes x 16), for `route_classes`."""
     spread = classes / math.sqrt(children * CLASS)
     return spread * torch.randn(children, PRIMARY, classes * CLASS)
 
@@ -114,7 +116,7 @@ def route_classes(
     Args:
         transform: W, (children, 8, classes x 16).
         routing: infers the classes from the votes W_ij u_i.
-        connections: what was learned for the routing, (numbers, classes, children).
+        connections: learned connections of the routing, (numbers, classes, children).
 
     Returns:
         Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
@@ -130,7 +132,7 @@ def route_classes(
 def votes_for_classes(
     children: Tensor, transform: Tensor, connections: Tensor | None = None
 ) -> tuple[Votes, ParentDistribution]:
-    """Return the votes of children (B, children, 8) for classes, and the classes' distribution."""
+    """Return the votes of children (B, children, 8) for classes, and the prior of the classes."""
     values = _Cast.apply(children, transform).unflatten(1, (-1, CLASS))[:, None]
     none = values.new_zeros(values.shape[2])
     beta_u = unclaimed_log_density(none, CLASS)
@@ -146,7 +148,7 @@ def _route(routing: Routing, children: Tensor, *learned: Tensor) -> tuple[Tensor
 
 
 class _Cast(torch.autograd.Function):
-    """The votes (B, classes x 16, children) of children (B, children, 8) by their transformations.
+    """The autograd function of votes (B, classes x 16, children) from children (B, children, 8).
 
     Their transpose is written image by image, which is faster to transpose than child by child.
     """
@@ -169,7 +171,7 @@ class _Cast(torch.autograd.Function):
 
 
 class VectorCapsules(NamedModule):
-    """A network with primary capsules on its maps and a capsule for each class.
+    """A convolutional network with primary capsules, and a capsule for each class by routing.
 
     Args:
         network: returns maps of `channels` channels.
@@ -208,7 +210,7 @@ class VectorCapsules(NamedModule):
 
     @pyro_method
     def scores(self, inputs: Tensor) -> Tensor:
-        """Compute the lengths of the class capsules, (*batch, classes)."""
+        """Compute the scores: the lengths of the class capsules, (*batch, classes)."""
         return self(inputs).norm(dim=-1)
 
     def _infer(self, inputs: Tensor) -> Tensor:
@@ -217,10 +219,10 @@ class VectorCapsules(NamedModule):
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, fan_in: float) -> None:
-    """Initialize weights to keep the scale of inputs of which an activation passes about half.
+    """Initialize weights that keep the scale of inputs before an activation such as ReLU.
 
     Args:
-        fan_in: how many inputs an output sees, on average.
+        fan_in: number of inputs of an output, on average.
     """
     nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_in))
     if layer.bias is not None:

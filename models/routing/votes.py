@@ -1,4 +1,4 @@
-"""The votes of child capsules for their parents' poses, and the competition for children.
+"""The votes of children for their parents' poses, and the competition of parents for children.
 
 Every child i casts a vote V_ij, D numbers, for each parent j that sees it. Every kind of routing
 uses the votes in only two ways. It gathers them by weight, sum_i r_ij V_ij and sum_i r_ij V_ij^2,
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_TINY = 1e-12  # a parent with a smaller part of a child counts as without votes
+_TINY = 1e-12  # a parent with smaller responsibilities counts as without votes
 
 
 class Windows(NamedTuple):
@@ -63,7 +63,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def whole(cls, cells: int) -> "Windows":
-        """Return the windows of a single position that sees every cell."""
+        """Return the window of a single position that sees every cell."""
         every = torch.arange(cells, device="cpu")
         return cls(every[None], every[:, None], (1, 1))
 
@@ -71,11 +71,11 @@ class Windows(NamedTuple):
         return Windows(self.cells.to(device), self.claims.to(device), self.shape)
 
     def see(self, grid: Tensor) -> Tensor:
-        """Return the cells that each position sees of a grid, (N, positions, window, ...)."""
+        """Extract each position's window of cells from a grid, (N, positions, window, ...)."""
         return grid.index_select(1, self.cells.flatten()).unflatten(1, self.cells.shape)
 
     def gather_claims(self, values: Tensor, fill: float) -> Tensor:
-        """Gather the entries of all windows for each cell, (N, cells, claims, types).
+        """Gather, for each cell, its entries in all windows, (N, cells, claims, types).
 
         Args:
             values: one number for each seen child, (N, positions, window x types).
@@ -88,18 +88,18 @@ class Windows(NamedTuple):
         return entries.index_select(1, self.claims.flatten()).unflatten(1, self.claims.shape)
 
     def num_claims(self) -> Tensor:
-        """Count the positions that see each cell of a position's window, (positions, window)."""
+        """Count the positions that see each cell of each window, (positions, window)."""
         return (self.claims < self.cells.numel()).sum(1)[self.cells]
 
     def votes_per_parent(self) -> float:
-        """Compute the average number of cells of a position if windows share cells equally."""
+        """Compute the average number of cells per position, with shared cells divided equally."""
         if len(self.cells) == 1:  # no cell is shared
             return self.cells.numel()
         return self.num_claims().reciprocal().sum().item() / len(self.cells)
 
 
 class _Compete(torch.autograd.Function):
-    """The softmax over all parents of each child, of all types and in all its windows."""
+    """The autograd function of the softmax over all parents of a child in all its windows."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, windows: Windows) -> Tensor:
@@ -121,7 +121,7 @@ class _Compete(torch.autograd.Function):
 
 
 def compete(logits: Tensor, windows: Windows) -> Tensor:
-    """Compute how far each child belongs to each parent, over all positions: they sum to one.
+    """Compute responsibilities of parents for children, which sum to one over all positions.
 
     Args:
         logits: (N, positions, parents, children); children are window x types, types innermost.
@@ -132,7 +132,7 @@ def compete(logits: Tensor, windows: Windows) -> Tensor:
 
 
 class _Ledger:
-    """The gradients of one backward sweep for the votes, kept as rows of outer products."""
+    """The gradients for the votes in one backward sweep, stored as rows of outer products."""
 
     def __init__(self) -> None:
         self.sweep = -1
@@ -145,7 +145,7 @@ class _Ledger:
             values: the V, (G, D, I), whose squares are used, the same for all entries with squares.
         """
         sweep = torch._C._current_graph_task_id()
-        if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
+        if sweep != self.sweep:  # entries of an earlier sweep that did not reach the votes
             self.sweep = sweep
             self.entries = []
         self.entries.append((row, linear, square, values))
@@ -165,7 +165,7 @@ class _Ledger:
 
 
 class _Gate(torch.autograd.Function):
-    """A token of the votes, without numbers, whose backward pass settles the ledger.
+    """The autograd function of an empty token, whose backward pass settles the ledger.
 
     Every use of the votes takes the token, so that the gate's backward pass comes after theirs.
     """
@@ -182,7 +182,7 @@ class _Gate(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The sums sum_i r_i V_i and, given V^2, sum_i r_i V_i^2 of r (G, 1, I) and V (G, D, I)."""
+    """The autograd function of sum_i r_i V_i and, given V^2, sum_i r_i V_i^2."""
 
     @staticmethod
     def forward(
@@ -205,13 +205,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _sums(weight: Tensor, values: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
-    """Return sum_i weight_i V_i, and of V^2 if they are given; weight @ V.mT would be slower."""
+    """Return sum_i weight_i V_i and, given V^2, sum_i weight_i V_i^2; weight @ V.mT is slower."""
     powers = (values,) if squares is None else (values, squares)
     return tuple(torch.bmm(x, weight.mT).mT for x in powers)
 
 
 class _Score(torch.autograd.Function):
-    """The scores V_i . linear + V_i^2 . square of V (G, D, I), with both others (G, 1, D)."""
+    """The autograd function of scores V_i . linear + V_i^2 . square, for V (G, D, I)."""
 
     @staticmethod
     def forward(
@@ -243,7 +243,7 @@ def _scores(
 
 
 class Gathered(NamedTuple):
-    """The votes that each parent gathers.
+    """Mean and variance of the votes that each parent gathers.
 
     Attributes:
         number: n_j = sum_i r_ij, in children, (N, positions, parents, 1).
@@ -257,7 +257,7 @@ class Gathered(NamedTuple):
 
 
 class Votes:
-    """The votes of one layer for a batch of images.
+    """The votes of children for parents in one layer, for a batch of images.
 
     Squares are those of differences from the votes' plain mean over the children, so that they lose
     no digits.
@@ -265,7 +265,7 @@ class Votes:
     Args:
         values: V, (N, positions, parents, D, children).
         presence: presences w of the children, (N, positions, children).
-        windows: which parents see which children; by default all parents see all children.
+        windows: the children that each parent sees; by default all parents see all children.
 
     `Votes.dense` makes votes from values (N, children, parents, D).
     """
@@ -294,12 +294,12 @@ class Votes:
 
     @cached_property
     def center(self) -> Tensor:
-        """The plain mean of each parent's votes, (N, positions, parents, D)."""
+        """The unweighted mean of each parent's votes, (N, positions, parents, D)."""
         return self.values.mean(2).unflatten(0, self.shape)
 
     @cached_property
     def centered_votes(self) -> tuple[Tensor, Tensor]:
-        """The differences of the votes from their center and the squares of these, (G, D, I)."""
+        """The votes minus their center, and the squares of the differences, (G, D, I) each."""
         differences = self.values - self.center.flatten(0, 2)[..., None]
         return differences, differences.square()
 
@@ -332,7 +332,7 @@ class Votes:
         return Gathered(number, has_votes * self.center + first, variance)
 
     def gather_sum(self, responsibility: Tensor) -> Tensor:
-        """Compute sum_i r_ij V_ij, (N, positions, parents, D), in half of the time of `gather`."""
+        """Compute only sum_i r_ij V_ij, (N, positions, parents, D), twice as fast as `gather`."""
         weight = self._weight(responsibility)
         (total,) = self._gather(weight, self.values, None)
         return total[:, 0].unflatten(0, self.shape)
@@ -343,15 +343,15 @@ class Votes:
         return _Gather.apply(weight, self.token, values, squares, self.ledger)
 
     def _weight(self, responsibility: Tensor) -> Tensor:
-        """Return w_i R_ij as rows, (G, 1, I)."""
+        """Return the weights w_i R_ij as rows, (G, 1, I)."""
         return (self.presence * responsibility).flatten(0, 2)[:, None]
 
     def agreement(self, vector: Tensor) -> Tensor:
-        """Compute V_ij . vector_j, (N, positions, parents, children)."""
+        """Compute the products V_ij . vector_j, (N, positions, parents, children)."""
         return self._score(vector, None, self.values)
 
     def read(self, weights: Tensor) -> Tensor:
-        """Compute V_ij . weights_ij, one set for all positions, (N, positions, parents, children).
+        """Compute V_ij . weights_ij, (N, positions, parents, children), weights equal at positions.
 
         Args:
             weights: (D, parents, children).

@@ -1,14 +1,13 @@
 """Scenes: several objects on a ground, each drawn by any image model of the zoo.
 
-Story. A picture has S slots. Each slot holds an object or none. An object has a pose (size, place
+Story. A picture has S slots. Each slot holds an object or none. An object has a pose (size, x, y
 and, where wanted, an angle) and a picture, which an object model draws: a VAE, shape codes,
 part-whole capsules, or any other model of small images. Objects hide the ground and each other.
 
-    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned distribution of
-    their number
+    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned prior of counts
     g   ~ the latents of the ground model, if the ground is one; its mean picture is the ground
     for each slot s, with names slot_<s>/<site>:
-    w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
+    w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the default, x, y, (B, 3)
     c_s ~ Normal(0, 1.5)                      # logits of a color, (B, C), where objects are masks
     d_s ~ Normal(0, 1)                        # depth, where objects have colors
     l_s ~ the latents of the object model
@@ -60,7 +59,7 @@ class Scenes(Model):
         thing: the object model, any `Model` of images whose image site has a mean. Its pictures
             have one channel, or one more than a scene.
         slots: S, the most objects of a scene.
-        size: usual height and width of an object's picture, in pixels.
+        size: default height and width of an object's picture, in pixels.
         size_spread: standard deviation of the log size.
         size_distribution: "given" for the distribution of `size` and `size_spread`, or "learned":
             the median size and the standard deviation of the log size are parameters that start
@@ -159,33 +158,33 @@ class Scenes(Model):
 
     @property
     def _like(self) -> Tensor:
-        """A tensor of the object model, for its precision and device; it may have no parameters."""
+        """A tensor with dtype and device of the object model, which may have no parameters."""
         held = itertools.chain(self.thing.parameters(), self.thing.buffers())
         return next(tensor for tensor in held if tensor.is_floating_point())
 
     @property
     def is_tinted(self) -> bool:
-        """True where objects are masks of one color each."""
+        """True if objects are masks with one color each."""
         return self.image_shape[0] > 1 and self.thing.image_shape[0] == 1
 
     @property
     def has_colors(self) -> bool:
-        """True where objects have colors, so that it matters which one is in front."""
+        """True if objects have colors, so that their depths matter."""
         return self.image_shape[0] > 1 or self.thing.image_shape[0] > 1
 
     @property
     def ground_model(self) -> Model | None:
-        """The model of the ground, where every scene has one of its own."""
+        """The model of the ground if every scene has a separate ground, else None."""
         return self.ground if isinstance(self.ground, Model) else None
 
     @property
     def pose_size(self) -> int:
-        """The number of coordinates of a pose."""
+        """The number of coordinates of an object's pose."""
         return 4 if self.rotation else 3
 
     @property
     def plate_dims(self) -> dict[str, int]:
-        """The dims of the object model's plates, which are those of the scene."""
+        """The dims of the scene's plates, equal to the object model's."""
         return dict(self.thing.plate_dims)
 
     @property
@@ -210,7 +209,7 @@ class Scenes(Model):
         return tuple(all_sites)
 
     def orders(self) -> list[dict[str, str]]:
-        """Return the S! ways to name the slots anew, each as the old name of every new name.
+        """Return the S! permutations of the slots, each as a map from new to old site names.
 
         The density of the latents is the same under all of them.
         """
@@ -222,27 +221,27 @@ class Scenes(Model):
         ]
 
     def discretize(self) -> "Scenes":
-        """Return the scene whose object model and ground model are discretized."""
+        """Return the model with the discrete forms of its object model and ground model."""
         parts = {"thing": self.thing, "ground": self.ground_model}
         new = {n: part.discretize() for n, part in parts.items() if part is not None}
         new = {name: part for name, part in new.items() if part is not parts[name]}
         return self.sharing_parameters(**new) if new else self
 
     def with_enumerated_presences(self) -> "Scenes":
-        """Return the model with the same parameters that sums the presences out by enumeration.
+        """Return the model, with shared parameters, that sums presences out by enumeration.
 
         It is meant for guides that do not draw them, such as Pyro's AutoGuides and free form.
         """
         return self if self.presence == "all" else self.sharing_parameters(presence="enumerate")
 
     def with_objects(self, number: int) -> "Scenes":
-        """Return the model of scenes of exactly so many objects: p(image, objects | number)."""
+        """Return the model of scenes with `number` objects: p(image, objects | number)."""
         return self.with_slots(number).sharing_parameters(presence="all")
 
     def with_canvas(
         self, height: int, width: int, slots: int | None = None, rate: float | None = None
     ) -> "Scenes":
-        """Return the model with the same parameters for another canvas.
+        """Return the model for another canvas, with shared parameters.
 
         Objects keep their size in pixels.
 
@@ -255,11 +254,11 @@ class Scenes(Model):
         return self.sharing_parameters(space=space).with_slots(slots or self.slots, rate)
 
     def with_slots(self, slots: int, rate: float | None = None) -> "Scenes":
-        """Return the model with the same parameters for another number of slots.
+        """Return the model for another number of slots, with shared parameters.
 
         Args:
-            rate: odds of one object; then the distribution of counts is the one that it gives. By
-                default the distribution stays what it is, and more objects than it knows have
+            rate: odds of one object, which then determine the distribution of counts. By default
+                the distribution is unchanged, and counts above its largest one have
                 probability zero.
         """
         check_at_least(1, slots=slots)
@@ -269,13 +268,13 @@ class Scenes(Model):
         return self.sharing_parameters(slots=slots)
 
     def _log_counts_of_rate(self, slots: int, like: Tensor) -> Tensor:
-        """Return the log probabilities of 0 to `slots` objects that `rate` gives, (S + 1,)."""
+        """Return the log probabilities of 0 to `slots` objects, (S + 1,), given `rate`."""
         number = upto(slots + 1, like)
         return (log_binomials(slots, like) + number * math.log(self.rate)).log_softmax(-1)
 
     @pyro_method
     def presence_distribution(self, like: Tensor) -> CountDistribution:
-        """Return the distribution of the presences."""
+        """Return the prior of the presences of all slots."""
         if self.count_logits is None or not self.learned:
             return CountDistribution(
                 self._log_counts_of_rate(self.slots, like), validate_args=False
@@ -286,7 +285,7 @@ class Scenes(Model):
         return CountDistribution(counts.log_softmax(-1), validate_args=False)
 
     def pose_distribution(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of the pose of one object, event (3,) or (4,)."""
+        """Return the prior of the pose of one object, event (3,) or (4,)."""
         spread = [self.size_spread, 0.7, 0.7, self.rotation][: self.pose_size]
         scale = like.new_tensor(spread)
         mean = torch.zeros_like(scale)
@@ -297,11 +296,11 @@ class Scenes(Model):
         return dist.Normal(mean, scale).to_event(1)
 
     def color_distribution(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of the logits of a color, event (C,)."""
+        """Return the prior of the logits of an object's color, event (C,)."""
         return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
 
     def depth_distribution(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of a depth, event ()."""
+        """Return the prior of an object's depth, event ()."""
         return dist.Normal(like.new_zeros(()), like.new_ones(()))
 
     def usual(self, like: Tensor) -> Tensor:
@@ -332,7 +331,7 @@ class Scenes(Model):
 
     @pyro_method
     def draw_object(self, plate: pyro.plate) -> Drawn:
-        """Draw one object for each scene of a plate from `plate`; call it within `AsObject`."""
+        """Sample one object for each scene of the plate; call it within `AsObject`."""
         like = self._like
         pose = self.draw("scene_pose", self.pose_distribution(like), plate)
         color = (
@@ -349,7 +348,7 @@ class Scenes(Model):
 
     @pyro_method
     def draw_ground(self, plate: pyro.plate) -> Tensor:
-        """Draw the ground of each scene, (*batch, C, H, W) or a tensor that broadcasts to it.
+        """Sample the ground of each scene, (*batch, C, H, W), or a tensor that broadcasts to it.
 
         Call it within `AsObject`.
         """
@@ -359,7 +358,7 @@ class Scenes(Model):
 
     @pyro_method
     def shared_ground(self) -> Tensor:
-        """Return the ground of all scenes, which is no site, (C, 1, 1) or (C, H, W)."""
+        """Return the fixed ground shared by all scenes, (C, 1, 1) or (C, H, W)."""
         if self.ground_logits is not None:
             ground = self.ground_logits.sigmoid()
             if ground.dim() == 1:
@@ -373,30 +372,30 @@ class Scenes(Model):
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The sizes of the dims right of images, which only the object model's plates use."""
+        """The sizes (1) of the dims right of `images`, used only by plates of the object model."""
         return (1,) * (-1 - self.plate_dims["images"])
 
     def draw(
         self, name: str, distribution: dist.TorchDistribution, plate: pyro.plate, **options: Any
     ) -> Tensor:
-        """Draw a site of the scene and return it without inner dims, (*batch, B, *event)."""
+        """Sample a site of the scene and return it without inner dims, (*batch, B, *event)."""
         with plate:
             return self.without_inner(
                 pyro.sample(name, distribution, **options), distribution.event_dim
             )
 
     def with_inner(self, value: Tensor, event_dim: int) -> Tensor:
-        """Return a value (*batch, *event) with the dims of the object model's plates."""
+        """Add the dims of the object model's plates to a value (*batch, *event)."""
         last = value.dim() - event_dim
         return value.reshape(*value.shape[:last], *self.inner, *value.shape[last:])
 
     def without_inner(self, value: Tensor, event_dim: int) -> Tensor:
-        """Return a value (*batch, *inner, *event) without the dims of the object model's plates."""
+        """Remove the dims of the object model's plates from a value (*batch, *inner, *event)."""
         last = value.dim() - event_dim
         return value.reshape(*value.shape[: last - len(self.inner)], *value.shape[last:])
 
     def image_distribution(self, mean: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of the image, event (C, H, W)."""
+        """Return p(image | mean), event (C, H, W)."""
         return dist.Normal(mean, self.sigma_image).to_event(3)
 
     def log_likelihood(self, images: Tensor, means: Tensor) -> Tensor:
@@ -418,7 +417,7 @@ class Scenes(Model):
         return -0.5 * error / self.sigma_image**2 - constant
 
     def place_object(self, drawn: Drawn) -> Pictures:
-        """Return the pictures of one object of each scene where it stands, with S = 1."""
+        """Move one object of each scene to its pose, and return its pictures, with S = 1."""
         batch, size = drawn.pose.shape[:-1], self.image_shape[1:]
         picture = drawn.picture.expand(*batch, *drawn.picture.shape[-3:])
         if not self.has_colors or self.is_tinted:
@@ -436,7 +435,7 @@ class Scenes(Model):
         return Pictures(cover.unsqueeze(-4), None if color is None else color.unsqueeze(-4), depth)
 
     def blend(self, presences: Tensor, pictures: Pictures, ground: Tensor) -> Tensor:
-        """Compute the mean images (*batch, M, C, H, W) of M presences (*batch, M, S) of each scene.
+        """Compute mean images (*batch, M, C, H, W) for M presences (*batch, M, S) of each scene.
 
         Args:
             ground: see `draw_ground`.
@@ -446,7 +445,7 @@ class Scenes(Model):
         )
 
     def layers(self, pictures: Pictures) -> list[Tensor]:
-        """Return what each slot adds to the sums of `mixed`, (*batch, S, 1 or C, H, W)."""
+        """Compute each slot's terms in the sums of `mix_layers`, (*batch, S, 1 or C, H, W)."""
         free = (-(1 - _LEAST_FREE) * pictures.cover).log1p()
         if pictures.color is None or pictures.depth is None:
             return [free]
@@ -454,11 +453,11 @@ class Scenes(Model):
         return [free, weight, weight * pictures.color]
 
     def mix_layers(self, sums: list[Tensor], ground: Tensor) -> Tensor:
-        """Compute mean images from `layers` that were summed over the objects that are there."""
+        """Compute mean images from the terms of `layers`, summed over the present objects."""
         free, ground = sums[0].exp(), ground.unsqueeze(-4)
         if len(sums) == 1:
             return 1 - (free if self.ground == "black" else free * (1 - ground))
-        fraction = (1 - free) / (sums[1] + 1e-6)  # of one channel, as `free` is
+        fraction = (1 - free) / (sums[1] + 1e-6)  # one channel, like `free`
         return torch.addcmul(free * ground, fraction, sums[2])
 
 

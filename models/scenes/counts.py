@@ -1,4 +1,4 @@
-"""Presences of a scene's slots: their distribution, and lists of them."""
+"""Presences of a scene's slots: their prior, and lists of subsets."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def subsets_of(slots: int, like: Tensor, most: int | None = None) -> Tensor:
-    """Return all presences of `slots` objects, (2^S, S), in order of their number.
+    """List all subsets of `slots` slots as presences, (2^S, S), ordered by size.
 
     Args:
         like: a tensor of the precision and on the device of the result.
@@ -23,7 +23,7 @@ def subsets_of(slots: int, like: Tensor, most: int | None = None) -> Tensor:
 
 
 def prefixes_of(slots: int, like: Tensor) -> Tensor:
-    """Return the presences of the first n of `slots` objects, and of these without one of them.
+    """List presences of the first n of `slots` slots, and of these without one slot.
 
     Args:
         like: see `subsets_of`.
@@ -34,18 +34,18 @@ def prefixes_of(slots: int, like: Tensor) -> Tensor:
 
 
 def upto(number: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., number - 1 in the precision and on the device of a tensor, (number,)."""
+    """Return 0, 1, ..., number - 1 in the dtype and on the device of a tensor, (number,)."""
     return torch.arange(number, dtype=like.dtype, device=like.device)
 
 
 def log_binomials(slots: int, like: Tensor) -> Tensor:
-    """Return the log number of sets of 0 to `slots` of the slots, (S + 1,)."""
+    """Return the log binomial coefficients of 0 to `slots` out of `slots`, (S + 1,)."""
     number = upto(slots + 1, like)
     return math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
 
 
 class CountDistribution(dist.TorchDistribution):
-    """The distribution of which of S slots hold an object, given the distribution of their number.
+    """The distribution of the presences of S slots, given the distribution of their number.
 
     All sets of one size are equally likely.
 

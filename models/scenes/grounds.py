@@ -1,4 +1,4 @@
-"""Grounds of scenes: the kinds of grounds, and a model of one."""
+"""Grounds (backgrounds) of scenes, and a model of smooth colors."""
 
 import pyro
 import pyro.distributions as dist
@@ -10,12 +10,12 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 
 GROUNDS = ("black", "learned", "learned-picture", "color", "picture")
-GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that every scene has of its own
+GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that differs between scenes
 SPREAD = 1.5  # standard deviation of the logits of a color
 
 
 class Tones(Model):
-    """A ground of the colors of a grid, with smooth transitions, drawn anew for every scene.
+    """The model of a ground with a grid of colors and smooth transitions.
 
         logits ~ Normal(0, 1.5)                 # (B, C grid^2)
         image  ~ Normal(sigmoid(logits), enlarged to the canvas, 0.3)
@@ -23,7 +23,7 @@ class Tones(Model):
     Args:
         image_shape: (channels, height, width).
         grid: rows and columns.
-        plate_dims: those of the scene.
+        plate_dims: dims of the scene's plates.
     """
 
     sites = (Site("tones", ("images",), 1),)
@@ -48,7 +48,7 @@ class Tones(Model):
 
 
 def enlarge_pictures(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return pictures (*batch, C, h, w) at a size, with smooth transitions, (*batch, C, H, W)."""
+    """Enlarge pictures (*batch, C, h, w) smoothly to a size, (*batch, C, H, W)."""
     if pictures.shape[-2:] == size:
         return pictures
     if pictures.shape[-2:] == (1, 1):

@@ -1,4 +1,4 @@
-"""Objects of a scene in their own frames, and their pictures where they stand."""
+"""Objects of a scene in their frames, and their pictures on the canvas."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from capsule_zoo.models.parts import poses
 
 
 class AsObject(Messenger):
-    """A context in which an image model draws its mean picture as an object or ground of a scene.
+    """The context in which an image model returns its mean picture as a scene's object or ground.
 
     Its image is not a site: it is not drawn, and the model returns the mean. Its other sites get
     a name in front, `slot_0/image_code` or `ground/image_code`, or keep theirs without one.
@@ -30,7 +30,7 @@ class AsObject(Messenger):
 
 
 class Drawn(NamedTuple):
-    """An object of every scene of a batch: its picture in its own frame, and where it stands.
+    """One object of every scene of a batch: its picture in its frame, and its pose.
 
     Attributes:
         picture: the object model's mean, (*batch, c, h, w).
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
 
 
 class Pictures(NamedTuple):
-    """The pictures of the objects of all slots, where they stand.
+    """The pictures of the objects of all slots, at their poses on the canvas.
 
     Attributes:
         cover: fraction of each pixel that an object covers, (*batch, S, 1, H, W).
@@ -60,7 +60,7 @@ class Pictures(NamedTuple):
 
 
 def together(pictures: Sequence[Pictures]) -> Pictures:
-    """Return the pictures of several slots as one."""
+    """Join the pictures of several slots."""
     cover, color, depth = zip(*pictures, strict=True)
     return Pictures(
         torch.cat(cover, -4),
@@ -70,16 +70,16 @@ def together(pictures: Sequence[Pictures]) -> Pictures:
 
 
 def move_pictures(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
-    """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
+    """Warp pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
 
     The whole canvas is painted. To paint boxes alone would save at most 13 % of an update of three
     slots on 50x50 pixels, and 17 % of one of ten on 128x128; to blend subsets only where an object
     is saves 2 % and 13 %.
 
     Args:
-        pose: (log size over the usual, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
+        pose: (log size over the default, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
         size: (height, width) of the canvas.
-        usual: half the usual size in half canvases, along x and y, (2,).
+        usual: default half-size in half canvases, along x and y, (2,).
     """
     batch = pictures.shape[:-3]
     inverse = poses.inverse(poses.from_matrix(window(pose, usual))).reshape(-1, 2, 3)
@@ -92,10 +92,10 @@ def move_pictures(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: 
 def crop(
     images: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor, mode: str = "bilinear"
 ) -> Tensor:
-    """Return what images (B, C, H, W) show in the windows of poses (B, 3 or 4), (B, C, *size).
+    """Crop images (B, C, H, W) to the windows of poses (B, 3 or 4), (B, C, *size).
 
     Args:
-        mode: of the interpolation, see `torch.nn.functional.grid_sample`.
+        mode: mode of the interpolation, see `torch.nn.functional.grid_sample`.
     """
     grid = F.affine_grid(
         window(pose, usual), [len(images), images.shape[1], *size], align_corners=False
@@ -104,7 +104,7 @@ def crop(
 
 
 def window(pose: Tensor, usual: Tensor) -> Tensor:
-    """Return the maps (*batch, 2, 3) from an object's frame, [-1, 1]^2, to the canvas."""
+    """Return the affine maps (*batch, 2, 3) from an object's frame, [-1, 1]^2, to the canvas."""
     size = usual * pose[..., :1].exp()  # (*batch, 2)
     if pose.shape[-1] == 3:
         linear = torch.diag_embed(size)

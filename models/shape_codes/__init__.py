@@ -1,9 +1,9 @@
-"""Shape codes: one object of some kind, whose code says which parts it has, and where.
+"""Shape codes: an object of some kind, whose code determines the presence and pose of parts.
 
 Story. A scene holds one object. The object is of one of several kinds, stands at a pose, and has a
 shape code: a few numbers that deform the arrangement of parts that its kind has. Every part belongs
-to the object, or to a dummy that explains clutter. The kind and the code determine how likely a
-part is to be present and what its pose is in the object's frame. Parts paint the image as in
+to the object, or to a dummy that explains clutter. The kind and the code determine a part's
+probability of presence, and its pose in the object's frame. Parts paint the image as in
 part-whole capsules.
 
     k   ~ Categorical(pi)                                         # kind of the object, (B, 1)
@@ -14,7 +14,7 @@ part-whole capsules.
     A_i ~ Normal(A (N_ik + U_ik c), t_i sigma_ik + (1 - t_i) sigma_off)           # (B, P, 6)
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
-Several objects in a scene are S slots. Each has a kind, a pose and a code of its own, (B, S, ...),
+Several objects in a scene are S slots. Each has a separate kind, pose and code, (B, S, ...),
 and every part chooses among the dummy and the slots:
 
     s_i ~ Categorical(dummy: epsilon, slot s: rho_ik of its kind)
@@ -140,7 +140,7 @@ class ShapeCodes(PaintedParts):
         return super().relaxed and self.scope != "objects"
 
     def with_enumerated_kinds(self) -> "ShapeCodes":
-        """Return the model with the same parameters that sums out the kind by enumeration.
+        """Return the model, with shared parameters, that sums out the kind by enumeration.
 
         It is meant for guides that do not draw the kind, such as Pyro's AutoGuides.
 
@@ -159,7 +159,7 @@ class ShapeCodes(PaintedParts):
             )
 
     def object_code_distribution(self) -> dist.TorchDistribution:
-        """Return the distribution of the object's shape code."""
+        """Return the prior of the object's shape code."""
         return dist.Normal(self.kind_logits.new_zeros(self.codes), 1.0).to_event(1)
 
     def forward(
@@ -183,7 +183,7 @@ class ShapeCodes(PaintedParts):
             return self.sample_image(self.image_distribution(drawn), images)
 
     def _draw_object(self, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw kind (B, 1), pose (B, 1, 6) and code (B, 1, d), or return an object at rest."""
+        """Sample kind (B, 1), pose (B, 1, 6) and code (B, 1, d), or return the object at rest."""
         if self.scope == "parts":
             like = self.kind_logits
             rest = poses.identity_like(like).view(1, 1, 6), like.new_zeros(1, 1, self.codes)
@@ -198,7 +198,7 @@ class ShapeCodes(PaintedParts):
             return kind, pose, pyro.sample("object_code", self.object_code_distribution())
 
     def responsibilities(self, kind: Tensor, pose: Tensor, code: Tensor, parts: Capsules) -> Tensor:
-        """Compute p(s_i | everything else), (B, P, 1 + S): of the dummy, and of every object.
+        """Compute the posterior p(s_i | everything else) of each part's parent, (B, P, 1 + S).
 
         Args:
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
@@ -243,7 +243,7 @@ class ShapeCodes(PaintedParts):
     def _log_density_of_parts(
         self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
     ) -> Tensor:
-        """Compute log p(parts | k, A, c), with one dim less than `code` has batch dims."""
+        """Compute log p(parts | k, A, c), summed over parts."""
         if self.scope == "objects":
             value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
             return self.shapes.part_distribution(kind, pose, code).log_prob(value).sum(-1)

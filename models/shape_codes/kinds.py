@@ -1,4 +1,4 @@
-"""The learned relation between parts and one object of several kinds, each with a shape code.
+"""The learned relation of parts to objects of several kinds with shape codes.
 
 Every kind has its own arrangement of the parts, which the object's code c deforms. The code says
 which parts are present, and where they are in the object's frame.
@@ -21,12 +21,12 @@ from capsule_zoo.models.parts.parent_selection import (
 )
 
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
-_NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
-_DUMMY_FRACTION = 1e-3  # of parts, in kinds that start from given distributions
+_NEAR_LEAST = 0.01  # first distance of a scale from the least scale, in units of the least
+_DUMMY_FRACTION = 1e-3  # fraction of parts of the dummy, in kinds set to distributions
 
 
 class ShapeKinds(Relation):
-    """The arrangements of the parts in objects of every kind, and how codes deform them.
+    """The arrangements of parts in objects of every kind, and their deformation by codes.
 
     Parameters: `log_affinity` (log rho, (K, P)), `presence_logits` (g, (K, P)), `presence_codes`
     (w, (K, P, d)), `transform` (M = N - I, (K, P, 6)), `pose_codes` (U, (K, P, 6, d)) and
@@ -48,7 +48,7 @@ class ShapeKinds(Relation):
 
     @property
     def place(self) -> Tensor:
-        """The mean arrangement N of every kind, (K, P, 6)."""
+        """The mean arrangement N of the parts in every kind, (K, P, 6)."""
         return poses.identity_like(self.transform) + self.transform
 
     @property
@@ -57,7 +57,7 @@ class ShapeKinds(Relation):
         return self.sigma_min + F.softplus(self.raw_scale)
 
     def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ChildDistribution:
-        """Return the distribution of the parts of S objects.
+        """Return the distribution of the parts given S objects.
 
         Args:
             kind: integers that broadcast to (B, S); they may be enumerated.
@@ -93,7 +93,7 @@ class ShapeKinds(Relation):
         return compose_votes(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
     def part_distribution(self, kind: Tensor, pose: Tensor, code: Tensor) -> "PartDistribution":
-        """Return the distribution of observed parts, with the choice of a parent summed out.
+        """Return the distribution of observed parts, with the parent selection summed out.
 
         Args: as for `forward`.
         """
@@ -108,14 +108,14 @@ class ShapeKinds(Relation):
     def start_from(
         self, presence: Tensor, mean: Tensor, loadings: Tensor, std: Tensor, mask: Tensor
     ) -> None:
-        """Set the kinds to given distributions of their parts, of objects at the identity.
+        """Initialize the kinds by distributions of their parts, for objects at the identity.
 
         Presences do not depend on codes at first, and hardly any part belongs to the dummy.
 
         Args:
             presence: probabilities, (K, P).
-            mean, std: of the poses, (K, P, 6).
-            loadings: how codes move the poses, (K, P, 6, d).
+            mean, std: mean and standard deviation of the poses, (K, P, 6).
+            loadings: derivative of the poses by the codes, (K, P, 6, d).
             mask: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
         mask = mask[:, None]
@@ -130,9 +130,9 @@ class ShapeKinds(Relation):
 
 
 def compose_votes(pose: Tensor, arrangement: Tensor) -> Tensor:
-    """Compute `poses.compose` of one pose (*batch, 6) with many, (*batch, P, 6), row by row.
+    """Compose one pose (*batch, 6) with many poses (*batch, P, 6), as `poses.compose` does.
 
-    It does the same sums in fewer passes over memory.
+    It does equal sums in fewer passes over memory.
     """
     outer = pose.unflatten(-1, (2, 3)).unsqueeze(-3)  # (*batch, 1, 2, 3)
     inner = arrangement.unflatten(-1, (2, 3))  # (*batch, P, 2, 3)
@@ -176,7 +176,7 @@ class PartDistribution(dist.TorchDistribution):
 
     @property
     def choice(self) -> dist.Categorical:
-        """The distribution of the parent, (*batch); 0 is the dummy."""
+        """The distribution of the parent of each part, (*batch); 0 is the dummy."""
         weights = F.pad(self.log_odds, (1, 0))
         return dist.Categorical(logits=weights.expand(*self.batch_shape, -1))
 
@@ -193,7 +193,7 @@ class PartDistribution(dist.TorchDistribution):
         return torch.logaddexp(parent_terms.logsumexp(-1), clutter.squeeze(-1)) - total
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
-        """Draw parts (*sample_shape, *batch, 7)."""
+        """Sample parts (*sample_shape, *batch, 7)."""
         component = self.choice.sample(sample_shape)[..., None]
         clutter, parent = component == 0, (component - 1).clamp(min=0)
         shape = (*component.shape[:-1], self.logits.shape[-1])

@@ -1,4 +1,4 @@
-"""Bernoulli, Gaussian and Poisson units in natural form, from which energy models are built.
+"""Bernoulli, Gaussian and Poisson units of energy models, in natural parameters.
 
 A unit u with bias a and base measure f obeys, when a field phi is added to its bias,
 
@@ -24,7 +24,7 @@ from capsule_zoo.models.checks import check_at_least, check_one_of
 
 
 class _Softplus(torch.autograd.Function):
-    """The function log(1 + e^x), a few times faster on CPUs than torch's.
+    """The autograd function log(1 + e^x), a few times faster on CPUs than torch's.
 
     With s the sigmoid, which is also the derivative, it is max(x, 0) - log max(s, 1 - s). Its error
     is absolute, of the size of rounding.
@@ -47,7 +47,7 @@ softplus = _Softplus.apply
 
 
 def draw_bernoulli(probability: Tensor) -> Tensor:
-    """Draw zeros and ones, a few times faster on CPUs than torch.bernoulli."""
+    """Sample zeros and ones, a few times faster on CPUs than torch.bernoulli."""
     return torch.rand_like(probability).lt_(probability)
 
 
@@ -89,28 +89,28 @@ class Units(PyroModule):
         raise NotImplementedError
 
     def sample(self, field: Tensor | float = 0.0) -> Tensor:
-        """Draw the units under a field."""
+        """Sample the units under a field."""
         return self.distribution(field).sample()
 
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
-        """Compute A(bias + field), in nats."""
+        """Compute the log partition function A(bias + field), in nats."""
         raise NotImplementedError
 
     def mean(self, field: Tensor | float = 0.0) -> Tensor:
-        """Compute A'(bias + field), the expected value."""
+        """Compute the mean A'(bias + field) of the units under a field."""
         raise NotImplementedError
 
     def link(self, mean: Tensor) -> Tensor:
-        """Compute the natural parameter bias + field whose mean is `mean`, the inverse of A'."""
+        """Compute the natural parameter of units with a given mean, the inverse of A'."""
         raise NotImplementedError
 
     def log_base(self, value: Tensor) -> Tensor:
-        """Compute bias u + log f(u), the units' own part of the negative energy, in nats."""
+        """Compute bias u + log f(u), the negative energy of the units without fields, in nats."""
         raise NotImplementedError
 
 
 class BernoulliUnits(Units):
-    """Binary units, where values between 0 and 1 are read as probabilities, as usual for pixels."""
+    """Binary units; values between 0 and 1 count as probabilities, as usual for pixels."""
 
     value_range = (0.0, 1.0)
 
@@ -177,7 +177,7 @@ class GaussianUnits(Units):
 
 
 class PoissonUnits(Units):
-    """Units that are counts; values between two counts are accepted, like gray pixels."""
+    """Units with counts as values; values between two counts are accepted, like gray pixels."""
 
     def distribution(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return dist.Poisson(self.mean(field), validate_args=False)
@@ -203,13 +203,13 @@ FAMILIES: dict[str, type[Units]] = {
 
 
 def make_units(argument: str, family: str, *shape: int) -> Units:
-    """Return units of a family by name; ValueError names the `argument` of an unknown family."""
+    """Make units of a named family; ValueError names the `argument` of an unknown family."""
     check_one_of(argument, family, tuple(FAMILIES))
     return FAMILIES[family](*shape)
 
 
 def base_rates(units: Units, images: Tensor) -> Tensor:
-    """Compute the biases at which units have the mean of images (B, C, H, W).
+    """Compute the biases by which units have the mean of images (B, C, H, W).
 
     A pixel that is at the end of its range in all B images is moved off it by half an image.
     """

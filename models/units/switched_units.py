@@ -1,4 +1,4 @@
-"""The distribution of a layer of capsules under the fields of its neighbors.
+"""Switched capsules: their distribution under the fields of neighboring layers.
 
 Each of K capsules has a switch z_k and J hidden units h_k. A neighbor that adds m_k to the biases
 of the units of a capsule that is on, and d_k to the bias of its switch, leaves
@@ -35,7 +35,7 @@ from capsule_zoo.models.units.exponential_family import (
 
 
 class Fields(NamedTuple):
-    """The terms that a neighboring layer, or an image, adds to the biases of capsules.
+    """The fields that a neighboring layer, or an image, adds to the biases of capsules.
 
     Attributes:
         hidden: m, added to the hidden units of a capsule that is on, (B, K, J).
@@ -46,7 +46,7 @@ class Fields(NamedTuple):
     switch: Tensor
 
     def scale_fields(self, beta: float | Tensor) -> "Fields":
-        """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
+        """Scale fields by `beta`, a number or one for each row (B,)."""
         if isinstance(beta, Tensor):
             beta = beta[:, None]
             return Fields(self.hidden * beta[..., None], self.switch * beta)
@@ -54,20 +54,20 @@ class Fields(NamedTuple):
 
     @classmethod
     def none(cls, units: Units, batch: int) -> "Fields":
-        """Return fields of zeros for a batch of layers with these units (K, J)."""
+        """Return zero fields for a batch of layers with units (K, J)."""
         hidden = units.bias.new_zeros(batch, *units.bias.shape)
         return cls(hidden, hidden[..., 0])
 
 
 class CapsuleState(NamedTuple):
-    """The values of all switches (B, K) and hidden units (B, K, J), or their expectations."""
+    """The values, or expectations, of switches (B, K) and hidden units (B, K, J)."""
 
     switch: Tensor
     activity: Tensor  # switch times hidden units, which alone acts on a neighbor's units
 
 
 class CapsuleDistribution(NamedTuple):
-    """The distributions p(z, h | fields) of a batch.
+    """The distribution p(z, h | fields) of switches and units, for a batch.
 
     Attributes:
         units: the family and biases of the hidden units.
@@ -85,7 +85,7 @@ class CapsuleDistribution(NamedTuple):
     narrowing: Tensor | None = None
 
     def rows(self, rows: slice) -> "CapsuleDistribution":
-        """Return the distributions of some rows of the batch."""
+        """Return the distribution of some rows of the batch."""
         logits = None if self.switch_logits is None else self.switch_logits[rows]
         return self._replace(field=self.field[rows], gain=self.gain[rows], switch_logits=logits)
 
@@ -97,18 +97,18 @@ class CapsuleDistribution(NamedTuple):
         return self.switch_logits.sigmoid()
 
     def log_partition(self) -> Tensor:
-        """Compute log sum_{z, h} of the capsules' part of exp(-E), less sum_j B(b), (B,)."""
+        """Compute the log partition function of the capsules, less sum_j B(b), (B,), in nats."""
         if self.switch_logits is None:
             return self.gain.sum(-1)
         return softplus(self.switch_logits).sum(-1)
 
     def mean(self) -> CapsuleState:
-        """Compute E[z] and E[z h]."""
+        """Compute the expectations E[z] and E[z h]."""
         switch = self.switch_probability
         return CapsuleState(switch, switch[..., None] * self.units.mean(*self._terms()))
 
     def sample(self) -> CapsuleState:
-        """Draw exactly; the units of capsules that are off affect nothing."""
+        """Sample switches and units exactly; units of capsules that are off have no effect."""
         hidden = self.units.sample(*self._terms())
         if self.switch_logits is None:
             return CapsuleState(torch.ones_like(self.gain), hidden)
@@ -120,14 +120,14 @@ class CapsuleDistribution(NamedTuple):
         return self.units.distribution(*(switch[..., None] * term for term in self._terms()))
 
     def _terms(self) -> tuple[Tensor, ...]:
-        """Return what is added to the units' parameters in capsules that are on."""
+        """Return the terms added to the units' parameters in capsules that are on."""
         return (self.field,) if self.narrowing is None else (self.field, self.narrowing)
 
 
 def capsule_distribution(
     units: Units, switch_bias: Tensor | None, fields: Fields, narrowing: Tensor | None = None
 ) -> CapsuleDistribution:
-    """Return the distribution at the top of this file.
+    """Return the distribution of capsules at the top of this file.
 
     Args:
         switch_bias: c (K,), None for always on.
@@ -140,7 +140,7 @@ def capsule_distribution(
 
 
 def draw_capsules(name: str, distribution: CapsuleDistribution) -> CapsuleState:
-    """Draw the sites of one layer, within its images plate at dim -2.
+    """Sample the sites of one layer, within its images plate at dim -2.
 
     The sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
 
@@ -165,7 +165,7 @@ def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site,
 
 
 class CapsuleMachine(Model):
-    """The base of the capsule machines, whose capsules add fields to the visible biases.
+    """The base class of capsule machines, whose capsules add fields to the visible biases.
 
     Subclasses hold `weight`, W (pixels, K, J), and where capsules are `switched`, `switch_weight`,
     Omega (pixels, K).
@@ -190,7 +190,7 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def visible_field(self, capsules: CapsuleState) -> Tensor:
-        """Compute phi = sum_k W_k u_k + Omega z, added to the visible biases, (B, C, H, W)."""
+        """Compute the field phi = sum_k W_k u_k + Omega z of visible units, (B, C, H, W)."""
         field = capsules.activity.flatten(-2) @ self.weight.flatten(1).T
         if self.switched:
             field = field + capsules.switch @ self.switch_weight.T
@@ -198,7 +198,7 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def contributions(self, capsules: CapsuleState) -> Tensor:
-        """Compute the terms (B, K, C, H, W) of phi, one for each capsule."""
+        """Compute each capsule's term of the visible field phi, (B, K, C, H, W)."""
         terms = torch.einsum("...kj,mkj->...km", capsules.activity, self.weight)
         if self.switched:
             terms = terms + capsules.switch[..., None] * self.switch_weight.T
@@ -206,11 +206,11 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def mean_image(self, capsules: CapsuleState) -> Tensor:
-        """Compute E[x | h, z], (B, C, H, W)."""
+        """Compute the mean image E[x | h, z], (B, C, H, W)."""
         return self.visible.mean(self.visible_field(capsules))
 
     def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
-        """Draw the image site under a field (B, C, H, W), in the images plate."""
+        """Sample the image site under a field (B, C, H, W), in the images plate."""
         distribution = self.visible.distribution(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
         return self.sample_image(distribution, images)
 

@@ -1,1 +1,1 @@
-"""Starts of training: clusters, factor analyzers, templates."""
+"""Initializations for training: clusters, factor analyzers, templates."""

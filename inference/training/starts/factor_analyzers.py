@@ -3,14 +3,14 @@
 A part set has presences t_i and poses A_i. A mixture of factor analyzers is the story of shape
 codes without the object's pose, the dummy, and the influence of codes on presences:
 
-    k   ~ Categorical(share)
+    k   ~ Categorical(fraction)
     c   ~ Normal(0, I)                                            # (d,)
     t_i ~ Bernoulli(presence_ik)                                  # (P,)
     A_i ~ Normal(mean_ik + loadings_ik c, variance_ik)            # (P, 6), seen where t_i is 1
 
 The code has a closed form given the kind, so that EM fits tens of thousands of part sets in seconds
 per kind. Variances have a floor, which falls from one round of updates to the next. Where the floor
-is high, kinds are told apart by what is large in a part set, and not by the small but regular
+is high, kinds are distinguished by what is large in a part set, and not by the small but regular
 habits of the network that found the parts.
 
 References:
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from capsule_zoo.models import Capsules
 
-_LEAST_FRACTION = 1e-3  # of images, for presences and kinds
+_LEAST_FRACTION = 1e-3  # least probability of presences and kinds
 _NEGLIGIBLE = 1e-4  # responsibility below which an image does not count
 _INNER = 3  # updates of loadings and variances for each update of the responsibilities
-_FIRST_FRACTION = 0.5  # of a part's variance that is not due to the code, at first
+_FIRST_FRACTION = 0.5  # first fraction of a part's variance that is not due to the code
 
 
 class FactorAnalyzers(NamedTuple):
@@ -79,7 +79,7 @@ class FactorAnalyzers(NamedTuple):
         return _with_prior(slope.mT @ slope)
 
     def principal(self) -> "FactorAnalyzers":
-        """Return the same distribution with other codes, independent of each other given the parts.
+        """Return an equal distribution whose codes are independent of each other given the parts.
 
         The first number of a code is what the parts determine best.
         """
@@ -96,7 +96,7 @@ def fit_factor_analyzers(
     floors: Sequence[float],
     updates: int = 8,
 ) -> FactorAnalyzers:
-    """Fit a mixture of factor analyzers to part sets, from clusters.
+    """Fit a mixture of factor analyzers to part sets, initialized by clusters.
 
     Args:
         parts: presences (N, P), 0 or 1, and poses (N, P, 6).
@@ -132,7 +132,7 @@ def fit_factor_analyzers(
 def cluster_parts(
     parts: Capsules, number: int, seed: int, subset: Tensor | slice = slice(None)
 ) -> Tensor:
-    """Return clusters of part sets, (N,), by k-means on presences and poses of present parts.
+    """Cluster part sets, (N,), by k-means on presences and poses of present parts.
 
     Args:
         parts: presences (N, P) and poses (N, P, 6).
@@ -156,7 +156,7 @@ def _with_prior(gram: Tensor) -> Tensor:
 
 
 def _first(parts: Capsules) -> FactorAnalyzers:
-    """Return means and variances over all part sets, as one kind without loadings."""
+    """Return the means and variances of all part sets, as a mixture of one kind."""
     part_presence = parts.presence[..., None]
     number = part_presence.sum(0).clamp(min=1)
     mean = (part_presence * parts.pose).sum(0) / number
@@ -175,7 +175,7 @@ def _update(
     floor: float,
     start: bool = False,
 ) -> None:
-    """Update one kind in place, given its responsibility for every part set (N,).
+    """Update one kind in place, given its responsibilities for all part sets (N,).
 
     One more part set, with mean and variance of all, counts for every kind.
     """
@@ -215,6 +215,6 @@ def _explain(covariance: Tensor, loadings: Tensor, variance: Tensor, floor: floa
     weighted = loadings / variance[:, None]
     posterior = torch.linalg.inv(_with_prior(loadings.T @ weighted))  # covariance of the code
     cross = covariance @ weighted @ posterior  # (D, d)
-    second = posterior + posterior @ weighted.T @ cross  # mean of c c^T
+    second = posterior + posterior @ weighted.T @ cross  # second moment of the code, mean of c c^T
     loadings.copy_(torch.linalg.solve(second, cross.T).T)
     variance.copy_((covariance.diagonal() - (loadings * cross).sum(-1)).clamp(min=floor**2))

@@ -1,9 +1,9 @@
-"""The start of shape codes: a mixture of factor analyzers of parsed images.
+"""The initialization of shape codes by a mixture of factor analyzers of parsed images.
 
-Kinds that start alike stay alike, and most of them die: of ten kinds that started at random, four
-were used on MNIST. The mixture starts from clusters, is fitted in a minute, and all its kinds are
-used. It is the model of shape codes but for the object's pose and the dummy, and what is then
-learned by gradients begins near the best that the model can do.
+Kinds that are equal at first stay equal, and most of them die: of ten kinds with random initial
+values, four were used on MNIST. The mixture starts from clusters, is fitted in a minute, and all
+its kinds are used. It is the model of shape codes except for the object's pose and the dummy, so
+that learning by gradients begins near the optimum of the model.
 """
 
 import torch
@@ -17,19 +17,19 @@ from capsule_zoo.inference.training.starts.factor_analyzers import (
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.models.shape_codes import ShapeCodes
 
-_CLUSTERED = 20_000  # images that the clusters are fitted to; the others join the nearest cluster
+_CLUSTERED = 20_000  # images to which clusters are fitted; other images join the nearest cluster
 _FLOORS = (
     3.2,
     1.6,
     1.0,
 )  # least standard deviations of poses in each round, in units of the model's
-_FLOORS_OF_ROTATIONS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # the same, between turns
-_UPDATES, _UPDATES_OF_ROTATIONS = 8, 4  # of the mixture in each round
+_FLOORS_OF_ROTATIONS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # _FLOORS with rotations
+_UPDATES, _UPDATES_OF_ROTATIONS = 8, 4  # updates of the mixture in each round
 
 
 @torch.no_grad()
 def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0) -> Tensor:
-    """Set the kinds of a model to a mixture of factor analyzers of part sets, in place.
+    """Initialize the kinds of a model, in place, by a mixture of factor analyzers of part sets.
 
     The mixture starts from clusters, by k-means, of the presences and the poses of the parts that
     are present.
@@ -56,7 +56,7 @@ def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def start_rotated_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tensor:
-    """Set the kinds of a model to a mixture that chooses the rotation of every image, in place.
+    """Initialize the kinds of a model, in place, by a mixture that infers each image's rotation.
 
     No image says which of its rotations is upright. The mixture starts from every image's first
     rotation. Then it is fitted, and every image is given the rotation at which the mixture explains
@@ -108,13 +108,13 @@ def _check_number(sets: Tensor, model: ShapeCodes) -> None:
 
 
 def _clusters(sets: Tensor, kinds: int, seed: int) -> Tensor:
-    """Return the cluster of every part set, (N,), by k-means."""
+    """Cluster part sets by k-means, and return the cluster of each, (N,)."""
     order = torch.randperm(len(sets), generator=torch.Generator().manual_seed(seed))
     return cluster_parts(from_part_sets(sets), kinds, seed, order[: max(_CLUSTERED, kinds)])
 
 
 def _set_kinds(model: ShapeCodes, mixture: FactorAnalyzers, presence: Tensor) -> None:
-    """Set the kinds of a model to a mixture that was fitted to parts with these presences."""
+    """Copy a fitted mixture into the kinds of a model."""
     mask = presence.sum(0) >= 2
     model.shapes.start_from(
         mixture.presence, mixture.mean, mixture.loadings, mixture.variance.sqrt(), mask

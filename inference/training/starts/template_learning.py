@@ -3,7 +3,7 @@
 The E step is exact. It sums over all fractions of the points among objects, over all orders of the
 corners, and over poses, whose scale is left to a quadrature; see
 `models.constellations.similarities`. With w the responsibility of a set of points z in one order,
-and u the part of the pose that turns and scales, the M step is
+and u the part of the pose that rotates and scales, the M step is
 
     p_c  = m_c - mean(m), scaled to mean square 1,   m_c = sum w E[conj(u) / s^2] (z_c - mean(z))
     v^2  : raises sum w E[-D / (2 s^2) - n log s^2],   s^2 = floor^2 + v^2 |u|^2
@@ -50,18 +50,18 @@ from capsule_zoo.models.constellations.similarities import (
 )
 
 SIZE = math.sqrt(2.0)  # the radius of every learned template, as of a square that is 2 wide
-FIRST_NOISE = 0.4  # of the noise on templates, in their units
+FIRST_NOISE = 0.4  # first noise on templates, in units of the template
 LEAST_NOISE = 1e-3
-ALIKE = 0.98  # correlation from which on templates are nearly equal
+ALIKE = 0.98  # correlation of templates that count as nearly equal
 _NEGLIGIBLE = 1e-5  # responsibility below which a set of points does not count
-_NOISE_STEPS = 10  # for the noise, in each M step
+_NOISE_STEPS = 10  # updates of the noise in each M step
 
 
 class Moments(NamedTuple):
     """Sufficient statistics of one object's sets of points, for the M step.
 
     Attributes:
-        weight: of every set and node of the quadrature, (sets, nodes); it sums to the expected
+        weight: weight of each set and quadrature node, (sets, nodes); it sums to the expected
             number of times that the object is present.
         scale: |u|, (sets, nodes).
         swing: the mean cosine of the angle of u about its mode, (sets, nodes).
@@ -84,7 +84,7 @@ class Moments(NamedTuple):
         return corners / corners.abs().square().mean().sqrt()
 
     def misfit(self, corners: Tensor) -> Tensor:
-        """Compute D for a template, (sets, nodes)."""
+        """Compute the misfit D of a template to the points, (sets, nodes)."""
         cross = (self.aligned @ corners.conj()).real[:, None]
         return self.rest - 2 * self.scale * self.swing * cross
 
@@ -105,18 +105,18 @@ def learn_templates(
 ) -> list[float]:
     """Learn the templates of a model, and the noise on them, from scenes without labels.
 
-    The numbers of corners are those of the model. The templates that it has are not looked at.
+    The model determines the numbers of corners. The model's present templates are not used.
 
     Args:
         model: trained in place.
         points: (S, N, 2); a few hundred scenes in [-1, 1] suffice.
         present: (S, N), 1 where there is a point; None if NaN marks absent points.
-        starts: number of starts that are tried.
-        steps: of EM on all scenes, from the best start.
-        trial_scenes, trial_steps: scenes and steps that choose among the starts.
+        starts: number of initializations that are tried.
+        steps: steps of EM on all scenes, from the best initialization.
+        trial_scenes, trial_steps: scenes and steps that choose among the initializations.
         largest: the most points of a scene that is used; None for all scenes. Scenes of many
             points have many matchings, and the smaller ones may say as much of the templates.
-        seed: of the starts.
+        seed: seed of the initializations.
         say: a function that is called with a line after every step.
 
     Returns:
@@ -151,7 +151,7 @@ def learn_templates(
 
 
 def _select_scenes(points: Tensor, sizes: Sequence[int], largest: int | None) -> Tensor:
-    """Return the scenes of at most `largest` points."""
+    """Select the scenes of at most `largest` points."""
     number = (~points[..., 0].isnan()).sum(1)
     scenes = points if largest is None else points[number <= largest]
     if not len(scenes) or int((~scenes[..., 0].isnan()).sum(1).max()) < max(sizes):
@@ -183,7 +183,7 @@ def _run(
 def random_distribution(
     distribution: SceneDistribution, points: Tensor, generator: torch.Generator
 ) -> SceneDistribution:
-    """Return a distribution whose templates are random sets of points of random small scenes."""
+    """Return a distribution with random templates: sets of points of random small scenes."""
     present = ~points[..., 0].isnan()
     number = present.sum(1)
     templates = []
@@ -202,14 +202,14 @@ def random_distribution(
 
 @torch.no_grad()
 def mean_evidence(distribution: SceneDistribution, points: Tensor) -> float:
-    """Compute the mean of log p(points) in nats."""
+    """Compute the mean of log p(points) over scenes, in nats."""
     return sum(group.log_total().sum().item() for group in groups(distribution, points)) / len(
         points
     )
 
 
 def expectation(distribution: SceneDistribution, points: Tensor) -> tuple[float, list[Moments]]:
-    """Return the mean log evidence, and the moments of every object.
+    """Compute the E step: the mean log evidence, and the moments of every object.
 
     Args:
         points: (S, N, 2), NaN where a point is absent.
@@ -229,7 +229,7 @@ def expectation(distribution: SceneDistribution, points: Tensor) -> tuple[float,
 
 @torch.inference_mode(False)
 def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
-    """Return the log evidence, (b,), and the probability of every subset and order.
+    """Compute the log evidence, (b,), and the posterior probability of every subset and order.
 
     The probability that an object takes a subset in an order is the derivative of the log evidence
     of the scene with respect to the log evidence of that subset and order.
@@ -246,7 +246,7 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
 def _moments(
     distribution: SceneDistribution, index: int, places: Tensor, fraction: Tensor
 ) -> Moments:
-    """Return the moments of one object from points (b, n) and responsibilities."""
+    """Compute the moments of one object from points (b, n) and responsibilities."""
     template, noise = distribution.templates[index], distribution.noise_of(index)
     row, subset, order = (fraction > _NEGLIGIBLE).nonzero(as_tuple=True)
     members = subsets(places.shape[1], len(template))[subset]  # (sets, corners)
@@ -258,7 +258,7 @@ def _moments(
     weight = weight * fraction[row, subset, order][:, None]
     scale, number = nodes.exp(), len(template)
     variance = noise.variance(scale)
-    swing = scale * fit.cross.abs()[:, None] / variance  # of a von Mises angle, and its mean cosine
+    swing = scale * fit.cross.abs()[:, None] / variance  # concentration of an angle, mean cosine
     swing = torch.special.i1e(swing) / torch.special.i0e(swing)
     noise_variance = variance / number
     shrinkage = distribution.tau**2 / (distribution.tau**2 + noise_variance)
@@ -281,7 +281,7 @@ def _symmetrize(aligned: Tensor, template: Template) -> Tensor:
 
 
 def maximization(distribution: SceneDistribution, moments: Sequence[Moments]) -> SceneDistribution:
-    """Return the distribution with new templates, given their moments, and then with new noise."""
+    """Compute the M step: the distribution with new templates, and then with new noise."""
     templates = tuple(
         Template(object_moments.shape(distribution.noise_of(k)), template.radius)
         if len(object_moments.weight)
@@ -307,7 +307,7 @@ def _next_noise(
     moments: Sequence[Moments],
     misfits: Sequence[Tensor],
 ) -> Noise:
-    """Return noise on the templates that fits the misfits better."""
+    """Compute an update of the noise on templates, given the misfits."""
     above, below = 0.0, 0.0
     for template, object_moments, misfit in zip(
         distribution.templates, moments, misfits, strict=True
@@ -321,7 +321,7 @@ def _next_noise(
 
 
 def align_templates(templates: Sequence[Template]) -> list[Template]:
-    """Rotate templates that are nearly equal to the same angle, with their corners in one order."""
+    """Rotate nearly equal templates to one angle, with their corners in one order."""
     rotated: list[Template] = []
     for template in templates:
         for other in rotated:
