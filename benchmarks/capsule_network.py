@@ -1,4 +1,4 @@
-"""Time a training step of the capsule network of 2017, compared with the textbook's.
+"""Time a training step of the capsule network, compared with a textbook implementation.
 
 Both presets read 28x28 images, the paper's 16 and the small one 64 of them. The peer `textbook` is
 the paper's network as it is usually written: votes of all images at once by broadcasting, routing
@@ -44,7 +44,7 @@ def ours(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def textbook(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the same loss with the paper's network written out."""
+    """Return the loss of the capsule network, written as in the paper."""
     model, guide = entry.model, entry.guide
     pixels, labels = batch
     maps = guide.primary.second(F.relu(guide.primary.first(pixels)))

@@ -34,7 +34,7 @@ ENTRIES: dict[str, tuple[str, dict]] = {
 
 
 def splat_direct(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the map, by distances of every capsule to every cell along both axes."""
+    """Draw capsules onto the map from their distances to every cell along both axes."""
     cells = torch.stack(torch.meshgrid(*map(torch.arange, size), indexing="ij"), -1)  # (S, S, 2)
     place = (address + 1) * (torch.tensor(size).to(address) - 1) / 2
     near = (1 - (cells - place[:, :, None, None]).abs()).relu().prod(-1)
@@ -42,7 +42,7 @@ def splat_direct(address: Tensor, activation: Tensor, size: tuple[int, int]) -> 
 
 
 def step(name: str) -> Contestant:
-    """Return a training step on noise, with a window for the digit in the middle."""
+    """Return a training step on images of noise, with a window for the digit in the middle."""
     pyro.set_rng_seed(0)
     kind, sizes = ENTRIES[name]
     shape, window = (1, CANVAS, CANVAS), (DIGIT, DIGIT)

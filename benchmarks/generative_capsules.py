@@ -1,4 +1,4 @@
-"""Measure the program of Nazabal, Tsagkas & Williams (2021) on the scenes that it stores.
+"""Measure the accuracy of Nazabal, Tsagkas & Williams' (2021) program on its own scenes.
 
     git clone https://github.com/anazabal/GenerativeCapsules
     python benchmarks/generative_capsules.py GenerativeCapsules --out results
@@ -41,7 +41,7 @@ MODELS = {"mixture": "basic_model", "permutations": "sinkhorn_model_annealing_st
 
 
 class Arrays(pickle.Unpickler):
-    """Reads arrays of numbers, and refuses everything else that a pickle can hold."""
+    """An unpickler that reads arrays of numbers and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if not module.startswith("numpy") or name not in {
@@ -55,7 +55,7 @@ class Arrays(pickle.Unpickler):
 
 
 def program(folder: Path) -> dict[str, ModuleType]:
-    """Import the program's files; of `monty` it needs a dictionary with attributes only."""
+    """Import the program; in place of `monty` it gets a dictionary with attributes."""
     monty: Any = ModuleType("monty.collections")
     monty.AttrDict = type("AttrDict", (dict,), {"__getattr__": dict.__getitem__})
     sys.modules |= {"monty": ModuleType("monty"), "monty.collections": monty}
@@ -65,7 +65,7 @@ def program(folder: Path) -> dict[str, ModuleType]:
 
 
 def replace_loops(models: list[Any]) -> None:
-    """Replace loops over points and corners by array operations with the same results."""
+    """Replace the program's loops over points and corners by equivalent array operations."""
 
     def precision(params: Any, hyper: Any, data: Any) -> list[np.ndarray]:
         weight = params["r_mnk"][-1].sum(0)
@@ -98,7 +98,7 @@ def replace_loops(models: list[Any]) -> None:
 
 
 def ransac(parts: dict[str, Any], data: Any) -> np.ndarray:
-    """Return the label of every point, where each object that is found is one."""
+    """Parse scenes with the program's RANSAC and return the label of every point."""
     labels = np.zeros(data["M"], int)
     with contextlib.redirect_stdout(io.StringIO()):
         _, detections, _ = parts["ransac_model"].run(data)
@@ -129,7 +129,7 @@ def variational(parts: dict[str, Any], model: Any, data: Any, starts: list[Any])
 def read(
     parts: dict[str, Any], stored: Any, number: int, names: tuple[str, ...]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the label of every corner, and whether it is read as present, by method."""
+    """Return the inferred label and presence of every corner, by method."""
     true = stored["gt_presence"][:number]
     size = number, EDGES[-1]  # an absent corner has the first label, as in the program
     answers = {name: (np.ones(size), np.zeros(size)) for name in names}
@@ -153,7 +153,7 @@ def read(
 
 
 def measures(parts: dict[str, Any], predictions: Any, stored: Any) -> dict[str, Number]:
-    """Return the fractions of right corners of one method, in both measures."""
+    """Return one method's fractions of correct corners, by both measures."""
     labels, read_as_present = predictions
     number = len(labels)
     true = stored["gt_presence"][:number]
