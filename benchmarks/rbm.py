@@ -1,7 +1,7 @@
 """Time an update of an RBM: 784 visible and 640 hidden units, batch 100, one Gibbs sweep.
 
 The peers are scikit-learn's `BernoulliRBM` and `rbms` (persistent chains), and `learnergy` (CD-1).
-The latter two are timed if they are installed: `pip install rbms learnergy`. The floor is three
+The last two are timed if they are installed: `pip install rbms learnergy`. The floor is three
 matrix products (image to hidden units, back, and to the hidden units again), without draws,
 gradient or update. An update needs two more products for the gradients of both phases. The capsule
 RBM of the same size is timed as well.

@@ -103,7 +103,7 @@ def _list() -> dict[str, str]:
 
 
 def _list_settings(name: str) -> dict[str, object]:
-    """Print the settings of an experiment, and return their defaults by name."""
+    """Print the settings of an experiment and return their default values, by name."""
     from capsule_zoo.experiments import find_experiment
 
     experiment = find_experiment(name)

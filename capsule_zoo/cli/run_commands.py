@@ -1,7 +1,4 @@
-"""Commands about run folders and trained weights.
-
-The work is done in `capsule_zoo.runs`.
-"""
+"""Commands about run folders and trained weights; `capsule_zoo.runs` does the work."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -27,7 +24,7 @@ from capsule_zoo.cli.options import (
     user_settings,
 )
 
-INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
+INTERRUPTED = 130  # exit status of a program that Ctrl-C or SIGTERM ended
 
 
 def train(
@@ -279,7 +276,7 @@ def evaluate(
 
 
 def _check_options(method: str, options: Iterable[str]) -> None:
-    """Raise ValueError where `method` does not take one of the options."""
+    """Raise ValueError if `method` does not take one of the given options."""
     for name in options:
         if name not in METHODS[method]:
             takers = [taker for taker, defaults in METHODS.items() if name in defaults]
