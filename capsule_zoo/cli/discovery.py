@@ -128,7 +128,7 @@ def published(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the numbers that papers published, beside ours.
+    """Print the numbers that papers published, next to ours.
 
     A number counts as reached or missed only if ours is measured in the same way. Within two
     standard errors, or if ours has no standard error, it is undecided. Where we have two bounds the
