@@ -2,9 +2,9 @@
 
 Both presets read 28x28 images, the paper's 16 and the small one 64 of them. The peer `textbook` is
 the paper's network as it is usually written: votes of all images at once by broadcasting, routing
-coefficients by softmax, and all intermediate results kept by autograd. It computes the same loss
-and the same gradients, which is checked first in float64. `cnn` is a convolutional network with as
-many parameters as the small guide. A step is forward, backward and Adam.
+coefficients by softmax, and all intermediate results kept by autograd. Its loss and gradients are
+first checked to be equal in float64. `cnn` is a convolutional network with as many parameters as
+the small guide. A step is forward, backward and Adam.
 """
 
 import math

@@ -4,8 +4,8 @@ The scenes hold squares and triangles with noise 0.1 on given templates. `ransac
 the zoo's guides, which parse all scenes at once; `exact` also sums over all matchings. The peer
 `loop` is RANSAC as it is usually written: for every scene, every template and every pair of points,
 the similarity that the pair fixes, and SciPy's `linear_sum_assignment` of corners to points. The
-best sets of points that cover the scene win. On scenes without much noise all three give the same
-parse, which is checked first.
+best sets of points that cover the scene win. On scenes without much noise all three parses are
+equal, which is checked first.
 """
 
 import itertools

@@ -3,9 +3,9 @@
     python benchmarks/equal_network.py
 
 An equal network has the stem and the number of weights of the classifier. Every network classifies
-one image a call and 128 images a call, on one thread, by processor time. Calls of all kinds take
-turns, so that a machine that slows down affects all of them. Weights are untrained: they do not
-change the work. The headlines are medians over rounds, and ratios within each round.
+one image a call and 128 images a call, on one thread, by processor time. All calls alternate, so
+that a machine that slows down affects all of them. Weights are untrained: they do not change the
+work. The headlines are medians over rounds, and ratios within each round.
 """
 
 import torch

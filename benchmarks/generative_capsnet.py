@@ -1,9 +1,9 @@
 """Compare a training step of generative CapsNets with a plain autoencoder of equal sizes.
 
-All contestants read 28x28 digits with the same encoder into a code of 20 numbers, as points. They
+All contestants encode 28x28 digits with one encoder into a code of 20 numbers, as points. They
 draw the digits on 68x68 pixels at the requested shifts. A step is forward, backward and Adam, on
 128 images, so images per second are 128 divided by the seconds. `continuous` and the autoencoder
-have about the same number of parameters, `digit_capsules` a twenty-fourth of it. `splat` and
+have about equally many parameters, `digit_capsules` has a twenty-fourth of them. `splat` and
 `splat_direct` route the continuous capsules alone, forward and backward. `splat` is ours, and
 `splat_direct` is the formula of the article's code, which broadcasts distances to all cells. These
 two are checked to be equal before they are timed.

@@ -4,17 +4,17 @@
     python benchmarks/generative_capsules.py GenerativeCapsules --out results
 
 It writes the record `constellations/their-program`: the first scenes of each noise, empty ones left
-out, read by the program's RANSAC, its mixture and its permutations, and by the autoencoder of
-Kosiorek et al. (2019), whose readings are stored there. The measures are `eval_segmentation` of the
+out, parsed by the program's RANSAC, its mixture and its permutations, and by the autoencoder of
+Kosiorek et al. (2019), whose parses are stored there. The measures are `eval_segmentation` of the
 program. Names end in the noise:
 
     papers_*    absent corners count as right
-    strict_*    an absent corner is right only if its object is read as absent
+    strict_*    an absent corner is right only if its object is inferred to be absent
 
 Both variational models have lambda 50, as the first of the program's own list, and at most five
 restarts, which end where the truth is found, as in its `main.py`. Its loops over points are
-replaced by array operations that compute the same: `--as-it-is` leaves them, and takes hours.
-Permutations read fewer scenes, because they are slow. No time is measured, and `run_all` leaves
+replaced by equivalent array operations: `--as-it-is` leaves the loops, and takes hours.
+Permutations parse fewer scenes, because they are slow. No time is measured, and `run_all` leaves
 this file out, because it needs that program.
 """
 

@@ -1,8 +1,8 @@
 """Time a training step of part-whole capsules, and the fraction spent in the framework.
 
-The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the same loss
-written by hand in plain torch, from the same pure functions and networks, with the same random
-draws. A second peer, the prototype, draws parts by the textbook calls of `render.py`. All are
+The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the loss
+written by hand in plain torch, from the zoo's pure functions and networks, with equal random
+numbers. A second peer, the prototype, renders parts by the textbook calls of `render.py`. All are
 checked to be equal before they are timed.
 
 The stages are the stages of the peer's forward pass (encoder, objects (set transformer), render,

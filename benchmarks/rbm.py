@@ -4,7 +4,7 @@ The peers are scikit-learn's `BernoulliRBM` and `rbms` (persistent chains), and 
 The last two are timed if they are installed: `pip install rbms learnergy`. The floor is three
 matrix products (image to hidden units, back, and to the hidden units again), without draws,
 gradient or update. An update needs two more products for the gradients of both phases. The capsule
-RBM of the same size is timed as well.
+RBM of equal size is timed as well.
 """
 
 import warnings

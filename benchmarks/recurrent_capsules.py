@@ -1,7 +1,7 @@
 """Compare a training step of recurrent capsules with a step of DRAW of equal sizes.
 
 A step is the loss and gradient of 64 images with ten strokes, a window of 12 x 12 and 256 units, so
-images per second are 64 divided by the seconds. `draw` is the zoo's DRAW: the same code with the
+images per second are 64 divided by the seconds. `draw` is the zoo's DRAW: this code with the
 capsules off. `plain_torch` is DRAW as in its paper, written by hand without Pyro, with pixels
 counted from 1. These two are checked to be equal in float64 before they are timed. `linear` has
 linear layers instead of votes and routing. `every` looks through its capsules at each step.

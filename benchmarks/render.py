@@ -1,6 +1,6 @@
 """Compare the renderer with a naive one: `affine_grid`, `grid_sample` and a loop of "over".
 
-Both draw 24 parts into 128 images of 28x28 pixels, forward and backward, from the same templates,
+Both draw 24 parts into 128 images of 28x28 pixels, forward and backward, from equal templates,
 poses and presences. The naive renderer copies every template for every image.
 """
 

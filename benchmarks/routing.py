@@ -4,7 +4,7 @@ There are two presets: the small one with 16 images and the full one with 8. Ima
 32x32, so that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small
 network as it is usually written: votes by broadcasting (image, position, child, parent, 4, 4),
 moments and densities by elementwise products, and all intermediate results kept by autograd. It
-computes the same numbers, which is checked first in float64. The other contestants show how the
+computes equal numbers, which is checked first in float64. The other contestants show how the
 time grows: twice the images, twice the types of capsules in every layer, one and five iterations.
 `entry` is the entry `matrix-capsules` as it trains on MNIST: images are not padded, and a batch has
 32 of them.

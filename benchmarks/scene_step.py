@@ -1,9 +1,9 @@
 """Time an update of scenes, compared with the loss in plain torch and with AIR.
 
 An update is a loss, its gradient and a step of Adam. `plain_torch` is the loss of the default
-entry, a VAE as the object and the peeling guide, written by hand from the same networks, with the
-same random draws; both are checked to be equal. `air` is the model of Pyro's tutorial of the same
-pictures, another model: its time says how many updates a second each makes. `large` is an update of
+entry, a VAE as the object and the peeling guide, written by hand from the entry's networks, with
+equal random numbers; both are checked to be equal. `air` is another model of these pictures, from
+Pyro's tutorial: its time tells how many updates a second each model makes. `large` is an update of
 scenes of 128x128 pixels with ten objects.
 """
 

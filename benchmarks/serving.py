@@ -3,8 +3,8 @@
     python benchmarks/serving.py
 
 Every verb answers one image a call, as a server without a queue does, and 64 images a call, on one
-thread. Calls of all kinds take turns, so that a machine that slows down affects all of them. The
-headlines are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over rounds.
+thread. All calls alternate, so that a machine that slows down affects all of them. The headlines
+are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over rounds.
 """
 
 from collections.abc import Callable

@@ -5,8 +5,8 @@
 | gray, 8 bits or 1 bit | gray |
 | gray, 16 bits | gray, divided by 65,535 |
 | a palette, RGB, CMYK, YCbCr or HSV, if all pixels are gray within 2 of 255 | gray |
-| the same in color | RGB |
-| any of these with transparency | the same, on black |
+| a palette, RGB, CMYK, YCbCr or HSV in color | RGB |
+| any of the above with transparency | as above, on black |
 | a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB if a picture is in color |
 
 Of a file of several pictures, such as TIFF or GIF, the first is read, with a warning.

@@ -116,8 +116,7 @@ def use_of_switches(switches: Mapping[str, np.ndarray]) -> Table:
 
 
 def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
-    """Fit a linear probe on the first layer's spectra of training images, binarized once.
-    """
+    """Fit a linear probe on the first layer's spectra of training images, binarized once."""
     training_set = data.train[:PROBED].binarize()
     images = training_set.images, data.test.images
     train, test = (list(spectra(entry, x).values())[-1] for x in images)

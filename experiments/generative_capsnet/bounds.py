@@ -3,7 +3,7 @@
 The networks of the article and of `beyond_training` are autoencoders. Here all
 classes are requested at every angle under the variational guide, so that there is a bound on
 log p(image), a prior to draw from, and a posterior over the angle of an image. The decoder of a
-VAE, with the same encoder, is compared with the capsules.
+VAE, with an equal encoder, is compared with the capsules.
 """
 
 from dataclasses import dataclass, replace
