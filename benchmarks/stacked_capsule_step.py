@@ -1,11 +1,11 @@
 """Time a training step of stacked capsule autoencoders, and the density of its pixels in it.
 
-The peer `stacked_layers` computes the loss with the zoo's networks, but the density of the
-pixels from stacks of all layers (`PixelMixture`), as it is written down. Both are checked to be
-equal before they are timed. The peer `torch_scae` is a public PyTorch version of the paper, with
-its own networks of nearly equal size (1.87 million parameters, ours 1.66). It is timed if it can
-be imported: `pip install monty`, and github.com/bdsaglam/torch-scae on PYTHONPATH. The sizes are
-the paper's: 16 objects, 24 parts, 11x11 templates, 128 channels.
+The peer `stacked_layers` computes the loss with the zoo's networks, but the density of the pixels
+from stacks of all layers (`PixelMixture`), as it is written down. Both are checked to be equal
+before they are timed. The peer `torch_scae` is a public PyTorch version of the paper, with its own
+networks of nearly equal size (1.87 million parameters, ours 1.66). It is timed if it can be
+imported: `pip install monty`, and github.com/bdsaglam/torch-scae on PYTHONPATH. The sizes are the
+paper's: 16 objects, 24 parts, 11x11 templates, 128 channels.
 
 The stages are forward passes: reader (parts from the image), objects (set transformer), render and
 likelihood (the pixels' density), votes.
@@ -71,7 +71,7 @@ def torch_scae() -> Contestant:
         return tuple(part.clone() for part in split(*args, **kwargs))
 
     def step() -> None:
-        with patch.object(torch, "split", copies):  # the network multiplies a part of a split in place
+        with patch.object(torch, "split", copies):  # it changes a part of a split
             outputs = network(image=images)
         loss, _ = network.loss(outputs, reconstruction_target=images, label=labels)
         loss.backward()
