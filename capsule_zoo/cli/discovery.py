@@ -130,8 +130,8 @@ def published(
 ) -> None:
     """Print the numbers that papers published, next to ours.
 
-    A number is reached or missed only if ours is measured in its way. It is undecided within two
-    standard errors, and if ours has no standard error. If we have two bounds, the worse one counts.
+    A number is reached or missed only if both numbers are measured alike. It is undecided within
+    two standard errors, or if ours has no standard error. If we have two bounds, the worse counts.
 
     \b
     Examples:

@@ -2,7 +2,7 @@
 
 The numbers are data: `results/published.csv` holds a row for each number as printed, with
 percentages as fractions. A row says how the numbers are compared. A number can be reached only if
-both are measured in one way, and if ours has a standard error.
+both numbers are measured alike, and if ours has a standard error.
 """
 
 import csv
@@ -136,7 +136,7 @@ def our_metric(row: Goal, records: Mapping[str, dict]) -> Metric | None:
 
 
 def count(goals: Iterable[Goal]) -> dict[str, int]:
-    """Count published numbers: all, the ones measured in one way with ours, and by state."""
+    """Count published numbers: all, the ones compared like for like, and by state."""
     goals = list(goals)
     counts = Counter(goal.state for goal in goals)
     alike = sum(goal.kind == LIKE for goal in goals)

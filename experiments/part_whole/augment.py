@@ -99,7 +99,7 @@ def augment(options: Options, settings: Settings) -> Result:
     on rotated images, and tested on rotated (`rotated_turned`) and upright ones (`probe_turned`).
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
-    parts that do not change their number when the image is rotated by 45 degrees.
+    parts that correspond to themselves when the image is rotated by 45 degrees.
     """
     timed, steps = replace(options, minutes=None), options.shorten_steps(settings.steps)
     study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
