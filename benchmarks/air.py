@@ -1,4 +1,4 @@
-"""Attend, infer, repeat of Pyro's tutorial, with which `scene_step` compares scenes.
+"""The attend-infer-repeat model of Pyro's tutorial, a peer in the benchmark `scene_step`.
 
 For s = 1, 2, 3, where p_s gives a geometric distribution of their number and sizes are 1 / scale:
 
@@ -8,7 +8,7 @@ For s = 1, 2, 3, where p_s gives a geometric distribution of their number and si
     image ~ Normal(sum_s z_s decoder(c_s) moved to w_s, .3)
 
 The guide is an LSTM, and presences have score-function gradients with a baseline from a second
-LSTM, through `TraceGraph_ELBO`. Sizes and rates are those that the tutorial's text gives.
+LSTM, through `TraceGraph_ELBO`. Sizes and learning rates are from the tutorial's text.
 
 References:
     Eslami et al. 2016 (arXiv 1603.08575); pyro.ai/examples/air.html, and examples/air of Pyro.
@@ -28,12 +28,12 @@ PRIOR = 0.01  # ratio of the probabilities of n + 1 and n objects
 
 
 def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Return two linear layers with rectifiers between them."""
+    """Return a network of two linear layers with a rectifier between them."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
 def warp_pictures(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> Tensor:
-    """Return pictures (B, n, n) seen through the map u -> scale u + shift, (B, size, size)."""
+    """Resample pictures (B, n, n) under the map u -> scale u + shift, to (B, size, size)."""
     linear = scale[:, None, None] * torch.eye(2, dtype=scale.dtype)
     theta = torch.cat([linear, shift[..., None]], -1)
     grid = F.affine_grid(theta, [len(pictures), 1, size, size], align_corners=False)
@@ -41,7 +41,7 @@ def warp_pictures(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> 
 
 
 class TutorialAir(nn.Module):
-    """The model and the guide, described at the top of this file, for images (B, 1, n, n)."""
+    """The model and the guide of this module's docstring, for images (B, 1, n, n)."""
 
     more: Tensor
     usual: Tensor
@@ -60,7 +60,7 @@ class TutorialAir(nn.Module):
         self.register_buffer("usual", torch.tensor([[3.0, 0.0, 0.0], [0.2, 1.0, 1.0]]))
 
     def model(self, images: Tensor) -> None:
-        """Draw objects one after the other, and add them up."""
+        """Sample the objects one after the other, and the image around their sum."""
         pyro.module("air", self)
         with pyro.plate("images", len(images)):
             on, canvas = images.new_ones(len(images)), images.new_zeros(images[:, 0].shape)
@@ -76,7 +76,7 @@ class TutorialAir(nn.Module):
             pyro.sample("image", dist.Normal(canvas, 0.3).to_event(2), obs=images[:, 0])
 
     def guide(self, images: Tensor) -> Tensor:
-        """Draw presences and objects, and return how many there are, (B,)."""
+        """Infer the objects one after the other, and return their number, (B,)."""
         pyro.module("air", self)
         flat, on = images.flatten(1), images.new_ones(len(images))
         state = baseline_state = None
@@ -107,7 +107,7 @@ class TutorialAir(nn.Module):
         return number
 
     def svi(self) -> SVI:
-        """Return what updates the parameters, at the tutorial's rates; `svi.step(images)`."""
+        """Return the trainer with the tutorial's learning rates; call `svi.step(images)`."""
 
         def rate(name: str) -> dict[str, float]:
             return {"lr": 0.1 if "baseline" in name else 1e-4}

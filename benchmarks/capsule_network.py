@@ -1,10 +1,10 @@
-"""Time a training step of the capsule network of 2017, compared with the textbook's.
+"""Time a training step of the capsule network, compared with a textbook implementation.
 
 Both presets read 28x28 images, the paper's 16 and the small one 64 of them. The peer `textbook` is
 the paper's network as it is usually written: votes of all images at once by broadcasting, routing
-coefficients by softmax, and all intermediate results kept by autograd. It computes the same loss
-and the same gradients, which is checked first in float64. `cnn` is a convolutional network with as
-many parameters as the small guide. A step is forward, backward and Adam.
+coefficients by softmax, and all intermediate results kept by autograd. Its loss and gradients are
+first checked to be equal in float64. `cnn` is a convolutional network with as many parameters as
+the small guide. A step is forward, backward and Adam.
 """
 
 import math
@@ -44,7 +44,7 @@ def ours(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def textbook(entry: Entry, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the same loss with the paper's network written out."""
+    """Return the loss of the capsule network, written as in the paper."""
     model, guide = entry.model, entry.guide
     pixels, labels = batch
     maps = guide.primary.second(F.relu(guide.primary.first(pixels)))

@@ -1,4 +1,4 @@
-"""Time tensor cores that `torch.compile` has compiled, compared with the same cores as they are.
+"""Time tensor cores of the models with `torch.compile`, compared with no compilation.
 
 A core is a pure function of tensors: the mixture of pixels of part-whole capsules, drawn from
 templates and poses, and the routing of class capsules by agreement and by EM. Each is timed forward
@@ -36,7 +36,7 @@ def drawing(templates: Tensor, raw: Tensor, presence: Tensor, images: Tensor) ->
 
 
 def routing(kind: Routing) -> Core:
-    """Return the sum of squares of class capsules that are routed from children."""
+    """Return the sum of squares of the class capsules that routing computes from children."""
 
     def core(children: Tensor, transform: Tensor) -> Tensor:
         parts = route_classes(children, transform, kind)
@@ -46,7 +46,7 @@ def routing(kind: Routing) -> Core:
 
 
 def cores() -> dict[str, tuple[Core, tuple[Tensor, ...]]]:
-    """Return every core with its inputs; gradients are taken of all inputs but the images."""
+    """Return every core with its inputs; all inputs except the images need gradients."""
     torch.manual_seed(0)
     templates = torch.rand(PARTS, 2, TEMPLATE, TEMPLATE)
     drawn = (templates, 0.3 * torch.randn(IMAGES, PARTS, 6), torch.rand(IMAGES, PARTS))
@@ -73,7 +73,7 @@ def step(core: Core, inputs: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, .
 
 
 def steps() -> dict[str, dict[str, Contestant]]:
-    """Return the steps of every core, by core, as they are and compiled."""
+    """Return two steps for every core, by core: not compiled and compiled."""
     warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
     return {
         name: {

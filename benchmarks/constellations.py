@@ -1,11 +1,11 @@
-"""Time 512 scenes of points parsed, compared with RANSAC in a loop over scenes.
+"""Time the parsing of 512 scenes of points, compared with RANSAC in a loop over scenes.
 
 The scenes hold squares and triangles with noise 0.1 on given templates. `ransac` and `exact` are
 the zoo's guides, which parse all scenes at once; `exact` also sums over all matchings. The peer
 `loop` is RANSAC as it is usually written: for every scene, every template and every pair of points,
 the similarity that the pair fixes, and SciPy's `linear_sum_assignment` of corners to points. The
-best sets of points that cover the scene win. On scenes without much noise all three give the same
-parse, which is checked first.
+best sets of points that cover the scene win. On scenes without much noise all three parses are
+equal, which is checked first.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def scenes(number: int, sigma: float) -> Scenes:
 
 
 def fits(points: np.ndarray, template: np.ndarray) -> Sets:
-    """Return the sets of points that any pair of points finds, with their misfit."""
+    """Return the sets of points that a template fits, from every pair of points, with misfits."""
     misfits: Sets = {}
     for a, b in itertools.permutations(range(len(points)), 2):
         for corner in range(1, len(template)):
@@ -48,7 +48,7 @@ def fits(points: np.ndarray, template: np.ndarray) -> Sets:
 
 
 def loop(drawn: Scenes) -> torch.Tensor:
-    """Return the object of every point, scene by scene."""
+    """Return the object of every point, by a loop over scenes."""
     templates = [np.array(shape) @ np.array([1, 1j]) for shape in TEMPLATES]
     objects = torch.full(drawn.points.shape[:2], -1)
     for scene, (places, present) in enumerate(zip(drawn.points, drawn.present, strict=True)):
@@ -70,7 +70,7 @@ def loop(drawn: Scenes) -> torch.Tensor:
 
 
 def cheapest(tables: list[Sets], used: frozenset[int] = frozenset()) -> tuple[float, tuple]:
-    """Return the smallest sum of misfits of disjoint sets, one of each table, and these sets."""
+    """Return the smallest total misfit of disjoint sets, one from each table, and the sets."""
     if not tables:
         return 0.0, ()
     best: tuple[float, tuple] = (np.inf, ())

@@ -1,11 +1,11 @@
-"""Time classifiers with capsules beside equal networks without: milliseconds an image.
+"""Time classifiers with capsules, compared with equal networks without: milliseconds an image.
 
     python benchmarks/equal_network.py
 
 An equal network has the stem and the number of weights of the classifier. Every network classifies
-one image a call and 128 images a call, on one thread, by processor time. Calls of all kinds take
-turns, so that a machine that slows down affects all of them. Weights are untrained: they do not
-change the work. The headlines are medians over rounds, and ratios within each round.
+one image a call and 128 images a call, on one thread, by processor time. All calls alternate, so
+that a machine that slows down affects all of them. Weights are untrained: they do not change the
+work. The headlines are medians over rounds, and ratios within each round.
 """
 
 import torch
@@ -21,7 +21,7 @@ SUMMARY = __doc__.partition("\n")[0]
 
 
 def entries() -> dict[str, Entry]:
-    """Return each classifier, and the equal network beside it, in their small presets."""
+    """Return each classifier and its equal network without capsules, in their small presets."""
     networks = {}
     for family in FAMILIES:
         name = family.replace("-", "_")
@@ -31,13 +31,13 @@ def entries() -> dict[str, Entry]:
 
 
 def make_timer(entry: Entry, number: int) -> Contestant:
-    """Return a call that classifies images of noise, and returns its processor time in seconds."""
+    """Return a function that classifies noise and returns its processor time in seconds."""
     images = torch.rand(number, *entry.model.image_shape)
     return processor_time(lambda: classify(entry.model, entry.guide, images, batch_size=number))
 
 
 def measure(rounds: int) -> dict[str, Numbers]:
-    """Return milliseconds an image by the kind of call and network, and ratios to the equal one."""
+    """Return milliseconds an image by call and network, and ratios to the equal network's time."""
     made = entries()
     calls = {
         f"{kind} {name}": make_timer(entry, number)
@@ -60,7 +60,7 @@ def measure(rounds: int) -> dict[str, Numbers]:
 
 
 def record_table(rounds: int) -> dict[str, Table]:
-    """Return the table of the record."""
+    """Return the measured times as the table of the record."""
     return {"milliseconds an image": Table(measure(rounds))}
 
 

@@ -1,9 +1,9 @@
 """Compare a training step of generative CapsNets with a plain autoencoder of equal sizes.
 
-All contestants read 28x28 digits with the same encoder into a code of 20 numbers, as points. They
+All contestants encode 28x28 digits with one encoder into a code of 20 numbers, as points. They
 draw the digits on 68x68 pixels at the requested shifts. A step is forward, backward and Adam, on
 128 images, so images per second are 128 divided by the seconds. `continuous` and the autoencoder
-have about the same number of parameters, `digit_capsules` a twenty-fourth of it. `splat` and
+have about equally many parameters, `digit_capsules` has a twenty-fourth of them. `splat` and
 `splat_direct` route the continuous capsules alone, forward and backward. `splat` is ours, and
 `splat_direct` is the formula of the article's code, which broadcasts distances to all cells. These
 two are checked to be equal before they are timed.
@@ -34,7 +34,7 @@ ENTRIES: dict[str, tuple[str, dict]] = {
 
 
 def splat_direct(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the map, by distances of every capsule to every cell along both axes."""
+    """Draw capsules onto the map from their distances to every cell along both axes."""
     cells = torch.stack(torch.meshgrid(*map(torch.arange, size), indexing="ij"), -1)  # (S, S, 2)
     place = (address + 1) * (torch.tensor(size).to(address) - 1) / 2
     near = (1 - (cells - place[:, :, None, None]).abs()).relu().prod(-1)
@@ -42,7 +42,7 @@ def splat_direct(address: Tensor, activation: Tensor, size: tuple[int, int]) -> 
 
 
 def step(name: str) -> Contestant:
-    """Return a training step on noise, with a window for the digit in the middle."""
+    """Return a training step on images of noise, with a window for the digit in the middle."""
     pyro.set_rng_seed(0)
     kind, sizes = ENTRIES[name]
     shape, window = (1, CANVAS, CANVAS), (DIGIT, DIGIT)

@@ -1,20 +1,20 @@
-"""Measure the program of Nazabal, Tsagkas & Williams (2021) on the scenes that it stores.
+"""Measure the accuracy of Nazabal, Tsagkas & Williams' (2021) program on its own scenes.
 
     git clone https://github.com/anazabal/GenerativeCapsules
     python benchmarks/generative_capsules.py GenerativeCapsules --out results
 
 It writes the record `constellations/their-program`: the first scenes of each noise, empty ones left
-out, read by the program's RANSAC, its mixture and its permutations, and by the autoencoder of
-Kosiorek et al. (2019), whose readings are stored there. The measures are `eval_segmentation` of the
+out, parsed by the program's RANSAC, its mixture and its permutations, and by the autoencoder of
+Kosiorek et al. (2019), whose parses are stored there. The measures are `eval_segmentation` of the
 program. Names end in the noise:
 
     papers_*    absent corners count as right
-    strict_*    an absent corner is right only if its object is read as absent
+    strict_*    an absent corner is right only if its object is inferred to be absent
 
 Both variational models have lambda 50, as the first of the program's own list, and at most five
 restarts, which end where the truth is found, as in its `main.py`. Its loops over points are
-replaced by array operations that compute the same: `--as-it-is` leaves them, and takes hours.
-Permutations read fewer scenes, because they are slow. No time is measured, and `run_all` leaves
+replaced by equivalent array operations: `--as-it-is` leaves the loops, and takes hours.
+Permutations parse fewer scenes, because they are slow. No time is measured, and `run_all` leaves
 this file out, because it needs that program.
 """
 
@@ -41,7 +41,7 @@ MODELS = {"mixture": "basic_model", "permutations": "sinkhorn_model_annealing_st
 
 
 class Arrays(pickle.Unpickler):
-    """Reads arrays of numbers, and refuses everything else that a pickle can hold."""
+    """An unpickler that reads arrays of numbers and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if not module.startswith("numpy") or name not in {
@@ -55,7 +55,7 @@ class Arrays(pickle.Unpickler):
 
 
 def program(folder: Path) -> dict[str, ModuleType]:
-    """Import the program's files; of `monty` it needs a dictionary with attributes only."""
+    """Import the program; in place of `monty` it gets a dictionary with attributes."""
     monty: Any = ModuleType("monty.collections")
     monty.AttrDict = type("AttrDict", (dict,), {"__getattr__": dict.__getitem__})
     sys.modules |= {"monty": ModuleType("monty"), "monty.collections": monty}
@@ -65,7 +65,7 @@ def program(folder: Path) -> dict[str, ModuleType]:
 
 
 def replace_loops(models: list[Any]) -> None:
-    """Replace loops over points and corners by array operations with the same results."""
+    """Replace the program's loops over points and corners by equivalent array operations."""
 
     def precision(params: Any, hyper: Any, data: Any) -> list[np.ndarray]:
         weight = params["r_mnk"][-1].sum(0)
@@ -98,7 +98,7 @@ def replace_loops(models: list[Any]) -> None:
 
 
 def ransac(parts: dict[str, Any], data: Any) -> np.ndarray:
-    """Return the label of every point, where each object that is found is one."""
+    """Parse scenes with the program's RANSAC and return the label of every point."""
     labels = np.zeros(data["M"], int)
     with contextlib.redirect_stdout(io.StringIO()):
         _, detections, _ = parts["ransac_model"].run(data)
@@ -129,7 +129,7 @@ def variational(parts: dict[str, Any], model: Any, data: Any, starts: list[Any])
 def read(
     parts: dict[str, Any], stored: Any, number: int, names: tuple[str, ...]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the label of every corner, and whether it is read as present, by method."""
+    """Return the inferred label and presence of every corner, by method."""
     true = stored["gt_presence"][:number]
     size = number, EDGES[-1]  # an absent corner has the first label, as in the program
     answers = {name: (np.ones(size), np.zeros(size)) for name in names}
@@ -153,7 +153,7 @@ def read(
 
 
 def measures(parts: dict[str, Any], predictions: Any, stored: Any) -> dict[str, Number]:
-    """Return the fractions of right corners of one method, in both measures."""
+    """Return one method's fractions of correct corners, by both measures."""
     labels, read_as_present = predictions
     number = len(labels)
     true = stored["gt_presence"][:number]

@@ -1,6 +1,6 @@
-"""The harness measures speed and memory of contestants: ours and its peers.
+"""Measurement of the speed and memory of contestants: the zoo's code and its peers.
 
-The contestants run in turns, round after round, so that a machine that slows down affects all of
+The contestants alternate, round after round, so that a machine that slows down affects all of
 them. Medians and the ratios of each round are reported. Memory is the growth of the resident set
 beyond imports and inputs, with each contestant in a separate process.
 """
@@ -35,10 +35,10 @@ class Benchmark:
         make: returns the contestants by name, without running them, because memory touched by one
             contestant would not be counted for another. A contestant that returns a float has timed
             itself, in seconds.
-        check: raises AssertionError unless the contestants compute the same; called first.
+        check: raises AssertionError unless the contestants have equal results; called first.
         ours: the contestant that is ours.
         peers: the contestants that ours is compared with; all others are only timed.
-        data: a description of the inputs, in words.
+        data: a description of the inputs.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Benchmark:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring of the module that makes the contestants."""
+        """A one-line summary: the first line of the docstring of the benchmark's module."""
         return (sys.modules[self.make.__module__].__doc__ or "").partition("\n")[0]
 
 
 def images_of_noise(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return images (number, 1, 28, 28) of noise, and labels of ten classes."""
+    """Return images (number, 1, 28, 28) of noise, and random labels of ten classes."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(number, 1, 28, 28, generator=generator, dtype=dtype)
     return pixels, torch.arange(number) % 10
@@ -64,7 +64,7 @@ def images_of_noise(number: int, dtype: torch.dtype = torch.float32) -> tuple[Te
 def update(
     modules: Iterable[nn.Module], loss: Callable[[], Tensor], lr: float = 1e-3, **options: bool
 ) -> Contestant:
-    """Return a call that makes an update of modules: a loss, its gradient, and a step of Adam."""
+    """Return a function that updates modules: a loss, its gradient, and a step of Adam."""
     adam = torch.optim.Adam([p for module in modules for p in module.parameters()], lr, **options)
 
     def step() -> None:
@@ -76,7 +76,7 @@ def update(
 
 
 def processor_time(call: Contestant) -> Contestant:
-    """Return a contestant that makes a call, and returns its processor time in seconds."""
+    """Return a contestant that runs a function and returns its processor time in seconds."""
 
     def time_call() -> float:
         began = time.process_time()
@@ -89,7 +89,7 @@ def processor_time(call: Contestant) -> Contestant:
 def check_same_gradients(
     losses: Iterable[Callable[[], Tensor]], modules: Iterable[nn.Module], rtol: float, atol: float
 ) -> None:
-    """Raise AssertionError unless losses and their gradients agree, under the same draws."""
+    """Raise AssertionError unless losses and gradients agree for equal random numbers."""
     gradients, parameters = [], [p for module in modules for p in module.parameters()]
     for loss in losses:
         torch.manual_seed(1)
@@ -102,7 +102,7 @@ def check_same_gradients(
 
 
 def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[str, np.ndarray]:
-    """Return seconds of each contestant in each round, by name; the order rotates every round."""
+    """Time each contestant in each round, in seconds, by name; the order rotates every round."""
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(warmup + repeats):
@@ -115,7 +115,7 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
 
 
 def stopwatch(call: Contestant) -> float:
-    """Return the seconds that a call takes, or the seconds that it returns."""
+    """Return the seconds that a contestant takes, or the seconds that it returns."""
     began = time.perf_counter()
     duration = call()
     taken = time.perf_counter() - began
@@ -142,7 +142,7 @@ def _peak_growth(make: Callable[[], Contestants], name: str, threads: int) -> fl
 
 
 def _peak() -> float:
-    """Return the peak of the resident set in MiB."""
+    """Return the peak resident set of this process in MiB."""
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
@@ -159,7 +159,7 @@ def measure(benchmark: Benchmark, repeats: int) -> dict[str, Numbers]:
         "memory_ratio". Times are medians over rounds.
 
     Raises:
-        AssertionError: the contestants do not compute the same.
+        AssertionError: the contestants have different results.
     """
     benchmark.check()
     seconds = interleave(benchmark.make(), repeats)
@@ -174,14 +174,14 @@ def measure(benchmark: Benchmark, repeats: int) -> dict[str, Numbers]:
 
 
 def median(values: np.ndarray) -> Number:
-    """Return the median, with a standard error from the median absolute deviation."""
+    """Return the median of values, and its standard error from the median absolute deviation."""
     center = float(np.median(values))
     scale = 1.4826 * float(np.median(np.abs(values - center)))
     return center, 1.2533 * scale / len(values) ** 0.5, len(values)
 
 
 def main(benchmark: Benchmark) -> None:
-    """Run a benchmark by the options of the command line."""
+    """Run a benchmark with the options of the command line."""
     run(
         benchmark.name,
         benchmark.summary,
@@ -199,9 +199,9 @@ def run(
     Args:
         name: name of the record, `benchmarks/<name>`.
         summary: what is measured, in a line.
-        measured: returns the numbers after so many rounds.
-        data: a description of the inputs, in words.
-        threads: of torch, if the command line gives no other.
+        measured: a function of the number of rounds that returns the numbers.
+        data: a description of the inputs.
+        threads: number of torch's threads, unless the command line gives another.
     """
     parser = argparse.ArgumentParser(description=f"benchmark {name}")
     parser.add_argument("--repeats", type=int, default=20, help="rounds (default: 20)")

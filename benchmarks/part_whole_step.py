@@ -1,8 +1,8 @@
-"""Time a training step of part-whole capsules, and the fraction of the framework in it.
+"""Time a training step of part-whole capsules, and the fraction spent in the framework.
 
-The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the same loss
-written by hand in plain torch, from the same pure functions and networks, with the same random
-draws. A second peer, the prototype, draws parts by the textbook calls of `render.py`. All are
+The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the loss
+written by hand in plain torch, from the zoo's pure functions and networks, with equal random
+numbers. A second peer, the prototype, renders parts by the textbook calls of `render.py`. All are
 checked to be equal before they are timed.
 
 The stages are the stages of the peer's forward pass (encoder, objects (set transformer), render,
@@ -35,7 +35,7 @@ BATCH = 128
 
 
 class ByHand:
-    """The loss of a two-level model with delta poses, in nats per image, written without Pyro."""
+    """A two-level part-whole model with delta poses without Pyro; its loss, in nats per image."""
 
     def __init__(self, model: PartWholeCapsules, guide: PartWholeGuide) -> None:
         self.model = model
@@ -51,13 +51,13 @@ class ByHand:
         return (log_q - self.log_joint(objects, parts, self.render(parts), images)) / len(images)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return presence logits (B, P) and poses (B, P, 6) of the parts."""
+        """Infer the presence logits (B, P) and poses (B, P, 6) of the parts."""
         reader = self.guide.read_parts
         read = reader.pool(reader.encoder(images - 0.5))
         return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *reader.bounds)
 
     def gather(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Return presence logits (B, K) and poses (B, K, 6) of the objects."""
+        """Infer the presence logits (B, K) and poses (B, K, 6) of the objects."""
         batch, number = parts.presence.shape
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
@@ -66,11 +66,11 @@ class ByHand:
         return networks.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
     def render(self, parts: Capsules) -> Tensor:
-        """Return mean images (B, C, H, W)."""
+        """Render the parts into mean images (B, C, H, W)."""
         return self.model.render(parts)
 
     def log_joint(self, objects: Capsules, parts: Capsules, mean: Tensor, images: Tensor) -> Tensor:
-        """Return log p(image, parts, objects) summed over the batch, with parents summed out."""
+        """Compute log p(image, parts, objects), the parents summed out, as a sum over the batch."""
         model, selection = self.model, self.model.selections[0]
         part_presence = parts.presence.sigmoid()[..., None]
         affinity = log_presence(objects.presence, True)[:, None] + selection.log_affinity
@@ -93,7 +93,7 @@ class ByHand:
         )
 
     def relax(self, logits: Tensor) -> Tensor:
-        """Return a draw of the Concrete distribution, as a logit."""
+        """Sample the Concrete distribution, as a logit."""
         uniform = clamp_probs(torch.rand_like(logits))
         return (uniform.log() - (-uniform).log1p() + logits) / self.model.temperature
 
@@ -103,7 +103,7 @@ class ByHand:
 
 
 class Prototype(ByHand):
-    """The same loss, with every part drawn by the textbook calls."""
+    """The loss of `ByHand` with parts rendered by textbook calls."""
 
     def render(self, parts: Capsules) -> Tensor:
         paint = self.model.template_logits.sigmoid()
@@ -116,7 +116,7 @@ def normal(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
-    """Return an untrained pair and a batch of noise."""
+    """Return an untrained model and guide, and a batch of noise."""
     pyro.set_rng_seed(0)
     model = PartWholeCapsules(objects=16, parts=24, painting=Painting(template_size=11))
     guide = configure(PartWholeGuide, model, "delta", channels=128, width=128, blocks=3)
@@ -134,7 +134,7 @@ def losses(by_hand: ByHand, images: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 
 def gemm(by_hand: ByHand, images: Tensor) -> Callable[[], Tensor]:
-    """Return a matrix product with as many operations as the networks, forward and backward."""
+    """Return matrix products with as many operations as the networks, forward and backward."""
     count = FlopCounterMode(display=False)
     with count:
         encoded = by_hand.encode(images)
@@ -150,7 +150,7 @@ def make() -> Contestants:
     drawn: list = []
 
     def stage_inputs() -> tuple[Capsules, Capsules, Tensor]:
-        """Return parts, objects and the mean image, drawn on first use."""
+        """Return the parts, the objects and the mean image, computed on first use."""
         if not drawn:
             with torch.no_grad():
                 logits, pose = by_hand.encode(images)
@@ -182,7 +182,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check that the losses agree in float64, where only the last digits may differ."""
+    """Check that the losses agree in float64, up to rounding."""
     by_hand, images = prepare(torch.float64)
     check_same_gradients(
         losses(by_hand, images).values(), (by_hand.model, by_hand.guide), rtol=1e-7, atol=1e-7

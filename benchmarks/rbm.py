@@ -1,10 +1,10 @@
 """Time an update of an RBM: 784 visible and 640 hidden units, batch 100, one Gibbs sweep.
 
-The peers are scikit-learn's `BernoulliRBM` (persistent chains), `rbms` (the same) and `learnergy`
-(CD-1). The latter two are timed if they are installed: `pip install rbms learnergy`. The floor is
-three matrix products (image to hidden units, back, and to the hidden units again), without draws,
+The peers are scikit-learn's `BernoulliRBM` and `rbms` (persistent chains), and `learnergy` (CD-1).
+The last two are timed if they are installed: `pip install rbms learnergy`. The floor is three
+matrix products (image to hidden units, back, and to the hidden units again), without draws,
 gradient or update. An update needs two more products for the gradients of both phases. The capsule
-RBM of the same size is timed as well.
+RBM of equal size is timed as well.
 """
 
 import warnings
@@ -25,7 +25,7 @@ BATCH, VISIBLE, HIDDEN, RATE = 100, 784, 640, 0.01
 
 
 def data() -> Tensor:
-    """Return binary noise with a fifth of the pixels on, (100, 1, 28, 28)."""
+    """Return a batch of binary noise with a fifth of the pixels on, (100, 1, 28, 28)."""
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(BATCH, 1, 28, 28, generator=generator) < 0.2).float()
 
@@ -115,7 +115,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check that our gradient, by autograd, is the textbook's difference of outer products."""
+    """Check that autograd's gradient equals the textbook's difference of outer products."""
     pyro.set_rng_seed(0)
     model, images = RBM(VISIBLE, HIDDEN).double(), data().double()
     negatives = model.gibbs(images)

@@ -1,7 +1,7 @@
-"""Compare a training step of recurrent capsules with DRAW of the same sizes.
+"""Compare a training step of recurrent capsules with a step of DRAW of equal sizes.
 
 A step is the loss and gradient of 64 images with ten strokes, a window of 12 x 12 and 256 units, so
-images per second are 64 divided by the seconds. `draw` is the zoo's DRAW: the same code with the
+images per second are 64 divided by the seconds. `draw` is the zoo's DRAW: this code with the
 capsules off. `plain_torch` is DRAW as in its paper, written by hand without Pyro, with pixels
 counted from 1. These two are checked to be equal in float64 before they are timed. `linear` has
 linear layers instead of votes and routing. `every` looks through its capsules at each step.
@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 class PlainDraw:
-    """The loss of DRAW in nats per image, by the paper's equations, with an entry's parameters."""
+    """DRAW by the paper's equations, with an entry's parameters; its loss in nats per image."""
 
     def __init__(self, entry: Entry) -> None:
         self.model = entry.model
@@ -71,7 +71,7 @@ class PlainDraw:
         return output.sigmoid() * cell.tanh(), cell
 
     def filters(self, aim: Aim, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return F_x, F_y (B, N, pixels) and the intensity (B, 1, 1)."""
+        """Compute the window's filters F_x, F_y (B, N, pixels) and its intensity (B, 1, 1)."""
         height, width, size = *aim.shape, aim.size
         x, y, log_variance, log_delta, log_intensity = aim.place(hidden)[..., None, None].unbind(1)
         step = torch.arange(1, size + 1).to(hidden)[:, None] - size / 2 - 0.5
@@ -110,7 +110,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check in float64 that DRAW by hand has the loss and the gradients of the zoo's DRAW."""
+    """Check that DRAW by hand has the zoo's loss and gradients in float64."""
     entry, images = prepare("draw", torch.float64)
     losses = zoo_loss(entry, images), lambda: PlainDraw(entry)(images)
     check_same_gradients(losses, (entry.model, entry.guide), rtol=1e-7, atol=1e-7)

@@ -1,7 +1,7 @@
-"""Compare the renderer with the obvious one: `affine_grid`, `grid_sample` and a loop of "over".
+"""Compare the renderer with a naive one: `affine_grid`, `grid_sample` and a loop of "over".
 
-Both draw 24 parts into 128 images of 28x28 pixels, forward and backward, from the same templates,
-poses and presences. The obvious renderer copies every template for every image.
+Both draw 24 parts into 128 images of 28x28 pixels, forward and backward, from equal templates,
+poses and presences. The naive renderer copies every template for every image.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28
 
 
 def zoo(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
-    """Return mean images (B, 1, H, W) by `capsule_zoo.models.parts.templates`."""
+    """Render mean images (B, 1, H, W) with `capsule_zoo.models.parts.templates`."""
     drawn = templates.warp_templates(paint, pose, (SIZE, SIZE))
     color, alpha = drawn[:, :-1], drawn[:, -1:] * presence.T[:, None, :, None, None]
     black = paint.new_zeros(1, 1, SIZE, SIZE)
@@ -25,7 +25,7 @@ def zoo(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
 
 
 def obvious(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
-    """Return the same images by textbook calls: one copy of each template for each image."""
+    """Render the mean images with textbook calls: one copy of each template for each image."""
     batch, parts = presence.shape
     to_part = torch.linalg.inv(poses.to_matrix(pose))[..., :2, :].flatten(0, 1)
     grid = F.affine_grid(to_part, [batch * parts, 2, SIZE, SIZE], align_corners=False)
@@ -42,7 +42,7 @@ Renderer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
-    """Return templates with their alphas, poses and presences."""
+    """Return random templates with their alphas, poses and presences."""
     torch.manual_seed(0)
     paint = torch.rand(PARTS, 2, TEMPLATE, TEMPLATE)
     pose = poses.from_parameters(0.3 * torch.randn(IMAGES, PARTS, 6))
@@ -51,7 +51,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def slopes(render: Renderer, leaves: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return gradients of the mean square of the image in all three inputs."""
+    """Return the gradients of the image's mean square in all inputs."""
     return torch.autograd.grad(render(*leaves).square().mean(), leaves)
 
 

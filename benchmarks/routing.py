@@ -4,7 +4,7 @@ There are two presets: the small one with 16 images and the full one with 8. Ima
 32x32, so that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small
 network as it is usually written: votes by broadcasting (image, position, child, parent, 4, 4),
 moments and densities by elementwise products, and all intermediate results kept by autograd. It
-computes the same numbers, which is checked first in float64. The other contestants show how the
+computes equal numbers, which is checked first in float64. The other contestants show how the
 time grows: twice the images, twice the types of capsules in every layer, one and five iterations.
 `entry` is the entry `matrix-capsules` as it trains on MNIST: images are not padded, and a batch has
 32 of them.
@@ -67,7 +67,7 @@ def textbook(preset: str) -> Contestant:
 
 
 class Textbook:
-    """The same network with the same parameters, written layer by layer as in papers."""
+    """The matrix-capsule network with a network's parameters, written layer by layer."""
 
     def __init__(self, model: MatrixCapsules) -> None:
         self.model = model
@@ -106,7 +106,7 @@ class Textbook:
         return CapsuleGrid(mean.unflatten(3, (4, 4)).mT, logits, layer.shape)
 
     def normalize(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:
-        """Return exp(claim) over its sum for each child; for float64 or moderate claims only."""
+        """Return each child's softmax of the claims; only for float64 or moderate claims."""
         claim = claim.exp()
         here = claim.sum(3).reshape(len(claim), -1, types)  # (N, P x K, types)
         total = here.new_zeros(len(claim), number, types).index_add(1, cells.flatten(), here)
@@ -128,7 +128,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check losses and gradients in float64, where only the last digits may differ."""
+    """Check that losses and gradients agree in float64, up to rounding."""
     model = network(features=8, capsules=(3, 4, 4)).double()
     batch = images_of_noise(2, torch.float64)
     losses = [partial(loss_of, model, scores, batch) for scores in (model.scores, Textbook(model))]

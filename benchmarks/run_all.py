@@ -23,12 +23,12 @@ ON_ONE_THREAD = {"equal_network", "serving"}  # whatever the others have
 
 
 def names() -> list[str]:
-    """Return the names of all benchmarks."""
+    """List the names of all benchmarks."""
     return sorted({path.stem for path in HERE.glob("*.py")} - NOT_BENCHMARKS)
 
 
 def run(name: str, repeats: int | None, threads: int | None, out: Path) -> bool:
-    """Return True if a benchmark succeeded; None is its own number."""
+    """Run a benchmark and return True if it succeeded; None is the benchmark's default."""
     print(f"== {name}", flush=True)
     settings = {"--repeats": repeats, "--threads": None if name in ON_ONE_THREAD else threads}
     options = [word for key, n in settings.items() if n is not None for word in (key, str(n))]

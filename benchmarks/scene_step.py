@@ -1,9 +1,9 @@
-"""Time an update of scenes, compared with the same loss in plain torch and with AIR.
+"""Time an update of scenes, compared with the loss in plain torch and with AIR.
 
 An update is a loss, its gradient and a step of Adam. `plain_torch` is the loss of the default
-entry, a VAE as the object and the peeling guide, written by hand from the same networks, with the
-same random draws; both are checked to be equal. `air` is the model of Pyro's tutorial of the same
-pictures, another model: its time says how many updates a second each makes. `large` is an update of
+entry, a VAE as the object and the peeling guide, written by hand from the entry's networks, with
+equal random numbers; both are checked to be equal. `air` is another model of these pictures, from
+Pyro's tutorial: its time tells how many updates a second each model makes. `large` is an update of
 scenes of 128x128 pixels with ten objects.
 """
 
@@ -25,7 +25,7 @@ BATCH = 64
 
 
 class ByHand:
-    """The loss of scenes of gray VAEs on black, in nats per image, written without Pyro."""
+    """Scenes of gray VAEs on black without Pyro; their loss, in nats per image."""
 
     def __init__(self, entry: Entry) -> None:
         self.model, self.guide = entry.model, entry.guide
@@ -62,7 +62,7 @@ class ByHand:
 
 
 def draw(mean: Tensor, scale: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a draw (B, n), and log p of the draw about zero less log q, (B,)."""
+    """Return a sample (B, n) of a normal posterior q, and its log p - log q, (B,)."""
     noise = torch.normal(torch.zeros_like(mean), torch.ones_like(mean))
     value = mean + scale * noise
     ratio = 0.5 * (noise.square() - (value / usual).square()) + scale.log() - usual.log()
@@ -70,7 +70,7 @@ def draw(mean: Tensor, scale: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[Entry, Tensor]:
-    """Return an untrained entry whose presences are no longer flattened, and a batch of noise."""
+    """Return an untrained entry after the warm-up of its presences, and a batch of noise."""
     pyro.set_rng_seed(0)
     entry = create("scenes")
     entry.objective.done = entry.objective.updates
@@ -88,7 +88,7 @@ def losses(entry: Entry, images: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 
 def large() -> Contestant:
-    """Return an update of ten objects on 128x128 pixels."""
+    """Return a function that updates a model of ten objects on 128x128 pixels."""
     entry = create("scenes", image_shape=(1, 128, 128), slots=10)
     images = torch.rand(BATCH, *entry.model.image_shape)
     return update((entry.model, entry.guide), losses(entry, images)["zoo"])
@@ -110,7 +110,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check that the losses agree in float64, where only the last digits may differ."""
+    """Check that the losses agree in float64, up to rounding."""
     entry, images = prepare(torch.float64)
     check_same_gradients(
         losses(entry, images[:8]).values(), (entry.model, entry.guide), rtol=1e-7, atol=1e-7

@@ -1,10 +1,10 @@
-"""Time what one process serves: images a second of processor time, by weights and verb.
+"""Time the throughput of one process: images a second of processor time, by weights and verb.
 
     python benchmarks/serving.py
 
 Every verb answers one image a call, as a server without a queue does, and 64 images a call, on one
-thread. Calls of all kinds take turns, so that a machine that slows down affects all of them. The
-headlines are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over rounds.
+thread. All calls alternate, so that a machine that slows down affects all of them. The headlines
+are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over rounds.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ SUMMARY = __doc__.partition("\n")[0]
 
 
 def make_timer(verb: Callable, weights: str, number: int) -> Contestant:
-    """Return a call of a verb on images of noise, which returns its processor time in seconds."""
+    """Return a function that calls a verb on noise and returns its processor time in seconds."""
     entry = load(weights)
     images = torch.rand(number, *entry.model.image_shape)
     return processor_time(lambda: verb(entry.model, entry.guide, images))
 
 
 def measure(rounds: int) -> dict[str, Numbers]:
-    """Return images a second, by the kind of call and then by weights and verb."""
+    """Return images a second, by number of images a call, then by weights and verb."""
     made = {
         f"{kind} {weights.removesuffix('-mnist').replace('-', '_')}_{verb.__name__}": make_timer(
             verb, weights, number
@@ -51,7 +51,7 @@ def measure(rounds: int) -> dict[str, Numbers]:
 
 
 def record_table(rounds: int) -> dict[str, Table]:
-    """Return the table of the record."""
+    """Return the measured speeds as the table of the record."""
     return {"images a second": Table(measure(rounds))}
 
 

@@ -1,11 +1,11 @@
 """Time a training step of stacked capsule autoencoders, and the density of its pixels in it.
 
-The peer `stacked_layers` computes the same loss with the same networks, but the density of the
-pixels from stacks of all layers (`PixelMixture`), as it is written down. Both are checked to be
-equal before they are timed. The peer `torch_scae` is a public PyTorch version of the paper, with
-its own networks of nearly the same size (1.87 million parameters, ours 1.66). It is timed if it can
-be imported: `pip install monty`, and github.com/bdsaglam/torch-scae on PYTHONPATH. The sizes are
-those of the paper: 16 objects, 24 parts, 11x11 templates, 128 channels.
+The peer `stacked_layers` computes the loss with the zoo's networks, but the density of the pixels
+from stacks of all layers (`PixelMixture`), as it is written down. Both are checked to be equal
+before they are timed. The peer `torch_scae` is a public PyTorch version of the paper, with its own
+networks of nearly equal size (1.87 million parameters, ours 1.66). It is timed if it can be
+imported: `pip install monty`, and github.com/bdsaglam/torch-scae on PYTHONPATH. The sizes are the
+paper's: 16 objects, 24 parts, 11x11 templates, 128 channels.
 
 The stages are forward passes: reader (parts from the image), objects (set transformer), render and
 likelihood (the pixels' density), votes.
@@ -33,14 +33,14 @@ BATCH = 128
 
 
 class Stacked(StackedCapsuleAutoencoder):
-    """The model whose pixels have the density that is computed from stacks of layers."""
+    """The model with the pixels' density computed from stacks of layers."""
 
     def image_distribution(self, parts: FeaturedCapsules) -> PixelMixture:  # type: ignore[override]
         return super().image_distribution(parts).as_stacks
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[Entry, Stacked, Tensor]:
-    """Return an untrained entry, the same model with stacked layers, and a batch of noise."""
+    """Return an untrained entry, its model with stacked layers, and a batch of noise."""
     pyro.set_rng_seed(0)
     entry = create("stacked-capsule-autoencoder", preset="paper", objects=16)
     entry.model.to(dtype)
@@ -59,7 +59,7 @@ def losses(entry: Entry, stacked: Stacked, images: Tensor) -> dict[str, Callable
 
 
 def torch_scae() -> Contestant:
-    """Return a step of the public version, with the losses of its classifiers, which are small."""
+    """Return a training step of the public implementation, its classifiers' losses included."""
     from torch_scae import factory
 
     sizes = dict(image_shape=(1, 28, 28), n_classes=10, n_part_caps=24, n_obj_caps=16)
@@ -71,7 +71,7 @@ def torch_scae() -> Contestant:
         return tuple(part.clone() for part in split(*args, **kwargs))
 
     def step() -> None:
-        with patch.object(torch, "split", copies):  # it multiplies a part of a split in place
+        with patch.object(torch, "split", copies):  # it changes a part of a split
             outputs = network(image=images)
         loss, _ = network.loss(outputs, reconstruction_target=images, label=labels)
         loss.backward()
@@ -90,7 +90,7 @@ def make() -> Contestants:
     drawn: list[FeaturedCapsules] = []
 
     def capsules() -> list[FeaturedCapsules]:
-        """Return objects and parts, drawn on first use."""
+        """Return the objects and parts, inferred on first use."""
         if not drawn:
             with torch.no_grad():
                 trace = poutine.trace(guide).get_trace(images)
@@ -111,7 +111,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Check that the losses agree in float64, where only the last digits may differ."""
+    """Check that the losses agree in float64, up to rounding."""
     entry, stacked, images = prepare(torch.float64)
     loss_pair = losses(entry, stacked, images[:8])
     check_same_gradients(loss_pair.values(), (entry.model, entry.guide), rtol=1e-7, atol=1e-7)

@@ -1,3 +1,3 @@
-"""The version of the package, which every folder may read."""
+"""The version of the package."""
 
 __version__ = "0.3.0"

@@ -39,7 +39,7 @@ class Weights:
         data: the data set that it was trained on.
         guide: the guide that it was trained with.
         headline: the number that identifies the weights: `on`, `metric`, `value`, `se` and `n`.
-        bytes: size of the file.
+        bytes: number of bytes of the file.
         preset: the preset of the entry; None for its own defaults.
     """
 
@@ -53,7 +53,7 @@ class Weights:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The whole card: the pair, training, checks and records."""
+        """The contents of the weights' card: model and guide, training, checks and records."""
         return read_recipe(self.name)
 
     def __str__(self) -> str:
@@ -78,15 +78,15 @@ class GuideDescription:
 
 @dataclass(frozen=True)
 class Description:
-    """The components of an entry, for whatever shows it: `capsule-zoo show`, the site.
+    """The components of an entry, as `capsule-zoo show` and the documentation site display them.
 
-    All three print it as it is printed here, which is Markdown; `as_dict` returns plain types.
+    Printed, a description is Markdown; `as_dict` returns it in plain types.
 
     Attributes:
         name: name of the entry.
         source: the described object: the entry, trained weights or a run folder.
         summary: a one-line summary of the entry.
-        text: what else the docstring of its model says.
+        text: the text of its model's docstring after the first line.
         data: the data set that it is trained on, if no other is named.
         settings: the arguments of `create`, by dotted name, with their values.
         presets: the presets of the entry, by name, with their summaries.
@@ -137,7 +137,7 @@ class Description:
 
     @property
     def settings_list(self) -> str:
-        """The settings as a list in Markdown, with types, values and what they mean."""
+        """A Markdown list of the settings with types, values and meanings."""
         lines = (
             f"- `{name}: {argument.type} = {argument.default!r}`: {argument.description}"
             for name, argument in self.settings.items()
@@ -146,15 +146,15 @@ class Description:
 
     @property
     def settings_names(self) -> str:
-        """The settings by name with their values, without what they mean."""
+        """The names of the settings with their values, without their meanings."""
         values = (f"{name}={argument.default!r}" for name, argument in self.settings.items())
         return f"Settings, with their values: {', '.join(values)}"
 
     def overview(self, published: str = "") -> str:
-        """Return everything but the settings, as Markdown.
+        """Return the whole description except the settings, as Markdown.
 
         Args:
-            published: published numbers in words, which follow the trained weights.
+            published: text on published numbers, which follows the trained weights.
         """
         source = "" if self.source == self.name else f" ({self.source})"
         counts = [f"{number:,} in the {part}" for part, number in self.parameters.items()]
@@ -207,7 +207,7 @@ def list_weights(pattern: str = "*") -> dict[str, Weights]:
 
 
 def describe(entry: str | Path | Entry) -> Description:
-    """Describe an entry: its settings, guides, latent sites, settings, weights and references.
+    """Describe an entry: its settings, guides, latent sites, weights and references.
 
     Args:
         entry: the name of an entry, the name of trained weights, the folder of a run, or an entry
@@ -269,7 +269,7 @@ def _describe(entry: Entry, source: str) -> Description:
 
 
 def describe_guides(entry: Entry) -> Iterator[GuideDescription]:
-    """Yield the guides of an entry, in the words of what makes them."""
+    """Yield a description of every guide of an entry."""
     for name, maker in entry.guides.items():
         with use_seed(0):
             kind = type(entry.make_guide(name))
@@ -278,7 +278,7 @@ def describe_guides(entry: Entry) -> Iterator[GuideDescription]:
 
 
 def _setting(value: object) -> object:
-    """Return a setting as it is printed: optimizers and groups by name and arguments."""
+    """Return a setting in printable form: optimizers and groups by name and arguments."""
     if isinstance(value, Group):
         return repr(value)
     if isinstance(value, partial):
@@ -288,7 +288,7 @@ def _setting(value: object) -> object:
 
 
 def history(card: dict[str, Any]) -> str:
-    """Return how weights were made, checked and measured, as lines of code in Markdown."""
+    """Return how weights were trained, checked and measured, as lines of code in Markdown."""
     made, split = card["training"], card.get("split", {})
     steps = f"{made['steps']:,} steps, " if "steps" in made else ""
     rows = {

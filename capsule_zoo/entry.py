@@ -1,4 +1,4 @@
-"""An entry of the zoo: a model with its guides, its objective, its settings and its pictures.
+"""An entry of the zoo: a model with its guides, its objective, its settings and its figures.
 
 `capsule_zoo.registry` creates entries by name, saves and loads them.
 """
@@ -26,8 +26,8 @@ G = TypeVar("G", bound=Guide)
 K = TypeVar("K", bound=Guide)
 
 GuideMaker = Callable[..., Guide]  # a class of guides, a partial of one, or a function of an entry
-_MADE_BELOW: Any = None  # the default of `Entry.guide`
-_made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # names of guides
+_MADE_BELOW: Any = None  # default of `Entry.guide`; `__post_init__` makes the default guide
+_made_as: WeakKeyDictionary[Guide, str] = WeakKeyDictionary()  # guides' names
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Entry(Generic[M, G]):
 
     Attributes:
         model: the joint distribution.
-        guides: what makes every guide that fits, by name: a class or a partial of one, which takes
-            the model, or a function of this entry. The first one makes the default guide.
-        objective: what to train with.
+        guides: makers of the guides that fit, by name: a class or a partial of a class, which takes
+            the model, or a function of this entry. The first maker makes the default guide.
+        objective: the training objective.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
         stages: a function of this entry that returns the stages of its training, for
             `inference.training.stages.fit_stages`; None, or no stages, for training as a whole.
-        name, settings: what `create` was called with.
+        name, settings: the arguments that `create` was called with.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.
 
@@ -84,19 +84,19 @@ class Entry(Generic[M, G]):
 
     @property
     def observes_images(self) -> bool:
-        """True for a model of images, False for a model of points."""
+        """Whether the model is of images; False for a model of points."""
         return isinstance(self.model.space, ImageSpace)
 
     @property
     def guide_name(self) -> str:
-        """The name by which `make_guide` made the guide; of a guide made elsewhere, the default."""
+        """The name under which `make_guide` made the guide; for other guides the default name."""
         return _made_as.get(self.guide, self.default_guide)
 
     def guide_of(self, kind: type[K]) -> K:
-        """Return this entry's guide, from which variants are made.
+        """Return this entry's guide if it is of a class, so that variants can be made from it.
 
         Raises:
-            ValueError: the guide is not of this class.
+            ValueError: the guide is not of the class.
         """
         if not isinstance(self.guide, kind):
             raise ValueError(
@@ -114,7 +114,7 @@ class Entry(Generic[M, G]):
         return replace(self, model=guide.model, guide=guide)
 
     def use_guide(self, name: str) -> "Entry":
-        """Make the named guide this entry's own guide, unless it is, and return the entry."""
+        """Replace this entry's guide by the named one, unless it is in use; return the entry."""
         if name != self.guide_name:
             self.guide = cast(Any, self.make_guide(name))
         self.default_guide = name

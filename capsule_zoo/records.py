@@ -25,7 +25,7 @@ FOLDER = Path("results")
 RESULTS = Path(__file__).resolve().parent / "results"  # the zoo's own records
 if not RESULTS.is_dir():  # a checkout keeps them next to this folder
     RESULTS = RESULTS.parent.parent / "results"
-REPRODUCED = Path("runs/reproduced")  # new records, unless they are asked for in `FOLDER`
+REPRODUCED = Path("runs/reproduced")  # default folder of new records
 FIELDS = ("experiment", "command", "seed", "data", "versions", "machine", "seconds", "metrics")
 _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
 
@@ -69,12 +69,12 @@ class Table:
     names: str | Mapping[str, str] = "{quantity}_{variant}"
 
     def name(self, quantity: str, variant: str) -> str:
-        """Return the flat name of a number."""
+        """Return the flat name of the number of a quantity and a variant."""
         pattern = self.names if isinstance(self.names, str) else self.names[quantity]
         return pattern.format(quantity=quantity, variant=variant)
 
     def __iter__(self) -> Iterator[tuple[str, str, Number]]:
-        """Yield every quantity, variant and number."""
+        """Yield the quantity, variant and value of every number."""
         for quantity, variants in self.numbers.items():
             for variant, number in variants.items():
                 yield quantity, variant, number
@@ -86,10 +86,10 @@ their quantity (these quantities share one grid), or a `Table` by its title (a g
 
 
 def flatten(metrics: Metrics) -> tuple[dict[str, Metric], Tables]:
-    """Return the metrics by flat name, and the tables that they are shown in.
+    """Flatten metrics and tables: return the metrics by flat name, and the layout of the tables.
 
     Raises:
-        ValueError: two numbers have the same flat name.
+        ValueError: two numbers have one flat name.
     """
     result: dict[str, Metric] = {}
     tables: Tables = {}
@@ -125,7 +125,7 @@ def write_record(
     tables: Tables | None = None,
     **more: object,
 ) -> Path:
-    """Write a record and its figures, each file whole or not at all, and the record last.
+    """Write a record after its figures; no file is ever left half written.
 
     Args:
         experiment: `<model>/<name>`, which is also the path in `folder`.
@@ -174,7 +174,7 @@ def write_record(
 
 
 def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
-    """Return the record of `<model>/<name>`; its `tables` are empty if it was written without.
+    """Read the record `<model>/<name>`; `tables` is empty if the record has no tables.
 
     Raises:
         ValueError: the file does not exist or is not a record.
@@ -199,7 +199,7 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
 
 
 def read_records(folder: str | Path) -> dict[str, dict]:
-    """Return every record below a folder, by name.
+    """Read every record below a folder, by name.
 
     Raises:
         ValueError: there are none, or a file is not a record.
@@ -215,14 +215,14 @@ def read_records(folder: str | Path) -> dict[str, dict]:
 
 
 def figures_of(experiment: str, folder: str | Path = FOLDER) -> list[Path]:
-    """Return the figures stored next to a record, the one without a name first."""
+    """Return the files of a record's figures, the figure without a name first."""
     stem = Path(folder) / experiment
     plain = stem.with_name(f"{stem.name}.png")
     return [*([plain] if plain.is_file() else []), *sorted(stem.parent.glob(f"{stem.name}_*.png"))]
 
 
 def check_experiment_name(name: str) -> None:
-    """Raise ValueError unless `name` is `<model>/<name>`, lower case."""
+    """Raise ValueError unless `name` has the form `<model>/<name>` in lower case."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*/[a-z0-9]+([-_][a-z0-9]+)*", name):
         raise ValueError(
             f"an experiment is named <model>/<name>, in lower case with hyphens, not {name!r}"
@@ -230,7 +230,7 @@ def check_experiment_name(name: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the zoo, of Python and of packages that may affect the numbers."""
+    """Return the versions of the zoo, Python and the packages that may affect numbers."""
     result = {"capsule-zoo": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -241,7 +241,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return this machine in words: the cores that the process may use, memory, accelerators."""
+    """Describe this machine: the cores that the process may use, memory, accelerators."""
     import torch
 
     affinity = getattr(os, "sched_getaffinity", None)
@@ -256,7 +256,7 @@ def machine() -> str:
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
-    """Write a figure as PNG, whole or not at all, and close it; see `with_few_colors`."""
+    """Write a figure as a PNG file and close it; see `with_few_colors`."""
     import matplotlib.pyplot as plt
 
     from capsule_zoo.data.files import write_whole
@@ -268,10 +268,10 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
 
 
 def with_few_colors(png: bytes) -> bytes:
-    """Return a PNG with a palette of 256 colors, a third of its size, where it looks the same.
+    """Return a PNG file reduced to 256 colors, a third of its size, if it looks alike.
 
-    Up to 256 colors keep every pixel. Of more colors, as in photographs, no pixel may differ by
-    more than 12/255, or the PNG is returned as it is. A transparent one is, too.
+    A picture of up to 256 colors keeps every pixel. With more colors, as in photographs, the PNG is
+    unchanged if a pixel would differ by more than 12/255. A transparent PNG is unchanged, too.
     """
     import numpy as np
     from PIL import Image, ImageChops
@@ -288,7 +288,7 @@ def with_few_colors(png: bytes) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in JSON-compatible types, with None for numbers that are not finite."""
+    """Convert a value to JSON-compatible types; numbers that are not finite become None."""
     value = vars(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
@@ -299,7 +299,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: str | Path, content: dict) -> None:
-    """Write JSON, whole or not at all; raise ValueError for a number that is not finite."""
+    """Write a JSON file; raise ValueError for a number that is not finite."""
     from capsule_zoo.data.files import write_whole
 
     write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())

@@ -1,4 +1,4 @@
-"""A registered entry: the classes of its parts, with presets, from which it is created."""
+"""A registered entry: the classes of its model, guides and objective, and its presets."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ from capsule_zoo.settings import PARTS, Argument, arguments_of, name_of, nest_se
 
 @dataclass(frozen=True)
 class Registered:
-    """The arguments of one call of `register`, with the module that made it.
+    """The arguments of one call of `register`, with the module of the call.
 
-    `guides` holds those of `register_guide` too.
+    `guides` also holds the guides of `register_guide`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Registered:
 
     @cached_property
     def arguments(self) -> dict[str, Argument]:
-        """The settings of the model by name, and those of the guides and the objective."""
+        """The settings of the model, the guides and the objective, by name."""
         others = {name: arguments_of(maker, 1) for name, maker in list(self.guides.items())[1:]}
         guides = {
             name: Argument(name, {}, Mapping[str, Any], "settings of this guide", model_arguments)
@@ -68,7 +68,7 @@ class Registered:
         }
 
     def with_preset(self, settings: Mapping[str, Any]) -> "Registered":
-        """Return this registration with the fields that `settings["preset"]`, if any, replaces.
+        """Return this registration with the preset `settings["preset"]` applied, if one is given.
 
         Raises:
             ValueError: there is no such preset.
@@ -103,7 +103,7 @@ class Registered:
         """Return the entry of a model, with a new default guide unless `guide` is given.
 
         Args:
-            asked: the settings that the user gave, by their first names; see `nested`.
+            asked: the settings that the user gave, by their first names; see `nest_settings`.
         """
         settings = {part: dict(asked.get(part, {})) for part in PARTS}
         first, by_name = next(iter(self.guides)), {}
@@ -130,7 +130,7 @@ class Registered:
         )
 
     def _bound(self, maker: Any, settings: Mapping[str, Any] | None, leading: int = 1) -> Any:
-        """Return what makes a guide or an objective, with its settings."""
+        """Return the maker of a guide or an objective, with settings bound to it."""
         if not settings:
             return maker
         schema = arguments_of(maker, leading)

@@ -1,4 +1,4 @@
-"""The registry of the zoo's entries, which are created by name, saved and loaded.
+"""The registry: entries are registered, created by name, saved and loaded.
 
 An entry is data: a model with its default guide, the other guides that fit, an objective, and
 suitable training settings. It is registered in `capsule_zoo/zoo/<family>/entry.py`:
@@ -65,7 +65,7 @@ if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
 
 
 _registered: dict[str, Registered] = {}
-_PRESETS: dict[str, tuple[str, str]] = {  # by what their names were as entries, before 0.3
+_PRESETS: dict[str, tuple[str, str]] = {  # by the names that they had as entries before 0.3
     "broadcast-autoencoder": ("conditional-autoencoder", "broadcast"),
     "generative-capsnet-continuous": ("generative-capsnet", "continuous"),
     "overlapping-capsule-network": ("capsule-network", "overlapping"),
@@ -82,13 +82,13 @@ def register(
     objective: Callable[..., ELBO] = Trace_ELBO,
     **parts: Any,
 ) -> None:
-    """Register an entry.
+    """Register an entry under a name.
 
     Args:
         name: lower case with hyphens.
         model: the class of the model, a partial of it, or a function that returns a model.
-        guides: what makes every guide that fits, by name, the default guide first: a class, a
-            partial of one, or a function of the entry, which may make a variant of `entry.guide`.
+        guides: makers of the guides that fit, by name, the default guide first: a class, a partial
+            of a class, or a function of the entry, which may make a variant of `entry.guide`.
         guide: the class of the default guide, if `guides` makes it by a function.
         objective: the class of the training objective, a partial of it, or a function.
         parts: `training`, settings for `fit`; `figures` and `stages`, see `Entry`; `presets`, by
@@ -146,7 +146,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find_registration(name: str) -> Registered:
-    """Return what an entry was registered with; raise ValueError for an unknown name."""
+    """Return the registration of an entry; raise ValueError for an unknown name."""
     import_entries()
     if name not in _registered:
         if name in _PRESETS:
@@ -156,7 +156,7 @@ def find_registration(name: str) -> Registered:
 
 
 def _preset_in_words(name: str) -> str:
-    """Return a message for the name of an entry that is a preset now."""
+    """Return an error message for the old name of an entry that became a preset."""
     entry, preset = _PRESETS[name]
     return (
         f"{name!r} is a preset of {entry} since 0.3: give the entry {entry} and "
@@ -165,18 +165,18 @@ def _preset_in_words(name: str) -> str:
 
 
 def summary(name: str) -> str:
-    """Return the summary of a registered entry in one line."""
+    """Return the one-line summary of a registered entry."""
     return find_registration(name).summary
 
 
 def small_settings(name: str, preset: str | None = None) -> dict:
-    """Return settings for `create` at which a registered entry is small and runs quickly."""
+    """Return settings that make a registered entry small and quick, for tests."""
     settings = {} if preset is None else {"preset": preset}
     return {**find_registration(name).with_preset(settings).small, **settings}
 
 
 def takes_images(name: str) -> bool:
-    """Return False for an entry of points, whose model takes no `image_shape`."""
+    """Return whether an entry's model takes `image_shape`; a model of points does not."""
     return "image_shape" in find_registration(name).arguments
 
 
@@ -196,7 +196,7 @@ def create(name: str, **settings: Any) -> Entry:
 
 
 def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
-    """Return the specifications of model and guide, from which `load` builds both again.
+    """Return the specifications from which `load` rebuilds a model and a guide.
 
     Raises:
         ValueError: the guide uses the weights of another module, which would not be saved.
@@ -217,11 +217,11 @@ def pair_of(model: Model, guide: Guide) -> dict[str, Any]:
 
 
 def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) -> None:
-    """Write any pair of model and guide into a folder, from which `load` builds it again.
+    """Save any model and guide in a folder, from which `load` rebuilds them.
 
-    The files are `model.safetensors`, `guide.safetensors`, and `config.json`, which says what both
-    were made with. The models of objects in scenes, and the guides that a guide starts from, are
-    part of it.
+    The files are `model.safetensors`, `guide.safetensors`, and `config.json`, which holds the
+    arguments of both. The models of objects in scenes are saved too, and so is a guide from which
+    the guide was initialized.
 
     Args:
         config: further settings for `config.json`, such as the data set and the seed.
@@ -242,7 +242,7 @@ def save(model: Model, guide: Guide, folder: str | Path, /, **config: object) ->
 
 
 def save_entry(entry: Entry, folder: str | Path, /, **config: object) -> None:
-    """Write an entry that `create` made into a run folder; any other as `save` does.
+    """Save an entry that `create` made in a run folder, and any other entry as `save` does.
 
     Raises:
         ValueError: the guide was made by another name than the entry's `default_guide`.
@@ -260,9 +260,9 @@ def _write(model: Model, guide: Guide, folder: Path, config: Mapping[str, object
 
 
 def load(source: str | Path) -> Entry:
-    """Load a trained entry, by name from the zoo's weights or from a run folder.
+    """Load a trained entry from the zoo's weights, by name, or from a run folder.
 
-    Of a pair that `save` wrote, the entry has the model and the guide, and no figures. Only
+    From a folder that `save` wrote, the entry has the model and the guide, and no figures. Only
     safetensors are read, never a pickle.
 
     Raises:
@@ -295,7 +295,7 @@ def load(source: str | Path) -> Entry:
 
 
 def rebuild(config: Mapping[str, Any]) -> Entry:
-    """Return an untrained entry from the contents of a `config.json` or a card.
+    """Build the untrained entry that a `config.json` or a card describes.
 
     Raises:
         CheckpointError: it describes no pair, or one of classes that are not defined; the message
@@ -324,12 +324,12 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
 
 
 def copy_of(guide: Guide) -> Guide:
-    """Return a copy of a guide, with its weights, to the same model."""
+    """Copy a guide with its weights; the copy is a guide to the original model."""
     return deepcopy(guide, {id(guide.model): guide.model})
 
 
 def _tensors_of(card: Path) -> Path:
-    """Return the file of tensors that belongs to a card; the wheel leaves out the large ones."""
+    """Return the path of a card's file of tensors; the wheel leaves out large files."""
     tensors = card.with_suffix(".safetensors")
     if not tensors.is_file():
         raise CheckpointError(
@@ -341,7 +341,7 @@ def _tensors_of(card: Path) -> Path:
 
 
 def read_recipe(source: str | Path) -> dict:
-    """Return the contents of the `config.json` or card of a trained entry.
+    """Read the `config.json` or the card of a trained entry.
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
@@ -366,7 +366,7 @@ def read_recipe(source: str | Path) -> dict:
 
 
 def recipe_path(source: str | Path) -> Path | None:
-    """Return the file that describes a trained entry; None if there is no such entry."""
+    """Return the path of a trained entry's `config.json` or card; None for no such entry."""
     card = f"{source}.json"
     places = Path(source) / "config.json", WEIGHTS / card, Path(card)
     return next(filter(Path.is_file, places), None)
@@ -384,9 +384,9 @@ def _recipe_path(source: str | Path) -> Path:
 
 
 def unknown_source(kind: str, source: str | Path, names: Collection[str]) -> str:
-    """Return a message for what is neither a known name nor the folder of a run.
+    """Return an error message for a source that is neither a known name nor a run folder.
 
-    A path is taken for a folder, and the nearest runs beside it or inside it are named.
+    A path is taken for a folder; the message names the nearest runs next to it or inside it.
     """
     folder = Path(source)
     if str(source) in _PRESETS:
@@ -406,16 +406,16 @@ def unknown_source(kind: str, source: str | Path, names: Collection[str]) -> str
 
 
 def save_weights(entry: Entry, card: Path, content: dict) -> None:
-    """Write a card `<name>.json` and `<name>.safetensors`, from which `load(name)` rebuilds."""
+    """Write a card `<name>.json` and tensors `<name>.safetensors`, for `load(name)`."""
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
     save_checkpoint(card.with_suffix(".safetensors"), states)
     write_json(card, {**made_by(entry), **content})
 
 
 def made_by(entry: Entry) -> dict:
-    """Return what `config.json` says of an entry: its name, settings, guide, and the pair.
+    """Return the fields of `config.json` that describe an entry: name, settings, guide, pair.
 
-    `modules` is there if modules outside the zoo have to be imported first.
+    `modules` names the modules outside the zoo that have to be imported first, if any.
 
     Raises:
         ValueError: the guide was made by another name than the entry's `default_guide`.

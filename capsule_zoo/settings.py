@@ -1,17 +1,17 @@
 """Settings of entries: dotted names of arguments of constructors, their types, and clear errors.
 
-An entry's settings are the arguments of its model's constructor, those of its guide as `guide.NAME`
-and those of its objective as `objective.NAME`. Where an argument is a dataclass of settings, such
-as `PartWholeCapsules(painting=Painting())`, its fields are `painting.NAME`; where it is a class of
-submodules, such as `PartWholeGuide(model, reader=PartReader)`, those of the class are
-`reader.NAME`. There is one list of them: the signatures. The constructors check that numbers are in
-range.
+An entry's settings are the arguments of its model's constructor, its guide's as `guide.NAME` and
+its objective's as `objective.NAME`. Where an argument is a dataclass of settings, such as
+`PartWholeCapsules(painting=Painting())`, its fields are `painting.NAME`; where it is a class of
+submodules, such as `PartWholeGuide(model, reader=PartReader)`, arguments of the class are
+`reader.NAME`. Settings are listed in the signatures alone. The constructors check that numbers are
+in range.
 
 >>> configure(PartWholeCapsules, objects=8, **{"painting.template_size": 7})
 PartWholeCapsules(objects=8, painting=Painting(template_size=7))
 
 The last part of a name is enough where it is clear: `configure(PartWholeCapsules, template_size=7)`
-is the same model. A mapping stands for several settings, and may choose another class by name:
+makes an equal model. A mapping stands for several settings, and may choose another class by name:
 
 >>> configure(MatrixCapsules, routing={"class": "VBRouting", "iterations": 3})
 """
@@ -31,8 +31,8 @@ from capsule_zoo.models.checks import unknown_name_message
 from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import CLASS, class_of, classes, is_submodule
 
-IMAGE_SHAPE = (1, 28, 28)  # of a model that has no default of its own
-PARTS = ("guide", "guides", "objective")  # of an entry, besides its model
+IMAGE_SHAPE = (1, 28, 28)  # image shape for a model without a default
+PARTS = ("guide", "guides", "objective")  # an entry's parts, other than the model, with settings
 _REFERENCE = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -45,7 +45,7 @@ class Argument:
         name: name of the argument.
         default: default value.
         hint: type annotation.
-        description: the words of the docstring, or "".
+        description: its text in the docstring, or "".
         inner: the settings that the argument holds, by name, if it is a dataclass of settings, a
             class of submodules or a mapping.
     """
@@ -81,7 +81,7 @@ def arguments_of(kind: Callable, leading: int = 0) -> dict[str, Argument]:
 
 
 def _arguments(kind: Callable, leading: int, fixed: Mapping[str, Any]) -> Iterator[Argument]:
-    """Yield the arguments with a default, of classes up to the first one without options."""
+    """Yield the arguments with a default, of base classes too where `**options` pass them on."""
     names: set[str] = set()
     for owner, constructor in _constructors(kind):
         hints, described = _hints(constructor), _descriptions(owner)
@@ -110,7 +110,7 @@ def _arguments(kind: Callable, leading: int, fixed: Mapping[str, Any]) -> Iterat
 
 
 def _constructors(kind: Callable) -> Iterator[tuple[Any, Callable]]:
-    """Yield classes with a constructor of their own and the constructor; or a function twice."""
+    """Yield each class with its own constructor; for a function, the function twice."""
     if not isinstance(kind, type):
         yield kind, kind
         return
@@ -124,7 +124,7 @@ def _with_default(argument: Argument, default: object) -> Argument:
 
 
 def _inner(default: object) -> dict[str, Argument]:
-    """Return the settings that a default holds, with their values as defaults."""
+    """Return the settings inside a default value, with the values as defaults."""
     if is_submodule(default):
         return arguments_of(cast(Any, default))
     if not _is_settings(default):
@@ -140,10 +140,10 @@ def _is_settings(value: object) -> bool:
 
 
 def configure(kind: Callable, *arguments: Any, **settings: Any) -> Any:
-    """Return a new object of a class, from settings by name.
+    """Make an object of a class from settings by name.
 
     Args:
-        kind: the class, a function, or a partial of one.
+        kind: the class, a function, or a partial of a class or function.
         arguments: leading arguments of its constructor.
         settings: further arguments; names may be dotted, see the top of this module.
 
@@ -158,18 +158,18 @@ def configure(kind: Callable, *arguments: Any, **settings: Any) -> Any:
 
 
 def name_of(kind: Callable) -> str:
-    """Return the name of a class or function, in which a partial fixed arguments."""
+    """Return the name of a class or function, also of a partial."""
     return without_partials(kind).__name__
 
 
 def values_of(
     settings: Mapping[str, Any], schema: Mapping[str, Argument], owner: str
 ) -> dict[str, Any]:
-    """Return the arguments that settings stand for, by name.
+    """Return the values of a constructor's arguments for given settings, by name.
 
     Args:
         schema: the arguments that may be set.
-        owner: what takes them, for messages.
+        owner: name of the entry or class that takes the settings, for messages.
     """
     return {
         name: _value(schema[name], value, f"{owner}'s {name}", owner)
@@ -180,7 +180,7 @@ def values_of(
 def nest_settings(
     settings: Mapping[str, Any], schema: Mapping[str, Argument], owner: str
 ) -> dict[str, Any]:
-    """Return settings by their first names: those with dots, and last parts alone, in mappings."""
+    """Nest settings with dotted or shortened names into mappings, by the first part of the name."""
     held: dict[str, Any] = {}
     for key, value in settings.items():
         name, dot, rest = key.partition(".")
@@ -194,7 +194,7 @@ def nest_settings(
 
 
 def _owner_of(key: str, schema: Mapping[str, Argument], owner: str) -> str:
-    """Return the one argument of the model that holds the setting `key`."""
+    """Return the name of the model's argument that holds the setting `key`."""
     last = key.partition(".")[0]
     every = [name for name, argument in schema.items() if _holds(argument, last)]
     holders = [name for name in every if name not in PARTS]
@@ -218,7 +218,7 @@ def _holds(argument: Argument, name: str) -> bool:
 
 
 def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
-    """Return the value of an argument; a mapping or the name of a class becomes its settings."""
+    """Check and convert an argument's value; a mapping or a class's name becomes its settings."""
     default = argument.default
     if isinstance(value, list):
         value = as_tuple(value)
@@ -246,7 +246,7 @@ def _value(argument: Argument, value: Any, owner: str, outer: str) -> Any:
 
 
 def _takes_settings(argument: Argument) -> bool:
-    """Return True for an argument whose default is settings, or whose type names their class."""
+    """Return whether an argument is a dataclass of settings, by its default or its type."""
     hints = get_args(argument.hint) or (argument.hint,)
     return bool(argument.inner) or any(
         isinstance(hint, type) and issubclass(hint, Settings) for hint in hints
@@ -254,12 +254,12 @@ def _takes_settings(argument: Argument) -> bool:
 
 
 def as_tuple(value: Any) -> Any:
-    """Return a tuple for a list of JSON, also inside of it."""
+    """Convert the lists of a JSON value to tuples, nested lists too."""
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, by dotted names."""
+    """Flatten nested mappings into one mapping with dotted names."""
     merged: dict[str, Any] = {}
     for name, value in settings.items():
         inner = isinstance(value, Mapping) and value
@@ -268,7 +268,7 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def flat_arguments(schema: Mapping[str, Argument], before: str = "") -> dict[str, Argument]:
-    """Return the arguments that hold no others, by dotted names."""
+    """Return the innermost arguments by dotted name."""
     merged: dict[str, Argument] = {}
     for name, argument in schema.items():
         if argument.inner:
@@ -279,7 +279,7 @@ def flat_arguments(schema: Mapping[str, Argument], before: str = "") -> dict[str
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Return True if a value fits an annotation; a list may represent a tuple."""
+    """Return whether a value fits an annotation; a list may stand for a tuple."""
     if hint is Any or hint is inspect.Parameter.empty:
         return True
     origin, inner = get_origin(hint), get_args(hint)
@@ -300,13 +300,13 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def _submodule_of(hint: Any) -> type | None:
-    """Return S for the annotation `Callable[..., S]` of an argument that is a submodule's class."""
+    """Return the class S from an annotation `Callable[..., S]` of a submodule's class."""
     made = get_args(hint)[-1:] if get_origin(hint) is Callable else ()
     return made[0] if made and is_submodule(made[0]) else None
 
 
 def describe_hint(hint: Any) -> str:
-    """Return a description of the values that an annotation allows."""
+    """Describe the values that an annotation allows."""
     names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
     if made := _submodule_of(hint):
         return f"a class such as {made.__name__}, or its settings"
@@ -353,7 +353,7 @@ def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
 
 
 def _descriptions(kind: type | Callable) -> dict[str, str]:
-    """Return the descriptions of arguments; a dataclass has the fields of its bases."""
+    """Return the descriptions of arguments; for a dataclass also the fields of its bases."""
     descriptions: dict[str, str] = {}
     for described in reversed(getattr(kind, "__mro__", (kind,))):
         descriptions |= words_of(described.__doc__, "Attributes") if is_dataclass(described) else {}
@@ -362,7 +362,7 @@ def _descriptions(kind: type | Callable) -> dict[str, str]:
 
 
 def _follow(description: str, name: str, module: str) -> str:
-    """Return the words of the class or function that a description refers to, or else itself."""
+    """Follow a description that refers to another class or function; else return it unchanged."""
     reference = _REFERENCE.match(description)
     kind = vars(sys.modules[module]).get(reference[1].replace("-", "_")) if reference else None
     if kind is None or name not in (described := _descriptions(kind)):
@@ -371,7 +371,7 @@ def _follow(description: str, name: str, module: str) -> str:
 
 
 def _hints(function: Callable) -> dict[str, Any]:
-    """Return resolved annotations, or none if one is known to type checkers alone."""
+    """Return resolved annotations; none if one exists for type checkers only."""
     try:
         return get_type_hints(function)
     except NameError:

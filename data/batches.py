@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Any]  # images, and their labels or None
 
 
 class BatchSource(ABC):
-    """The base of batches of images and labels, epoch by epoch, in an order that can be resumed.
+    """Base class of batches of images and labels, epoch by epoch, in an order that can be resumed.
 
     Args:
         batch_size: images per batch; the last batch of an epoch may hold fewer.
@@ -53,11 +53,11 @@ class BatchSource(ABC):
 
     @abstractmethod
     def example(self) -> Batch:
-        """Return untransformed images and labels: all if one batch holds them, else two."""
+        """Return untransformed images and labels: all if one batch holds them, else two of each."""
 
     @abstractmethod
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield (images, labels or None) of the epoch's batches, from batch number `start` on."""
+        """Yield the batches of an epoch, (images, labels or None), from batch number `start` on."""
 
     def _transform_images(self, images: Tensor, epoch: int, batch: int) -> Tensor:
         """Apply the transform to images, with random numbers from (seed, epoch, batch)."""
@@ -70,7 +70,7 @@ class BatchSource(ABC):
 
 
 def takes_generator(transform: Transform) -> bool:
-    """Return True if a transform can be called with the keyword `generator`."""
+    """Return whether a transform can be called with the keyword `generator`."""
     program = transform.forward if isinstance(transform, nn.Module) else transform
     try:
         parameters = inspect.signature(program).parameters.values()
@@ -113,7 +113,7 @@ class ShuffledBatches(BatchSource):
         return -(-self.size // self.batch_size)
 
     def order(self, epoch: int) -> Tensor:
-        """Return the permutation of the numbers for epoch `epoch`, on the CPU."""
+        """Return the permutation of the images' numbers in an epoch, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.size)
         generator = seeded_generator(self.seed, epoch)
@@ -132,7 +132,7 @@ class ShuffledBatches(BatchSource):
 
     @abstractmethod
     def _take(self, indices: Tensor, epoch: int, batch: int) -> Batch:
-        """Return the images and labels with these numbers."""
+        """Return the images and labels with the given numbers."""
 
 
 class Batches(ShuffledBatches):
@@ -140,8 +140,8 @@ class Batches(ShuffledBatches):
 
     The order of epoch e is a function of (seed, e). The randomness of a transform is a function of
     (seed, e, batch). A run that stopped after batch b of epoch e continues with
-    `batches.epoch(e, start=b)` and sees the same batches as without the stop. Images stay on their
-    device, and the random numbers are the same on all devices.
+    `batches.epoch(e, start=b)` and sees the batches that it would have seen without the stop.
+    Images stay on their device, and random numbers are equal on all devices.
 
     Args:
         split: images and labels.

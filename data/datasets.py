@@ -1,4 +1,4 @@
-"""All data sets of the zoo, by name."""
+"""Loading of all data sets of the zoo, by name."""
 
 import re
 import warnings
@@ -36,7 +36,7 @@ from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
 
 Reader = Callable[[Path | None, Size | None], Source]
 
-NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of data sets, entries and trained weights
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # form of the names of data sets, entries and trained weights
 
 
 def load_dataset(
@@ -47,7 +47,7 @@ def load_dataset(
     validation: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Load the data set called `name` into memory.
+    """Load the data set `name` into memory.
 
     The validation images are the last `validation` of a permutation of the training images that
     `seed` determines, unless the data set has validation images of its own (`binarized-mnist`) and
@@ -62,7 +62,7 @@ def load_dataset(
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
-        size: pixels, one number or (height, width), or either in words, such as "28" or "28x20";
+        size: pixels, one number or (height, width), or a text, such as "28" or "28x20";
             the data set's own by default (digits: 28).
         validation: number of training images to hold out. By default 200 for digits, 5,000 for
             torchvision's data sets and those made from them, the data set's own for
@@ -97,7 +97,7 @@ def load_dataset(
 
 
 def load_tests(name: str, root: str | Path | None = None, **settings: Any) -> Dataset:
-    """Load a data set for its test images; where scenes are drawn, only 20 are for training."""
+    """Load a data set for its test images; data sets of scenes then have 20 training images."""
     kind, options, _ = name.partition(":")
     small_name = f"{name}{',' if options else ':'}train=20" if kind in SCENES else name
     data = load_dataset(small_name, root, **settings)
@@ -105,7 +105,7 @@ def load_tests(name: str, root: str | Path | None = None, **settings: Any) -> Da
 
 
 def load_pictures(name: str, size: Size | None = None) -> tuple[Split, list[str]] | None:
-    """Load all of a user's own pictures, and the file of each; None where `name` is other data."""
+    """Load all of a user's own pictures and the name of each file; None for other data sets."""
     kind, _, path = full_name(name).partition(":")
     if kind != "folder":
         return None
@@ -114,14 +114,14 @@ def load_pictures(name: str, size: Size | None = None) -> tuple[Split, list[str]
 
 
 def _join_splits(split: Split, other: Split) -> Split:
-    """Return the images of two splits, and their labels if both have them."""
+    """Concatenate two splits; the result has labels if both have labels."""
     labels = [split.labels, other.labels]
     joint_labels = None if any(part is None for part in labels) else torch.cat(labels)
     return Split(torch.cat([split.images, other.images]), joint_labels)
 
 
 def _first_scenes(split: Split, count: int | None) -> Split:
-    """Return the first `count` scenes for validation, all by default; training has other digits."""
+    """Return the first `count` validation scenes, by default all; training has other digits."""
     number = len(split) if count is None else integer_of(count)
     if number is None or not 0 <= number <= len(split):
         raise ValueError(
@@ -132,7 +132,7 @@ def _first_scenes(split: Split, count: int | None) -> Split:
 
 
 def _divide_split(split: Split, count: int, seed: int) -> tuple[Split, Split]:
-    """Return the images for training, and the `count` that are held out."""
+    """Divide a split into training images and `count` held-out images."""
     number, whole = len(split), integer_of(count)
     if whole is None or not 0 <= whole < number:
         raise ValueError(
@@ -144,7 +144,7 @@ def _divide_split(split: Split, count: int, seed: int) -> tuple[Split, Split]:
 
 
 def full_name(name: str) -> str:
-    """Return a name of a data set that holds in every working folder: its path is absolute."""
+    """Return a data set's name with an absolute path, for any working folder."""
     kind, _, path = name.partition(":")
     if kind in ("folder", "constellations") and path:
         return f"{kind}:{expand_home(path).resolve()}"
@@ -154,18 +154,19 @@ def full_name(name: str) -> str:
 
 
 def dataset_names() -> list[str]:
-    """Return the names that `load_dataset` accepts; PATH and FILE.npz are the user's."""
+    """Return the names that `load_dataset` takes; PATH and FILE.npz stand for the user's files."""
     return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH"]
 
 
 def register_dataset(name: str) -> Callable[[Reader], Reader]:
-    """Return a decorator that lets `load_dataset` and the command line find a reader by `name`.
+    """Return a decorator that registers a reader as the data set `name`.
 
     >>> @register_dataset("stripes")
     ... def stripes(root: Path | None, size: tuple[int, int] | None) -> Source: ...
 
-    A reader takes `root`, the folder of data files or None, and `size`, the (height, width) that is
-    asked for or None. It returns a `Source`: all images of both splits, with their labels.
+    `load_dataset` and the command line then find it. A reader takes `root`, the folder of data
+    files or None, and `size`, the requested (height, width) or None. It returns a `Source`: all
+    images of both splits, with their labels.
 
     Raises:
         ValueError: the name is taken outside of a notebook, or not lower case with hyphens.
@@ -185,8 +186,9 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     """Read MNIST on 40x40 pixels: shifted training images, test images under affine maps.
 
     Training images are shifted by up to 6 whole pixels. Test images are rotated by up to 20
-    degrees, sheared by up to .2, scaled by .8 to 1.2 per axis and placed anywhere where no ink is
-    lost, as in affNIST (Tieleman 2013). All numbers are uniform, drawn once with a fixed seed.
+    degrees, sheared by up to .2, scaled by .8 to 1.2 per axis, and shifted to any position where no
+    ink is lost, as in affNIST (Tieleman 2013). All numbers are uniform, drawn once with a fixed
+    seed.
     """
     mnist = torchvision_images("MNIST", root)
     train = _move_in_chunks(_shift_images, mnist.train[0], seeded_generator(1))
@@ -227,7 +229,7 @@ def _scatter_images(images: Tensor, generator: torch.Generator) -> Tensor:
 def _move_in_chunks(
     move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Move images in chunks, because a warp of all at once needs a grid of gigabytes."""
+    """Move images chunk by chunk; a warp of all images at once would need gigabytes."""
     chunks = track(images.split(2000), "moving images", "chunks")
     return torch.cat([move(chunk, generator) for chunk in chunks])
 
@@ -265,7 +267,7 @@ def _reader(name: str) -> Reader:
 
 
 def _unknown_message(name: str, path: str) -> str:
-    """Return what to say of a name that is no data set's; `path` follows its colon."""
+    """Return the error message for an unknown data set; `path` is the text after the colon."""
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     if expand_home(path).exists() and path:
         near = [f"folder:{path}"]
@@ -281,7 +283,7 @@ def _unknown_message(name: str, path: str) -> str:
 
 
 def _warn_of_folder(name: str) -> None:
-    """Warn where a folder of pictures has the name of a data set, which goes first."""
+    """Warn if a folder of pictures has the name of a data set, which takes precedence."""
     if Path(name).is_dir() and holds_pictures(Path(name)):
         warnings.warn(
             f"{name} is the data set of this name; there is a folder {name} here too, which is "

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the folder of downloaded and made files."""
+"""Atomic writing of files, downloads, and the folder of cached files."""
 
 import os
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ MEGABYTE = 10**6
 
 
 class MissingData(ValueError):
-    """The error for files of a data set that are absent or cannot be read."""
+    """Error: files of a data set are absent or cannot be read."""
 
 
 def user_cache() -> Path:
-    """Return the folder for files that are downloaded or made once."""
+    """Return the cache folder for files that are downloaded or computed once."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "capsule-zoo"
 
 
 def expand_home(path: str | os.PathLike) -> Path:
-    """Return a path with a home folder in place of `~` or `~user`, where there is one."""
+    """Expand `~` or `~user` in a path, if the home folder exists."""
     return Path(os.path.expanduser(path))
 
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[IO[bytes]]:
-    """Yield a stream that replaces `file` when its block ends without an error.
+    """Yield a stream whose content replaces `file` when the block ends without an error.
 
     Raises:
         OSError: the file could not be written; `file` is then unchanged.
@@ -47,7 +47,7 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> None:
-    """Write a file so that `path` holds either all of `content` or what it held before.
+    """Write a file atomically: `path` holds either all of `content` or its earlier content.
 
     Raises:
         OSError: the file could not be written.
@@ -57,7 +57,7 @@ def write_whole(path: str | os.PathLike, content: bytes) -> None:
 
 
 def fetch(url: str, file: Path) -> None:
-    """Download a file, whole or not at all.
+    """Download a file atomically.
 
     Raises:
         OSError: the file cannot be reached or written, or it is not as long as announced.

@@ -1,4 +1,4 @@
-"""Letters in the fonts of matplotlib: a few hundred gray pictures without a download."""
+"""A data set of letters in matplotlib's fonts: a few hundred gray pictures, no download."""
 
 from functools import cache
 from pathlib import Path
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 LETTERS = "ABEHKLORST"
-TRAINING_FONTS = (  # names of files: DejaVu and Computer Modern
+TRAINING_FONTS = (  # files of the training fonts: DejaVu and Computer Modern
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *("cmr10", "cmb10", "cmmi10", "cmss10", "cmti10", "cmtt10"),
 )
 TEST_FONTS = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta")
-PICTURES = 2  # of each letter in each font
-DEGREES = 12.0  # of rotation, at most
-HEIGHT = 0.9  # of a font, as a fraction of the picture's shorter side
-FINER = 4  # pixels of the drawing for one of the picture, along each axis
+PICTURES = 2  # pictures of each letter in each font
+DEGREES = 12.0  # largest rotation of a letter
+HEIGHT = 0.9  # height of a font as a fraction of the picture's shorter side
+FINER = 4  # pixels of the drawing for one pixel of the picture, along each axis
 
 
 def font_letters(size: Size | None = None) -> Source:
-    """Draw white capital letters on black, 28x28 pixels by default, in the fonts of matplotlib.
+    """Draw a data set of white capital letters on black in matplotlib's fonts, by default 28x28.
 
     There are ten letters, and two pictures of each in each font, rotated by up to 12 degrees,
     uniformly with a fixed seed. The 18 fonts for training are of the families DejaVu and Computer
@@ -47,7 +47,7 @@ def font_letters(size: Size | None = None) -> Source:
 
 
 def _pictures(fonts: tuple[str, ...], size: Size, generator: torch.Generator) -> Labelled:
-    """Return images (N, 1, H, W) of all letters in some fonts, in random order, and labels."""
+    """Draw all letters in some fonts, in random order: images (N, 1, H, W) and labels."""
     number = len(fonts) * len(LETTERS) * PICTURES
     angles = iter((DEGREES * (2 * torch.rand(number, generator=generator) - 1)).tolist())
     texts = LETTERS * PICTURES
@@ -58,7 +58,7 @@ def _pictures(fonts: tuple[str, ...], size: Size, generator: torch.Generator) ->
 
 
 def _draw_letter(letter: str, font: str, degrees: float, size: Size) -> np.ndarray:
-    """Return the pixels of a letter in the middle of a picture, bytes (H, W)."""
+    """Draw a letter in the middle of a picture, bytes (H, W)."""
     from PIL import Image, ImageDraw
 
     height, width = (FINER * pixels for pixels in size)
@@ -73,7 +73,7 @@ def _draw_letter(letter: str, font: str, degrees: float, size: Size) -> np.ndarr
 
 @cache
 def _face(font: str, height: int) -> "FreeTypeFont":
-    """Return a font of matplotlib's, of a height in pixels."""
+    """Return one of matplotlib's fonts at a height in pixels."""
     import matplotlib
     from PIL import ImageFont
 

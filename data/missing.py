@@ -1,4 +1,4 @@
-"""Missing pixels: NaN where an image is not observed, and masks that hide a half."""
+"""Missing pixels: images with NaN where they are not observed, and masks that hide a half."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ SIDES = ("left", "right", "top", "bottom")
 
 @accept_arrays("images", "observed")
 def hide(images: Tensor, observed: Tensor) -> Tensor:
-    """Return images (B, C, H, W) with NaN where they are not observed.
+    """Replace the unobserved pixels of images (B, C, H, W) by NaN.
 
     Args:
         observed: bool, True where a pixel is observed: (H, W), (C, H, W), (B, 1, H, W) or
@@ -23,7 +23,7 @@ def hide(images: Tensor, observed: Tensor) -> Tensor:
 
 
 def check_mask(images: Tensor, observed: Tensor) -> Tensor:
-    """Return the mask in the shape and on the device of the images; see `hide`."""
+    """Check a mask and expand it to the shape of the images, on their device; see `hide`."""
     observed = as_tensor("observed", observed)
     if observed.dtype != torch.bool:
         raise ValueError(
@@ -41,7 +41,7 @@ def check_mask(images: Tensor, observed: Tensor) -> Tensor:
 
 
 def half_mask(size: tuple[int, int], side: str) -> Tensor:
-    """Return a mask (H, W) that hides one half; the middle line of an odd number is hidden too.
+    """Return a mask (H, W) that is False in one half; the middle line of an odd number counts in.
 
     Args:
         size: (height, width).

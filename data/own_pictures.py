@@ -31,12 +31,12 @@ from capsule_zoo.data.sources import (
     take_rows,
 )
 
-VALIDATION = ("val", "valid", "validation")  # folders beside train, of which one may be there
-SIDES = ("train", "training", "test", "testing", *VALIDATION)  # names that say which side it is
+VALIDATION = ("val", "valid", "validation")  # names of the folder of validation images
+SIDES = ("train", "training", "test", "testing", *VALIDATION)  # names of folders of a split
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 OTHER_PICTURES = (".heic", ".heif", ".avif", ".jxl", ".svg", ".dng", ".nef", ".cr2", ".arw", ".dcm")
-JUNK = "__MACOSX"  # a folder that macOS packs beside the pictures
-LEAST_CONTRAST = 16  # of 255, the brightest of 12 bits in 16
+JUNK = "__MACOSX"  # a folder that macOS adds to archives of pictures
+LEAST_CONTRAST = 16  # least difference between pixels, of 255: 12 bits in 16 reach this brightness
 Files = dict[str | None, list[Path]]
 
 
@@ -44,15 +44,14 @@ def folder(path: Path, size: Size | None = None) -> Source:
     """Read the user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
 
     Pictures without classes lie in a flat folder, `path/<image>` or `path/{train,test}/<image>`.
-    They have no labels. Images have a random order that is always the same, so that the first
-    images are of all classes. Without a test folder a fifth of the images, always the same and at
-    least one, is held out for testing. A file `.npy` or `.npz` may hold many images; files without
-    the suffix of an image are ignored, and those whose names begin with a dot. Beside train, a
-    folder val, valid or validation holds the images for validation. Classes are in alphabetical
-    order, or in that of their numbers where all names are numbers. If all images are gray they
-    have one channel, else all become RGB; `capsule_zoo.data.pictures` lists the result for each
-    kind of file. If all pictures with a transparent ground have dark ink, it is inverted, with a
-    warning.
+    They have no labels. Images have a fixed random order, so that the first images are of all
+    classes. Without a test folder a fixed fifth of the images, at least one, is held out for
+    testing. A file `.npy` or `.npz` may hold many images. Files without the suffix of an image, and
+    files whose names begin with a dot, are ignored. A folder val, valid or validation next to
+    train holds the images for validation. Classes are in alphabetical order, or in numerical
+    order if all names are numbers. If all images are gray they have one channel, else all become
+    RGB; `capsule_zoo.data.pictures` lists the pixels of each file format. If all pictures with a
+    transparent ground have dark ink, it is inverted, with a warning.
 
     Raises:
         MissingData: no such folder, a folder or a class without images, an unreadable image.
@@ -103,7 +102,7 @@ def sides_of(path: Path) -> tuple[Path, Path | None, Path | None]:
 
 
 def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str]]:
-    """Read all of the user's own images in the order of their files, and name the file of each.
+    """Read all of the user's own images in the order of their files; return the files' names too.
 
     Args:
         path: a folder as `folder` reads it, or a file as `array_file` does.
@@ -118,7 +117,7 @@ def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str
 
 
 def array_file(path: Path, size: Size | None = None) -> Source:
-    """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth is for testing.
+    """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth are test images.
 
     An archive holds `images` and may hold `labels` (N,), the numbers of classes; see
     `data.pictures.read_array` for the shapes of images.
@@ -134,10 +133,12 @@ def array_file(path: Path, size: Size | None = None) -> Source:
 
 
 def divide_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> Source:
-    """Return a source that tests on a fifth of the images, always the same, and at least on one.
+    """Return a source whose test images are a fixed fifth of the images, at least one.
 
     Args:
-        names: images, or scenes of points, and their labels.
+        path: the file or folder of the images, for messages.
+        examples: images, or scenes of points, and their labels.
+        names: names of the classes.
 
     Raises:
         ValueError: there is only one image.
@@ -154,13 +155,13 @@ def divide_at_random(path: Path, examples: Labelled, names: tuple[str, ...]) -> 
 
 
 def holds_pictures(path: Path) -> bool:
-    """Return True for a folder that holds pictures, in itself or at most two folders deeper."""
+    """Return whether a folder holds pictures, directly or at most two folders deeper."""
     levels = chain.from_iterable(path.glob(pattern) for pattern in ("*", "*/*", "*/*/*"))
     return any(map(_is_picture, levels))
 
 
 def _shuffle_images(part: Labelled) -> Labelled:
-    """Return the images in an order that is random and the same on every call."""
+    """Return images and labels in a random order with a fixed seed."""
     return take_rows(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
 
 
@@ -169,7 +170,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _is_picture(path: Path) -> bool:
-    """Return True for a file with the suffix of a picture, which may be a dead link."""
+    """Return whether a file has the suffix of a picture; it may be a dead link."""
     return is_picture_file(path) and not _is_hidden(path) and not path.is_dir()
 
 
@@ -220,7 +221,7 @@ def _files_by_class(path: Path) -> Files:
 
 
 def _unread(path: Path) -> Iterator[Path]:
-    """List what a folder of pictures holds that is meant to be read, but cannot be."""
+    """List the files and folders in a folder of pictures that cannot be read as pictures."""
     for item in sorted(path.iterdir()):
         kinds = (*ARCHIVES, *OTHER_PICTURES)
         wanted = item.suffix.lower() in kinds or not item.exists()  # a link to no folder
@@ -230,7 +231,7 @@ def _unread(path: Path) -> Iterator[Path]:
 
 
 def _remedy(path: Path) -> str:
-    """Return what to do with a file or folder that `_unread` lists."""
+    """Return advice on a file or folder that `_unread` lists."""
     if path.is_dir():
         return f"move the pictures in {path} one folder up"
     if path.suffix.lower() in ARCHIVES:
@@ -243,7 +244,7 @@ def _remedy(path: Path) -> str:
 
 
 def _warn_of_misnamed_sides(path: Path, sides: list[Path], files: Files) -> None:
-    """Warn of a folder whose name says training or testing, but which is not read as such."""
+    """Warn of a folder that is named like a split but is not read as that split."""
     if path in sides:  # without a folder train
         wrong = [name for name in files if name and name.lower() in SIDES]
         use = "as classes"
@@ -260,7 +261,7 @@ def _warn_of_misnamed_sides(path: Path, sides: list[Path], files: Files) -> None
 
 
 def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
-    """Read the files as float32 (N, C, H, W) in [0, 1]; return also how many images each holds."""
+    """Read files as float32 (N, C, H, W) in [0, 1]; return also the number of images of each."""
     pictures = [
         Picture(read_array(file, size)) if is_array_file(file) else read_picture(file, size)
         for file in track(files, "reading pictures", "files")
@@ -286,10 +287,10 @@ def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
 
 
 def _with_bright_ink(files: list[Path], pictures: list[Picture]) -> list[np.ndarray]:
-    """Return the pixels of pictures, with inverted ink if all with a transparent ground are dark.
+    """Return the pixels of pictures; ink is inverted if all transparent pictures have dark ink.
 
-    On black, dark ink would be lost. If only some are dark the others would be, so that all keep
-    their colors.
+    On black, dark ink would be lost. If only some pictures are dark, all keep their colors,
+    because inversion would lose the ink of the others.
     """
     dark = [file for file, picture in zip(files, pictures, strict=True) if picture.dark]
     transparent = sum(picture.inverted is not None for picture in pictures)
@@ -311,7 +312,7 @@ def _with_bright_ink(files: list[Path], pictures: list[Picture]) -> list[np.ndar
 
 
 def _warn_of_channels(files: list[Path], pixels: list[np.ndarray]) -> None:
-    """Warn where each of several NumPy files holds three gray pictures, as one in color would."""
+    """Warn if each of several NumPy files seems to hold one color picture as three gray ones."""
     both = zip(files, pixels, strict=True)
     arrays = [(file, image.shape) for file, image in both if is_array_file(file)]
     if len(arrays) > 1 and all(len(shape) == 3 == shape[0] for _, shape in arrays):
@@ -323,7 +324,7 @@ def _warn_of_channels(files: list[Path], pixels: list[np.ndarray]) -> None:
 
 
 def _warn_of_few_bits(files: list[Path], pixels: list[np.ndarray]) -> bool:
-    """Warn where all pixels of the pictures of 16 bits lie below 4,096, as those of 12 bits do.
+    """Warn if all pixels of 16-bit pictures lie below 4,096, as 12-bit pixels do.
 
     Returns:
         True if there was a warning.
@@ -344,7 +345,7 @@ def _warn_of_few_bits(files: list[Path], pixels: list[np.ndarray]) -> bool:
 
 
 def _warn_of_contrast(files: list[Path], pixels: list[np.ndarray]) -> None:
-    """Warn where more than half of the pictures have hardly any contrast."""
+    """Warn if more than half of the pictures have hardly any contrast."""
     flat: list[tuple[Path, float, float]] = []  # files, darkest and brightest pixel
     for file, images in zip(files, pixels, strict=True):
         low, high = images.min((1, 2)), images.max((1, 2))  # (n,) or (n, 3)

@@ -1,16 +1,16 @@
-"""Picture files as pixels, with the kinds of files that are read and the resulting pixels.
+"""Reading of picture files into pixels.
 
 | file | pixels |
 |---|---|
 | gray, 8 bits or 1 bit | gray |
 | gray, 16 bits | gray, divided by 65,535 |
 | a palette, RGB, CMYK, YCbCr or HSV, if all pixels are gray within 2 of 255 | gray |
-| the same in color | RGB |
-| any of these with transparency | the same, on black |
+| a palette, RGB, CMYK, YCbCr or HSV in color | RGB |
+| any of the above with transparency | as above, on black |
 | a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB if a picture is in color |
 
 Of a file of several pictures, such as TIFF or GIF, the first is read, with a warning.
-Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
+Other pixels, such as floating-point pixels of TIFF, have no known range and are refused by name.
 """
 
 import warnings
@@ -32,18 +32,18 @@ ARRAYS = (".npy", ".npz")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _GRAY_OR_PALETTE = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
-GRAY_TOLERANCE = 2.001  # of 255; JPEG rounds each channel by itself, and floats are not exact
-_PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2  # tags of TIFF, and a value of the second
+GRAY_TOLERANCE = 2.001  # largest difference of gray channels, of 255; JPEG rounds each channel
+_PHOTOMETRIC, _SAMPLE_FORMAT, _SIGNED = 262, 339, 2  # two tags of TIFF, and a value of the second
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
 
 
 class Picture(NamedTuple):
-    """The pixels of a picture file, and what they are if its ink is inverted.
+    """The pixels of a picture file, as they are and with inverted ink.
 
     Attributes:
         pixels: (H, W) of a gray picture, (H, W, 3) of any other, from 0 to 255, on black where the
             file is transparent.
-        inverted: the same pixels with inverted ink, still on black; None without transparency.
+        inverted: the pixels with inverted ink, still on black; None without transparency.
         dark: True if the file has transparency, and its ink is nearly black.
     """
 
@@ -53,12 +53,12 @@ class Picture(NamedTuple):
 
 
 def is_array_file(path: Path) -> bool:
-    """Return True for the path of a NumPy file, which need not exist; False for a folder."""
+    """Return whether a path is of a NumPy file, which need not exist; False for a folder."""
     return path.suffix.lower() in ARRAYS and not path.is_dir()
 
 
 def is_picture_file(path: Path) -> bool:
-    """Return True for a path with the suffix of pictures, or of a NumPy file."""
+    """Return whether a path has the suffix of a picture or of a NumPy file."""
     return path.suffix.lower() in _suffixes()
 
 
@@ -70,7 +70,7 @@ def _suffixes() -> frozenset[str]:
 
 
 def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
-    """Return a picture in the camera's orientation, on black where it is transparent.
+    """Open a picture in the camera's orientation, on black where it is transparent.
 
     Args:
         file: a path or a stream.
@@ -81,13 +81,13 @@ def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
         16 bits: floats from 0 to 255, which no rounding has touched.
 
     Raises:
-        MissingData: the file cannot be read, or its kind of pixels is not among those above.
+        MissingData: the file cannot be read, or its pixels have a format that is not listed above.
     """
     return _with_opacity(file, name)[0]
 
 
 def read_picture(file: Path, size: tuple[int, int] | None) -> Picture:
-    """Read a picture file.
+    """Read the pixels of a picture file.
 
     Args:
         size: (height, width) of the result; the picture's own by default.
@@ -105,7 +105,7 @@ def read_picture(file: Path, size: tuple[int, int] | None) -> Picture:
 
 
 def _with_opacity(file: Path | IO[bytes], name: str) -> "tuple[Image.Image, Image.Image | None]":
-    """Return what `open_image` returns, and the opacity, mode "L", if a pixel is transparent."""
+    """Open a picture as `open_image` does; return also its opacity if a pixel is transparent."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -147,7 +147,7 @@ def _with_opacity(file: Path | IO[bytes], name: str) -> "tuple[Image.Image, Imag
 
 
 def _pixels(image: "Image.Image", size: tuple[int, int] | None) -> np.ndarray:
-    """Return an image's pixels, resized to (height, width) if a size is given."""
+    """Return the pixels of a PIL image, resized to (height, width) if a size is given."""
     from PIL import Image
 
     if size is not None:
@@ -156,7 +156,7 @@ def _pixels(image: "Image.Image", size: tuple[int, int] | None) -> np.ndarray:
 
 
 def _is_dark(pixels: np.ndarray, opacity: np.ndarray) -> bool:
-    """Return True if 19 of 20 pixels of ink are darker than a quarter of white.
+    """Return whether 19 of 20 pixels of ink are darker than a quarter of white.
 
     Args:
         pixels: (H, W) or (H, W, 3), from 0 to 255, on black.
@@ -172,7 +172,7 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
 
     The array is (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 channels C, or a single picture
     (H, W) or (H, W, 3); bytes, or floats from 0 to 1. Three channels that are alike, within 2 of
-    255, become one, as those of picture files do.
+    255, become one, as in picture files.
 
     Args:
         size: (height, width) of the result; the pictures' own by default.
@@ -222,12 +222,12 @@ def read_labels(file: Path, number: int) -> Tensor | None:
 
 
 def holds_labels(file: Path) -> bool:
-    """Return True for an archive `.npz` with labels."""
+    """Return whether a file is an archive `.npz` with labels."""
     return file.suffix.lower() == ".npz" and "labels" in load_arrays(file)
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of `.npz` by name; that of `.npy` is `images`."""
+    """Read the arrays of a file `.npz`, by name; the array of a file `.npy` is `images`."""
     if not file.exists():
         raise MissingData(f"there is no file {file}; name the place where it lies now")
     try:
@@ -244,7 +244,7 @@ def load_arrays(file: Path) -> dict[str, np.ndarray]:
 
 
 def _scale_to_bytes(pixels: np.ndarray, file: Path) -> np.ndarray:
-    """Return bytes as they are, and floats from 0 to 1 times 255; refuse anything else."""
+    """Scale pixels to [0, 255]: bytes stay, floats from 0 to 1 grow, and others are refused."""
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
@@ -261,7 +261,7 @@ def _scale_to_bytes(pixels: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _resize_pixels(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize (N, H, W) or (N, H, W, 3) as `read_pixels` does."""
+    """Resize pixels (N, H, W) or (N, H, W, 3) to (height, width), bilinear."""
     from PIL import Image
 
     if pixels.ndim == 4:
@@ -308,5 +308,5 @@ def _convert_eight_bits(image: "Image.Image") -> "tuple[Image.Image, Image.Image
 
 
 def _is_gray(pixels: np.ndarray) -> bool:
-    """Return True if the channels of pixels (..., 3) are alike within 2 of 255."""
+    """Return whether the channels of pixels (..., 3) are alike within 2 of 255."""
     return float((pixels.max(-1) - pixels.min(-1)).max()) <= GRAY_TOLERANCE

@@ -1,4 +1,4 @@
-"""Scenes of points of the plane: corners of a few objects, each in a random similarity.
+"""Scenes of points in the plane: corners of a few objects under random similarities.
 
 Every object of a list of templates is present with probability 1/2; at least one is. Noise is added
 to the corners of its template, whose sides are 2 long. The template is then scaled to mean square
@@ -41,20 +41,20 @@ SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
     "corner": ((-1.0, -1.0), (0.0, -1.0), (1.0, -1.0), (1.0, 0.0), (1.0, 1.0)),
 }
 TEMPLATES = (SQUARE, TRIANGLE, SQUARE)
-TRAINING, TESTING = 10_000, 2000  # scenes of the data set "constellations"
-VALIDATION = 200  # of the scenes for training
+TRAINING, TESTING = 10_000, 2000  # numbers of scenes of the data set "constellations"
+VALIDATION = 200  # number of training scenes that are held out for validation
 Templates = Sequence[Sequence[Sequence[float]] | Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """A set of scenes of points, and where every point comes from.
+    """A set of scenes of points, with the object and corner of every point.
 
     Attributes:
         points: (S, N, 2); NaN where a scene has fewer points than N.
         present: (S, N), False where there is no point.
-        objects: the number of each point's object, (S, N); -1 for clutter and for absent points.
-        corners: the number of the corner of that object, (S, N), or -1.
+        objects: number of each point's object, (S, N); -1 for clutter and for absent points.
+        corners: number of each point's corner in its object, (S, N), or -1.
     """
 
     points: Tensor
@@ -79,10 +79,10 @@ def draw_scenes(
     templates: Templates = TEMPLATES,
     seed: int = 0,
 ) -> Scenes:
-    """Draw scenes of points in double precision; the same arguments give the same scenes.
+    """Draw scenes of points in double precision, always equal for equal arguments.
 
     Args:
-        number: of scenes.
+        number: number of scenes.
         sigma: standard deviation of the noise on every corner, in the units of the templates.
         clutter: the largest number of clutter points; their number is uniform from 0 to this.
         templates: the corners of every object, each (corners, 2), centered on their mean.
@@ -151,7 +151,7 @@ def _center_template(index: int, shape: Tensor) -> Tensor:
 
 
 def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:
-    """Draw presences (number, objects), each 1/2, given that one object at least is present."""
+    """Draw presences (number, objects) with probability 1/2, given at least one present object."""
     codes = torch.randint(1, 2**objects, (number, 1), generator=generator)
     return (codes >> torch.arange(objects)) % 2 == 1
 
@@ -159,7 +159,7 @@ def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:
 def _place_objects(
     number: int, shapes: Sequence[Tensor], sigma: float, generator: torch.Generator
 ) -> Tensor:
-    """Draw all corners of all objects, (number, corners, 2), before the scene is rescaled."""
+    """Draw the corners of all objects, (number, corners, 2), before the scene is rescaled."""
     placed = []
     for shape in shapes:
         noise = torch.randn(number, *shape.shape, generator=generator, dtype=torch.float64)
@@ -173,7 +173,7 @@ def _place_objects(
 
 
 def rescale_points(points: Tensor) -> Tensor:
-    """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
+    """Shift and scale scenes (S, N, 2) to [-1, 1], both axes alike; NaN stays NaN."""
     absent = points.isnan()
     low = points.masked_fill(absent, math.inf).amin((1, 2), keepdim=True)
     high = points.masked_fill(absent, -math.inf).amax((1, 2), keepdim=True)
@@ -181,7 +181,7 @@ def rescale_points(points: Tensor) -> Tensor:
 
 
 def constellations() -> Source:
-    """Return scenes with noise 0.1 as a data set; the label is the number of objects less 1."""
+    """Return a data set of scenes with noise 0.1; the label is the number of objects less 1."""
     train, test = (
         draw_scenes(number, 0.1, seed=seed) for seed, number in enumerate((TRAINING, TESTING))
     )
@@ -191,10 +191,10 @@ def constellations() -> Source:
 
 
 def constellations_of(path: Path) -> Source:
-    """Return the user's scenes as a data set without labels.
+    """Read the user's scenes of points as a data set without labels.
 
     Every scene is shifted and scaled to the square [-1, 1]^2, as by `runs.objects.parse_file`. A
-    fifth of the scenes, always the same, is for testing.
+    fixed fifth of the scenes is for testing.
 
     Raises:
         MissingData, ValueError: see `read_scenes`; or the file holds a single scene.
@@ -211,7 +211,7 @@ def constellations_of(path: Path) -> Source:
 
 
 def _labels(scenes: Scenes) -> Tensor:
-    """Return the number of objects of each scene, less 1."""
+    """Return the label of each scene: its number of objects, less 1."""
     objects = torch.arange(len(TEMPLATES))
     return (scenes.objects[:, None] == objects[:, None]).any(-1).sum(-1) - 1
 
@@ -246,7 +246,7 @@ def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | 
 
 
 def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
-    """Return points (S, N, 2) and their mask (S, N); absent points become NaN.
+    """Check points (S, N, 2) and their mask (S, N), and return both; absent points become NaN.
 
     Raises:
         ValueError: shapes that do not fit, values that are not finite where a point is present, or
@@ -273,7 +273,7 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
 
 
 def mask_points(points: Tensor, present: Any = None) -> Tensor:
-    """Return points (S, N, 2) with NaN where `present` (S, N) is 0; None keeps them as they are.
+    """Replace points (S, N, 2) by NaN where `present` (S, N) is 0; None keeps all points.
 
     Raises:
         ValueError: a mask of another shape, of other numbers than 0 and 1, or a point that is

@@ -23,7 +23,7 @@ T = TypeVar("T")
 SECONDS_TO_FIRST_LINE = 5.0
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_TO_BAR = 2.0  # a loop that ends earlier draws no bar
-TIMED = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # formats of tqdm, without its rate
+TIMED = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"  # format of a tqdm bar without its rate
 COUNTED = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}{postfix}]"
 
 _enabled: ContextVar[bool] = ContextVar("show_progress", default=False)
@@ -32,7 +32,7 @@ _plan: ContextVar[str | None] = ContextVar("plan", default=None)
 
 @contextmanager
 def show_progress(enabled: bool = True) -> Iterator[None]:
-    """Show the progress of everything that runs inside, or of nothing."""
+    """Show the progress of all loops inside the context, or of no loop."""
     token = _enabled.set(enabled)
     try:
         yield
@@ -41,21 +41,21 @@ def show_progress(enabled: bool = True) -> Iterator[None]:
 
 
 def is_progress_shown() -> bool:
-    """Return True inside `show_progress()`."""
+    """Return whether the call is inside `show_progress()`."""
     return _enabled.get()
 
 
 def announce(line: str) -> None:
-    """Print a line on what begins now, where progress is shown."""
+    """Print a line on the work that begins, if progress is shown."""
     if _enabled.get():
         write_line(line)
 
 
 @contextmanager
 def announce_plan(line: str | None) -> Iterator[None]:
-    """Print a line before the first line or lasting bar that follows inside, if there is one.
+    """Print a plan before the first line or lasting bar inside the context.
 
-    What is refused before it begins then says nothing of its plan.
+    A command that is refused before it begins prints no plan.
     """
     token = _plan.set(line)
     try:
@@ -65,7 +65,7 @@ def announce_plan(line: str | None) -> Iterator[None]:
 
 
 def write_line(line: str | None = None) -> None:
-    """Print what is planned, and a line, on stderr, above the bars of a terminal."""
+    """Print the plan, if any, and a line on stderr, above the bars of a terminal."""
     for text in filter(None, (_plan.get(), line)):
         tqdm.write(text, file=sys.stderr)
     _plan.set(None)
@@ -74,7 +74,7 @@ def write_line(line: str | None = None) -> None:
 
 @contextmanager
 def without_bars_in_logs() -> Iterator[None]:
-    """Let nothing that is no terminal see the progress bars of another library."""
+    """Hide the progress bars of other libraries unless stderr is a terminal or notebook."""
     with nullcontext() if _draws_bars() else redirect_stderr(io.StringIO()):
         yield
 
@@ -82,12 +82,12 @@ def without_bars_in_logs() -> Iterator[None]:
 def track(
     values: Iterable[T], task: str, unit: str, total: int | None = None, enabled: bool | None = None
 ) -> Iterator[T]:
-    """Yield the values, and show how many of them were worked on.
+    """Yield values, and show the progress of the loop over them.
 
     Args:
-        task: what is done with them, such as "evaluating".
-        unit: the plural of what they are, such as "batches".
-        total: their number; by default their length, if they have one.
+        task: the task of the loop, such as "evaluating".
+        unit: the values' noun in the plural, such as "batches".
+        total: the number of values; by default their length, if they have one.
         enabled: whether progress is shown; by default inside `show_progress()`.
     """
     if not (_enabled.get() if enabled is None else enabled):
@@ -102,16 +102,16 @@ def track(
 
 
 class Bar:
-    """The progress of one task, which is shown while the bar is open as a context.
+    """The progress of one task, shown while the bar is open as a context.
 
     Args:
-        task: what is done, such as "training".
-        unit: the plural of what is counted, such as "steps"; "%" for percents of a time.
-        total: how many of them the whole task has, None if that is not known.
-        done: how many of them were done earlier.
+        task: the task, such as "training".
+        unit: the unit of the progress in the plural, such as "steps"; "%" for percents of a time.
+        total: the number of units of the whole task; None if unknown.
+        done: the number of units that were done earlier.
         enabled: False shows nothing.
-        lasting: begin at once and stay in the terminal afterwards. Other bars wait for two seconds,
-            and are removed.
+        lasting: the bar appears at once and stays in the terminal afterwards. Other bars appear
+            after two seconds, and are removed at the end.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Bar:
 
     @property
     def is_enabled(self) -> bool:
-        """True if anything is shown."""
+        """Whether the bar shows anything."""
         return self.lines or self.bar is not None
 
     def advance(self, done: float, notes: str = "") -> None:
-        """Show that `done` of the total is done, with notes such as "loss 3.25"."""
+        """Show that `done` units are done, with notes such as "loss 3.25"."""
         if self.bar is not None:
             self.bar.set_postfix_str(notes, refresh=done == self.done)
             self.bar.update(min(done, self.total or done) - self.bar.n)
@@ -181,7 +181,7 @@ class Bar:
         self.printed = line
 
     def _position(self) -> str:
-        """Return what is done, what remains, and the time that the rest will take."""
+        """Return the position as text: units done, units that remain, and the remaining time."""
         if self.total is None:
             return f"{self.done:,.0f} {self.unit}"
         percent = f"{min(self.done / self.total, 1):.0%}"
@@ -197,6 +197,6 @@ class Bar:
 
 
 def _draws_bars() -> bool:
-    """Return True if stderr is a terminal or the stream of a notebook, which can redraw a line."""
+    """Return whether stderr can redraw a line: a terminal or the stream of a notebook."""
     is_terminal = getattr(sys.stderr, "isatty", bool)()
     return is_terminal or type(sys.stderr).__module__.startswith("ipykernel")

@@ -1,4 +1,4 @@
-"""The kinds of data that training and evaluation take: in memory as a split, or read in batches."""
+"""Conversion of the data that training and evaluation take: splits in memory, or batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,16 +32,16 @@ _SHUFFLING = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 def as_source(
     data: Data, name: str, check: CheckImages, labels: bool
 ) -> Split | TorchDataset | DataLoader:
-    """Return data as one of three kinds; data in memory becomes a split.
+    """Convert data to a split, a torch `Dataset` or a `DataLoader`; data in memory become a split.
 
     Args:
-        data: all but a `Dataset` of the zoo, of which the caller takes a split.
+        data: any of `Data` except a `Dataset` of the zoo, of which the caller takes a split.
         name: name of the argument, for errors.
         check: raises ValueError where the images are not what the model takes.
         labels: whether labels are wanted.
 
     Raises:
-        ValueError: data of another kind, images that fail the check, or no labels.
+        ValueError: data of another type, images that fail the check, or no labels.
     """
     if isinstance(data, list | tuple) and (batches := _batches_in(data)):
         parts = [images_and_labels(batch, check, labels) for batch in batches]
@@ -68,7 +68,7 @@ def as_source(
 
 
 def _batches_in(data: Sequence) -> Sequence:
-    """Return the batches of a list, images (B, ...) or (images, labels), or [] if it holds others.
+    """Return the batches in a list, images (B, ...) or (images, labels); [] for other items.
 
     The list itself may be one batch of images and labels, as a DataLoader yields it.
     """
@@ -87,7 +87,7 @@ def _rank(value: Any) -> int:
 
 
 def is_shuffled(data: Any) -> bool:
-    """Return True for a `DataLoader` that draws the order of its images."""
+    """Return whether data are a `DataLoader` with a random order of images."""
     if not isinstance(data, DataLoader):
         return False
     samplers = data.sampler, getattr(data.batch_sampler, "sampler", None)
@@ -97,11 +97,10 @@ def is_shuffled(data: Any) -> bool:
 class ImageStream:
     """The images of a torch `DataLoader` or `Dataset`, read again each time they are split.
 
-    It takes the place of a tensor (N, C, H, W) in code that splits its images and does nothing
-    else with them, so that they need not fit in memory. Two readings in parts of one size give the
-    same images in the same order: what the data draw from the global streams of torch, numpy and
-    `random` is a function of the number of the part alone. The global streams are left as they
-    were.
+    It replaces a tensor (N, C, H, W) in code that only splits its images, so that the images need
+    not fit in memory. Two passes in parts of one size give equal images in equal order: random
+    numbers from the global streams of torch, numpy and `random` are a function of the number of the
+    part alone. The global streams are left as they were.
 
     Args:
         data: a loader or a map-style data set.
@@ -155,7 +154,7 @@ class ImageStream:
         self._size = size
 
     def __len__(self) -> int:
-        """Return the number of images, for which they are read unless they were before."""
+        """Return the number of images; the first call reads all of them if necessary."""
         if self._size is None:
             for _ in self.batches(1000):
                 pass
@@ -168,7 +167,7 @@ class ImageStream:
 
 
 def rebatch(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
-    """Yield batches of `rows` images each, whatever their sizes are."""
+    """Regroup batches of any sizes into batches of `rows` images."""
     pending: list[Batch] = []
     for batch in batches:
         pending.append(batch)
@@ -185,6 +184,6 @@ def rebatch(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
 
 
 def join_batches(batches: list[Batch]) -> Batch:
-    """Return batches as one; labels are None where the first batch has none."""
+    """Concatenate batches; labels are None if the first batch has none."""
     images, labels = zip(*batches, strict=True)
     return torch.cat(images), None if labels[0] is None else torch.cat(labels)

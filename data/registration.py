@@ -1,4 +1,4 @@
-"""Names that modules outside the zoo register: entries, guides, data sets and experiments.
+"""Registration of names by modules outside the zoo: entries, guides, data sets, experiments.
 
 The decorators `register`, `register_guide`, `register_dataset` and `experiment` add the names when
 their module is imported, by its user or by `capsule-zoo --import my_module`.
@@ -45,30 +45,30 @@ def _import_error(module: str, error: Exception) -> ValueError:
 
 
 def module_of(thing: object) -> str:
-    """Return the name of the module that defines a function or class; of a name, the name."""
+    """Return the name of the module that defines a function or class; a text is returned as is."""
     return thing if isinstance(thing, str) else getattr(without_partials(thing), "__module__", "")
 
 
 def modules_outside(*objects: object) -> list[str]:
-    """Return the names of the modules outside the zoo in which functions or classes are defined.
+    """Return the names of the modules outside the zoo that define functions or classes.
 
-    A script that is run as a program has no name by which it could be imported, and is left out.
+    A script that runs as a program is left out, because it cannot be imported by name.
     """
     names = {*map(module_of, objects)}
     return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))
 
 
 def runs_again(*objects: object) -> bool:
-    """Return True if all are defined in a notebook, where a cell may run again and replace one."""
+    """Return whether all objects are defined in a notebook, whose cells may run again."""
     return all(module_of(item) == "__main__" for item in objects)
 
 
 def refuse_taken(category: str, name: str, holder: object, new: object) -> None:
-    """Raise ValueError if a name has a holder, unless the new one is its notebook's, run again.
+    """Raise ValueError if a name is taken, unless a cell of a notebook registers it again.
 
     Args:
-        category: what is registered, such as "an entry".
-        holder: what has the name, a function, a class or a module; None for a free name.
+        category: the noun of the registered object, such as "an entry".
+        holder: the function, class or module that has the name; None for a free name.
     """
     if holder is not None and not runs_again(holder, new):
         raise ValueError(
@@ -78,7 +78,7 @@ def refuse_taken(category: str, name: str, holder: object, new: object) -> None:
 
 
 def without_partials(function: Any) -> Any:
-    """Return the function or class of which partials fix arguments."""
+    """Return the function or class inside of any partials."""
     while isinstance(function, partial):
         function = function.func
     return function

@@ -1,22 +1,22 @@
-"""Scenes of several objects with everything known of them: their number, classes, boxes and masks.
+"""Scenes of several objects with known number, classes, boxes and masks.
 
-Four data sets are made from what is there, with fixed seeds:
+Four data sets are drawn from existing images or from shapes, with fixed seeds:
 
     multi-digits     gray digits on black, 50x50, 0 to 3 of them: scikit-learn's, so that no file is
-                     needed. Scenes for training, validation and testing show different digits,
-                     those of the same splits of `digits`. Every digit is shrunk by a factor from
-                     Normal(1.5, .1), which makes it as tall as those of multi-mnist, and stands
-                     anywhere. Scenes in which strokes hide each other (a sum above white) are drawn
+                     needed. Scenes for training, validation and testing show different digits, from
+                     the corresponding splits of `digits`. Every digit is shrunk by a factor from
+                     Normal(1.5, .1), which makes it as tall as a digit of multi-mnist, and has any
+                     position. Scenes in which strokes hide each other (a sum above white) are drawn
                      again.
-    multi-mnist      the same of MNIST, 0 to 2 digits, shrunk by a factor from Normal(1.3, .1).
-                     Scenes for training and validation show the same digits.
+    multi-mnist      scenes of MNIST's digits, 0 to 2, shrunk by a factor from Normal(1.3, .1).
+                     Scenes for training and validation share their digits.
     multi-sprites    2 to 5 colored squares, ellipses and hearts on a colored ground, 64x64. Later
                      shapes hide earlier ones.
     tetrominoes      three of the 19 pieces of four cells, in six colors, on black, 35x35, side by
                      side on a grid of 5 pixels.
 
 Options follow a colon: `multi-mnist:canvas=80,least=3,most=3,of=fashion-mnist,overlap=1`. With
-`ink=.1` the masks of digits hold their paler pixels too; the scenes are the same.
+`ink=.1` the masks of digits hold their paler pixels too; the scenes do not change.
 
 References:
     Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"
@@ -61,7 +61,7 @@ PIECES = (  # cells (row, column) of the seven pieces; their rotations make 19
 CELL = 5  # pixels of a cell
 PURE = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
 CHUNK = 1000  # scenes that are drawn at once
-TRIES = 2000  # scenes that are refused in a row before objects are said not to fit
+TRIES = 2000  # refused scenes in a row after which objects are considered not to fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,14 +89,14 @@ class Objects:
         return masks_of(self.numbers, self.classes.shape[1])
 
     def resize(self, size: tuple[int, int]) -> "Objects":
-        """Return what is known when scenes are resized to (height, width)."""
+        """Return the objects of the scenes resized to (height, width)."""
         height, width = self.numbers.shape[-2:]
         numbers = F.interpolate(self.numbers[:, None], size, mode="nearest")[:, 0]
         scale = torch.tensor([size[1] / width, size[0] / height] * 2)
         return Objects(numbers, self.classes, self.boxes * scale)
 
     def to(self, device: torch.device | str) -> "Objects":
-        """Return the same on another device."""
+        """Return the objects on another device."""
         return Objects(self.numbers.to(device), self.classes.to(device), self.boxes.to(device))
 
     def __len__(self) -> int:
@@ -107,13 +107,13 @@ class Objects:
 
 
 def masks_of(numbers: Tensor, most: int) -> Tensor:
-    """Return the pixels of objects 1 to `most`, bool (N, M, H, W), from numbers (N, H, W)."""
+    """Return the masks of objects 1 to `most`, bool (N, M, H, W), from numbers (N, H, W)."""
     number = 1 + torch.arange(most, device=numbers.device)
     return numbers[:, None] == number[:, None, None]
 
 
 def boxes_of(masks: Tensor) -> Tensor:
-    """Return left, top, right and bottom edge of what masks (*batch, H, W) cover, (*batch, 4).
+    """Return the boxes of masks (*batch, H, W): left, top, right and bottom edge, (*batch, 4).
 
     An empty mask has a box of zeros.
     """
@@ -132,7 +132,7 @@ def boxes_of(masks: Tensor) -> Tensor:
 def paste_patches(
     patches: Tensor, rows: Tensor, columns: Tensor, canvas: tuple[int, int]
 ) -> Tensor:
-    """Return empty canvases (n, H, W) with patches (n, P, P) at whole pixels (n,)."""
+    """Paste patches (n, P, P) into empty canvases (n, H, W), at rows and columns (n,)."""
     height, width = canvas
     side = patches.shape[-1]
     place = torch.arange(side)
@@ -144,14 +144,14 @@ def paste_patches(
 
 
 def _integers(low: int, beyond: Tensor | int, generator: torch.Generator, number: int) -> Tensor:
-    """Draw whole numbers (number,), uniform from `low` to below `beyond`."""
+    """Draw `number` integers, uniform from `low` to below `beyond`, (number,)."""
     span = torch.as_tensor(beyond) - low
     drawn = (torch.rand(number, generator=generator) * span).long()
     return low + drawn.clamp(max=span - 1)
 
 
 def _describe_objects(covers: Tensor, classes: Tensor, ink: float = INK) -> Objects:
-    """Return the objects that cover fractions (n, M, H, W) of pixels, last in front."""
+    """Describe objects that cover fractions (n, M, H, W) of pixels; the last is in front."""
     masks = covers > ink
     number = 1 + torch.arange(masks.shape[1], dtype=torch.uint8)
     numbers = torch.where(masks, number[:, None, None], 0).amax(1).to(torch.uint8)
@@ -161,7 +161,7 @@ def _describe_objects(covers: Tensor, classes: Tensor, ink: float = INK) -> Obje
 def _draw_in_chunks(
     number: int, draw: Callable[[int], tuple[Tensor, Objects]]
 ) -> tuple[Tensor, Objects]:
-    """Draw `number` scenes, some at a time."""
+    """Draw `number` scenes, chunk by chunk."""
     sizes = [min(CHUNK, number - first) for first in range(0, number, CHUNK)]
     images, objects = zip(*map(draw, track(sizes, "drawing scenes", "chunks")), strict=True)
     parts = [torch.cat([getattr(f, name) for f in objects]) for name in vars(objects[0])]
@@ -169,7 +169,7 @@ def _draw_in_chunks(
 
 
 def _check(canvas: int, least: int, most: int, side: float) -> None:
-    """Raise ValueError for numbers of objects, or a canvas, of which no scene can be made."""
+    """Raise ValueError for numbers of objects, or a canvas, that allow no scene."""
     if not 1 <= most <= 255:  # masks are numbers of a byte
         raise ValueError(f"most must be at least 1 and at most 255, not {most}")
     if not 0 <= least <= most:
@@ -183,7 +183,7 @@ def _check(canvas: int, least: int, most: int, side: float) -> None:
 def _arrange_objects(
     counts: Tensor, covers: Tensor, objects: Callable, refused: Callable
 ) -> Tensor:
-    """Place objects in what they cover (n, M, H, W), again until no scene is refused, in place.
+    """Draw objects into `covers` (n, M, H, W) in place, again until no scene is refused.
 
     Returns:
         The classes of the objects, (n, M); -1 where a scene has fewer than M.
@@ -209,12 +209,12 @@ def _arrange_objects(
 
 
 def _overlap(covers: Tensor, classes: Tensor) -> Tensor:
-    """Return True for scenes (n, M, H, W) in which a pixel is covered more than once, (n,)."""
+    """Return whether objects overlap in scenes (n, M, H, W), (n,)."""
     return (covers.sum(1) > 1).flatten(1).any(1)
 
 
 def paint_objects(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
-    """Return grounds (n, C, H, W) under objects that cover (n, M, H, W) in colors (n, M, C, 1, 1).
+    """Paint objects that cover (n, M, H, W), in colors (n, M, C, 1, 1), on grounds (n, C, H, W).
 
     Later objects lie in front.
     """
@@ -238,19 +238,19 @@ def gray_scenes(
     grounds: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Objects]:
-    """Draw scenes of gray images on black, (number, 1, canvas, canvas), as those of AIR.
+    """Draw scenes of gray images on black, as for AIR, (number, 1, canvas, canvas).
 
     On grounds, objects have random colors, and scenes are (number, 3, canvas, canvas).
 
     Args:
         digits, labels: images (N, 1, s, s) and classes (N,) of single objects.
         canvas: height and width, in pixels.
-        least, most: objects of a scene, uniform in between.
+        least, most: smallest and largest number of objects in a scene, uniform in between.
         scale, spread: mean and standard deviation of the factor by which an object is shrunk.
         overlap: keep scenes in which strokes hide each other; the sum is then cut off at 1.
         ink: brightness from 0 to 1 above which a pixel is in the mask of its object. It changes the
             masks and boxes, and no image.
-        grounds: pictures (n, 3, h, w), of which each scene has one, resized.
+        grounds: pictures (n, 3, h, w); each scene has one of them, resized.
 
     Raises:
         ValueError: an argument out of range, or objects that do not fit the canvas.
@@ -271,7 +271,7 @@ def gray_scenes(
         )
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
-        """Draw one object a scene, alone on its canvas, and its class."""
+        """Draw one object for each scene, alone on its canvas, and its class."""
         indices = torch.randint(len(digits), (count,), generator=generator)
         factor = scale + spread * torch.randn(count, generator=generator)
         sizes = (side / factor.clamp_min(0.1)).long().clamp(1, canvas - 1)
@@ -301,7 +301,7 @@ def gray_scenes(
 
 
 def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
-    """Return True at points of a shape that fills the square [-1, 1]^2."""
+    """Return whether points lie inside a shape that fills the square [-1, 1]^2."""
     if shape == "square":
         return (x.abs() < 0.8) & (y.abs() < 0.8)
     if shape == "ellipse":
@@ -311,9 +311,9 @@ def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def sprite_bank() -> tuple[Tensor, Tensor]:
-    """Return all sprites (K, P, P), the fraction of each pixel that they cover, and classes (K,).
+    """Return all sprites as covered fractions of pixels (K, P, P), and their classes (K,).
 
-    Half widths are evenly from 5 to 10 pixels, and angles evenly over the circle.
+    Half widths are evenly spaced from 5 to 10 pixels, and angles over the circle.
     """
     sizes, rotations, side = 6, 40, 24
     fine = 4  # points across a pixel at which it is tested
@@ -370,7 +370,7 @@ def sprite_scenes(
 
 
 def tetromino_bank() -> Tensor:
-    """Return the 19 pieces as cells, bool (19, 4, 4), each in the upper left corner."""
+    """Return the cells of the 19 pieces, bool (19, 4, 4), each in the upper left corner."""
     pieces: dict[tuple, Tensor] = {}
     for piece in PIECES:
         cells = torch.tensor(piece)
@@ -420,10 +420,10 @@ def scene_source(
     test: int,
     held_out: bool = False,
 ) -> Source:
-    """Return a source of scenes whose labels are counts, from `draw(split, number, seed)`.
+    """Return a source of scenes from `draw(split, number, seed)`; labels are numbers of objects.
 
     Args:
-        held_out: scenes for validation are drawn too, as the split "validation".
+        held_out: draw scenes for validation too, as the split "validation".
     """
     if min(train, test) < 1:
         raise ValueError(f"train and test must be at least 1, not {train} and {test}")
@@ -448,7 +448,7 @@ def multi_digits(
     scale: float = 1.5,
     **options: Any,
 ) -> Source:
-    """Return scenes of scikit-learn's digits; the options are arguments of `gray_scenes`."""
+    """Return the source of scenes of scikit-learn's digits; `options` go to `gray_scenes`."""
     source = digits()
     train_digits, held_out = split_at_random(source.train, source.validation)
     splits = {"train": train_digits, "validation": held_out, "test": source.test}
@@ -458,7 +458,7 @@ def multi_digits(
 def multi_mnist(
     root: Path | None, of: str = "mnist", train: int = 30_000, test: int = 2_000, **options: Any
 ) -> Source:
-    """Return scenes of MNIST's digits; the options are arguments of `gray_scenes`."""
+    """Return the source of scenes of MNIST's digits; `options` go to `gray_scenes`."""
     if of not in GRAY:
         raise ValueError(f"of must be {' or '.join(GRAY)}, not {of!r}")
     source = torchvision_images(GRAY[of], root)
@@ -466,7 +466,7 @@ def multi_mnist(
 
 
 def _gray_source(splits: dict[str, Labelled], train: int, test: int, **options: Any) -> Source:
-    """Return scenes of the gray images of each split."""
+    """Return the source of scenes of the gray images of each split."""
 
     def draw(split: str, number: int, seed: int) -> tuple[Tensor, Objects]:
         return gray_scenes(*splits[split], number, seed=seed, **options)
@@ -475,7 +475,7 @@ def _gray_source(splits: dict[str, Labelled], train: int, test: int, **options: 
 
 
 def made_of(draw: Callable[..., tuple[Tensor, Objects]]) -> Callable[..., Source]:
-    """Return the reader of scenes that a function draws; the options are its arguments."""
+    """Return a reader of the scenes that `draw` draws; the reader's options go to `draw`."""
 
     def read(root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any) -> Source:
         return scene_source(lambda _, n, seed: draw(n, seed=seed, **options), train, test)
@@ -492,7 +492,7 @@ SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
 
 
 def scene_reader(kind: str, settings: str | None = None) -> Callable[[Path | None, Any], Source]:
-    """Return the reader of a data set of scenes, with options such as "most=3,overlap=1".
+    """Return the reader of a data set of scenes with options such as "most=3,overlap=1" applied.
 
     Raises:
         ValueError: an option that the data set does not have, or that is no number.

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a few whole numbers alone: generators and separate streams."""
+"""Random numbers that depend on a few integers alone: generators and separate streams."""
 
 import random
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from pyro.util import get_rng_state, set_rng_state
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """Return a CPU generator that is a function of all numbers; (1, 2) and (1, 2, 0) differ."""
+    """Return a CPU generator seeded by a list of integers; (1, 2) and (1, 2, 0) differ."""
     return torch.Generator().manual_seed(_seed_of(*numbers))
 
 
 def _seed_of(*numbers: int) -> int:
-    """Return one seed of 64 bits that is a function of all numbers."""
+    """Return a seed of 64 bits from a list of integers."""
     if any(number < 0 for number in numbers):
         raise ValueError(f"a seed must not be negative, and one of {numbers} is")
-    entropy = (len(numbers), *numbers)  # to numpy (1, 2) and (1, 2, 0) are the same seed
+    entropy = (len(numbers), *numbers)  # numpy gives (1, 2) and (1, 2, 0) one seed
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 

@@ -43,11 +43,11 @@ class Source:
     objects: tuple[Any, ...] | None = None
 
     def with_images(self, train: Tensor, test: Tensor) -> Self:
-        """Return the source with other images for training and testing, of the same classes."""
+        """Return the source with other training and test images, and unchanged labels."""
         return replace(self, train=(train, self.train[1]), test=(test, self.test[1]))
 
     def resize(self, size: Size | None) -> Self:
-        """Return the source with all images, and their objects, resized."""
+        """Return the source with all images and objects resized."""
         if size is None or tuple(self.train[0].shape[-2:]) == size:
             return self
         resized_objects = self.objects and tuple(objects.resize(size) for objects in self.objects)
@@ -116,13 +116,13 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
 
 
 def take_rows(part: Labelled, indices: Tensor) -> Labelled:
-    """Return the images with these numbers, and their labels if there are any."""
+    """Return the images with the given numbers, and their labels if there are any."""
     images, labels = part
     return images[indices], None if labels is None else labels[indices]
 
 
 def split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
-    """Split off `count` images that are the same on every call; they come second."""
+    """Split off `count` random images with a fixed seed; return the rest first."""
     order = torch.randperm(len(part[0]), generator=seeded_generator(0))
     rest, test_rows = order[:-count].sort().values, order[-count:].sort().values
     return take_rows(part, rest), take_rows(part, test_rows)
@@ -157,7 +157,7 @@ BITS_SHAPE = 28, 28
 
 
 def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
-    """Read MNIST as binarized once by Larochelle, the images that most papers report nats on.
+    """Read MNIST as binarized by Larochelle, on which most papers report nats.
 
     Every gray pixel was drawn from Bernoulli(pixel) once. There are 50,000 images for training,
     10,000 for validation and 10,000 for testing, in the three files `binarized_mnist_*.amat`, of
@@ -194,7 +194,7 @@ def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
 
 
 def read_bits(raw: bytes, number: int) -> Tensor:
-    """Read zeros and ones that stand apart as float32 (number, 1, 28, 28).
+    """Parse separated zeros and ones into images, float32 (number, 1, 28, 28).
 
     Raises:
         ValueError: there is another character, or another number of them.

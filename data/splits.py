@@ -88,12 +88,12 @@ class Split(TorchDataset):
         return Split(self.images[index], labels, f"{self.name}[{selection}]", objects)
 
     def binarize(self, seed: int = 0) -> "Split":
-        """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
+        """Return the split with each pixel drawn once from Bernoulli(pixel), by a seed."""
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return replace(self, images=binary, name=f"{self.name} binarized({seed})")
 
     def with_channels(self, channels: int) -> "Split":
-        """Return the images for a model of so many channels: gray ones get equal channels.
+        """Return the split with images of so many channels; gray images get equal channels.
 
         Images in color stay as they are, because there are several ways to make them gray.
         """
@@ -102,7 +102,7 @@ class Split(TorchDataset):
         return replace(self, images=self.images.repeat(1, channels, 1, 1))
 
     def to(self, device: torch.device | str) -> "Split":
-        """Return the same split on another device."""
+        """Return the split on another device."""
         annotations = (self.labels, self.objects)
         labels, objects = (None if item is None else item.to(device) for item in annotations)
         return Split(self.images.to(device), labels, self.name, objects)
@@ -113,7 +113,7 @@ class Split(TorchDataset):
 
 
 def _pairs(data_classes: Sequence[str], model_classes: Sequence[str]) -> str:
-    """Return which class of a data set is taken for which of a model, the first few of them."""
+    """Describe which classes of a data set stand for which classes of a model: the first few."""
     pairs = [f"{a} for {b}" for a, b in zip(data_classes[:3], model_classes, strict=False)]
     return ", ".join([*pairs, "..."] if len(data_classes) > len(pairs) else pairs)
 
@@ -133,7 +133,7 @@ def labels_of(split: Split) -> Tensor:
 
 
 def labels_for(images: Sized, labels: Any) -> Tensor:
-    """Return labels (N,) as int64; raise ValueError unless they are integers, one per image.
+    """Return labels as int64 (N,); raise ValueError unless there is one integer per image.
 
     Args:
         labels: a tensor, a numpy array or a list.
@@ -215,21 +215,21 @@ class Dataset:
         return len(self.class_names)
 
     def binarize(self, seed: int = 0) -> "Dataset":
-        """Binarize every split, each with its own noise derived from `seed`."""
+        """Return the data set with every split binarized, each with noise derived from `seed`."""
         return self._with(
             replace(split.binarize(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
         )
 
     def transform_images(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
-        """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
+        """Return the data set transformed, for example by `Standardize.of(data.train.images)`."""
         return self._with(
             replace(s, images=transform(s.images), name=f"{s.name} transformed")
             for s in self._splits
         )
 
     def match_classes(self, names: Sequence[str]) -> "Dataset":
-        """Return the same data set with labels that number the classes of a model by name.
+        """Return the data set with its classes numbered as in a model, by name.
 
         Where classes of either are plain numbers, the labels stay as they are, with a warning if
         the others have names.
@@ -267,11 +267,11 @@ class Dataset:
         return replace(self._with(splits), class_names=model_classes)
 
     def with_channels(self, channels: int) -> "Dataset":
-        """Return the data set for a model of so many channels; see `Split.in_channels`."""
+        """Return the data set with images of so many channels; see `Split.with_channels`."""
         return self._with(split.with_channels(channels) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
-        """Return the same data set on another device."""
+        """Return the data set on another device."""
         return self._with(split.to(device) for split in self._splits)
 
     def _with(self, splits: Iterable[Split]) -> "Dataset":

@@ -26,9 +26,9 @@ _ITEMS = 1  # separates the stream of reading items from the stream of the trans
 class ItemBatches(ShuffledBatches):
     """The shuffled batches of a map-style torch `Dataset`, whose items are read when needed.
 
-    The order is the order of `Batches`, and what an item draws from the global streams of torch,
-    numpy and `random` is a function of (seed, epoch, batch). A resumed run
-    therefore sees the same items as a run without a stop.
+    The order is the order of `Batches`. Random numbers that an item draws from the global streams
+    of torch, numpy and `random` are a function of (seed, epoch, batch). A resumed run therefore
+    sees the items that it would have seen without a stop.
 
     Args:
         dataset: yields an image (C, H, W), or (image, label), for a number.
@@ -67,8 +67,8 @@ class LoaderBatches(BatchSource):
     Everything that the loader and its data draw from the global streams of torch, numpy and
     `random` is a function of (seed, epoch), and so is a generator that the loader was given. A
     resumed run reads its epoch from the beginning and skips the batches that it has seen. It
-    then sees the same batches as a run without a stop, unless the data draw from other streams,
-    or workers are persistent and draw (they keep their random state from epoch to epoch).
+    then sees the batches of a run without a stop, unless the data draw from other streams, or
+    workers are persistent and draw (they keep their random state from epoch to epoch).
 
     Args:
         loader: its length must be known, as it is for every map-style data set.
@@ -142,7 +142,7 @@ class LoaderBatches(BatchSource):
 
 
 def read_loader(loader: DataLoader, check: CheckImages, labels: bool) -> Iterator[Batch]:
-    """Yield the batches of a loader, the same at every call, and leave its generators as they were.
+    """Yield the batches of a loader, equal at every call, and restore its generators.
 
     Args:
         check, labels: see `ItemBatches`.
@@ -194,7 +194,7 @@ def read_items(dataset: TorchDataset, indices: Tensor, check: CheckImages, label
 
 
 def images_and_labels(batch: Any, check: CheckImages, labels: bool, name: str = "data") -> Batch:
-    """Return the images and labels of a batch, which is images or (images, labels).
+    """Split a batch, images or (images, labels), into images and labels.
 
     Args:
         batch: tensors or numpy arrays.
@@ -224,7 +224,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool, name: str = 
 
 
 def items_in(dataset: TorchDataset) -> int:
-    """Return the number of items of a map-style data set; ValueError if none or not map-style."""
+    """Return the number of items of a data set; ValueError if it is empty or not map-style."""
     size = getattr(dataset, "__len__", None)
     if size is None or isinstance(dataset, IterableDataset):
         raise ValueError(

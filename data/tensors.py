@@ -1,4 +1,4 @@
-"""Conversion of numpy arrays, lists and numbers to tensors, for arguments of public functions.
+"""Conversion of numpy arrays, lists and numbers to tensors, for public functions.
 
 >>> @accept_arrays("images", "motions")
 ... def warp_images(images, motions): ...
@@ -19,7 +19,7 @@ _ARRAY_TYPES = (np.ndarray, np.generic, list, tuple, int, float, str)  # a str i
 
 
 def tensor_of(array: np.ndarray, name: str) -> Tensor:
-    """Return an array of numbers, in any layout and byte order, as a tensor."""
+    """Convert an array of numbers, in any layout and byte order, to a tensor."""
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ValueError(
             f"{name} must hold floating point pixels, not {array.dtype}; stack images of one shape"
@@ -29,7 +29,7 @@ def tensor_of(array: np.ndarray, name: str) -> Tensor:
 
 
 def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """Return a tensor as it is, and an array, a list or a number as a tensor.
+    """Convert an array, a list or a number to a tensor; a tensor is returned as it is.
 
     Args:
         name: name of the argument, for errors.
@@ -55,7 +55,7 @@ def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
 
 
 def as_tensors(name: str, values: Any, like: Tensor | None = None) -> dict[str, Tensor]:
-    """Return a mapping whose values are tensors; see `as_tensor`."""
+    """Convert the values of a mapping to tensors; see `as_tensor`."""
     if not isinstance(values, Mapping):
         raise ValueError(
             f"{name} must be a dict of values (N, ...) by site, not {type(values).__name__}"
@@ -66,11 +66,11 @@ def as_tensors(name: str, values: Any, like: Tensor | None = None) -> dict[str, 
 def accept_arrays(
     *names: str, like: str = ""
 ) -> Callable[[Callable[Taken, Result]], Callable[Taken, Result]]:
-    """Return a decorator of functions whose arguments may be arrays, lists and numbers too.
+    """Return a decorator that converts arrays, lists and numbers to tensors in arguments.
 
     Args:
         names: names of arguments that the function takes as tensors, or as dicts of tensors.
-        like: name of an argument that is a module, whose device and precision arrays get.
+        like: name of an argument that is a module; arrays get its device and precision.
     """
 
     def decorate(function: Callable[Taken, Result]) -> Callable[Taken, Result]:
@@ -93,7 +93,7 @@ def accept_arrays(
 
 
 def label_tensor(labels: Any) -> Tensor:
-    """Return labels as a tensor; raise ValueError for what is no array and no list of numbers."""
+    """Convert labels to a tensor; raise ValueError for no array and no list of numbers."""
     if isinstance(labels, Tensor):
         return labels
     if isinstance(labels, np.ndarray | list | tuple):

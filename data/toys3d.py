@@ -1,8 +1,8 @@
-"""Toys3D: toys of simple solids under changing view and light, rendered with all factors.
+"""The data set Toys3D: rendered toys of simple solids under varying views and lights.
 
-Toys3D replaces smallNORB without a download. It has the same 5 categories, 10 instances of each (5
-to train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, gray, 96x96. A toy is a
-dozen ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance.
+Toys3D replaces smallNORB without a download. It has smallNORB's 5 categories, 10 instances of each
+(5 to train on, 5 to test), 18 azimuths, 9 elevations, 6 lightings, gray, 96x96. A toy is a dozen
+ellipsoids, boxes and tapered cylinders whose sizes and positions vary from instance to instance.
 Each view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
 
 >>> toys = Toys3D()                       # minutes the first time, then from the user's cache
@@ -26,10 +26,10 @@ from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
 
 INSTANCES = 10
-_VERSION = 1  # version of the pictures, part of the cache's name
+_VERSION = 1  # version of the pictures, a part of the name of the cached file
 _FAR = 1e6
 _BACKGROUND = 0.78
-_LIGHTINGS = (  # direction of the lamp (right, up, towards the camera), its strength, and the sky's
+_LIGHTINGS = (  # lamp's direction (right, up, towards the camera); strengths of lamp and sky
     ((-1.0, 1.0, 1.0), 0.9, 0.15),
     ((1.0, 1.0, 1.0), 0.75, 0.3),
     ((0.0, 1.5, 0.4), 0.8, 0.25),
@@ -40,11 +40,11 @@ _LIGHTINGS = (  # direction of the lamp (right, up, towards the camera), its str
 
 
 class Solid(NamedTuple):
-    """An ellipsoid, a box, or a cylinder along z that narrows by `taper` to its top.
+    """A solid: an ellipsoid, a box, or a cylinder along z that narrows by `taper` to its top.
 
     Attributes:
         kind: "ellipsoid", "box" or "cylinder".
-        center, half: of the solid, in lengths of about one toy, (3,).
+        center, half: center and half sizes of the solid, in lengths of about one toy, (3,).
         tilt: radians about the y axis, before it is put at its center.
         shade: albedo in [0, 1].
         taper: 0 for a cylinder, 1 for a cone.
@@ -62,7 +62,7 @@ _Draw = Callable[[float, float], float]  # draws a number of one instance, unifo
 
 
 def _animal(draw: _Draw) -> list[Solid]:
-    """Return four legs, a long body, a head in front, ears and a tail."""
+    """Return the solids of an animal: four legs, a long body, a head in front, ears and a tail."""
     length, girth, leg = draw(0.42, 0.6), draw(0.17, 0.27), draw(0.2, 0.42)
     thick, neck, head = draw(0.05, 0.09), draw(0.05, 0.4), draw(0.14, 0.2)
     shade, dark = draw(0.5, 0.95), draw(0.2, 0.5)
@@ -83,7 +83,7 @@ def _animal(draw: _Draw) -> list[Solid]:
 
 
 def _human(draw: _Draw) -> list[Solid]:
-    """Return an upright figure: trunk, head, hat, two arms and two legs."""
+    """Return the solids of an upright human: trunk, head, hat, two arms and two legs."""
     trunk, leg, wide = draw(0.26, 0.38), draw(0.22, 0.34), draw(0.15, 0.24)
     swing, arms = draw(0.0, 0.5), draw(0.2, 0.32)
     shade, dark, skin = draw(0.4, 0.9), draw(0.15, 0.5), draw(0.7, 1.0)
@@ -101,7 +101,7 @@ def _human(draw: _Draw) -> list[Solid]:
 
 
 def _airplane(draw: _Draw) -> list[Solid]:
-    """Return a fuselage, two wings, a tail with a fin, and engines."""
+    """Return the solids of an airplane: a fuselage, two wings, a tail with a fin, and engines."""
     length, girth, span = draw(0.6, 0.8), draw(0.09, 0.15), draw(0.5, 0.8)
     chord, tail = draw(0.1, 0.2), draw(0.2, 0.32)
     shade, dark = draw(0.6, 1.0), draw(0.3, 0.7)
@@ -120,13 +120,13 @@ def _airplane(draw: _Draw) -> list[Solid]:
 
 
 def _wheels(places: list[float], side: float, low: float, radius: float) -> list[Solid]:
-    """Return wheels that are round along x and z and thin along y."""
+    """Return the solids of wheels, round along x and z and thin along y."""
     at = [(x, s * side, low) for x in places for s in (-1, 1)]
     return [Solid("ellipsoid", place, (radius, 0.07, radius), 0, 0.12) for place in at]
 
 
 def _truck(draw: _Draw) -> list[Solid]:
-    """Return a cab in front of a long load, tall or flat or a tank, on six wheels."""
+    """Return the solids of a truck: a cab in front of a load or a tank, on six wheels."""
     load, tall, wide = draw(0.4, 0.55), draw(0.1, 0.3), draw(0.2, 0.27)
     shade, dark, radius = draw(0.5, 1.0), draw(0.3, 0.9), draw(0.11, 0.15)
     cab = draw(0.15, 0.24)
@@ -146,7 +146,7 @@ def _truck(draw: _Draw) -> list[Solid]:
 
 
 def _car(draw: _Draw) -> list[Solid]:
-    """Return a low body with a cabin on top and four wheels."""
+    """Return the solids of a car: a low body with a cabin on top and four wheels."""
     length, wide, low = draw(0.55, 0.7), draw(0.24, 0.31), draw(0.09, 0.13)
     cabin, roof, back = draw(0.24, 0.4), draw(0.1, 0.18), draw(-0.25, 0.02)
     shade, radius = draw(0.35, 1.0), draw(0.11, 0.15)
@@ -169,7 +169,7 @@ _MAKERS: dict[str, Callable[[_Draw], list[Solid]]] = dict(
 
 
 def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
-    """Return the solids of one toy, always the same for the same numbers.
+    """Return the solids of one toy, a function of the given numbers.
 
     Raises:
         ValueError: there is no such category.
@@ -184,7 +184,7 @@ def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
 
 
 def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit vectors right, up and towards the camera, (views, 3) each, from radians."""
+    """Return the camera's axes, unit vectors right, up and towards it, (views, 3) each."""
     zero = torch.zeros_like(azimuth)
     right = torch.stack([-azimuth.sin(), azimuth.cos(), zero], -1)
     level, steep = elevation.cos(), elevation.sin()
@@ -193,12 +193,12 @@ def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the first hit of rays: distance (...), unit normal (..., 3) and albedo (...).
+    """Find the first hits of rays: distances (...), unit normals (..., 3) and albedos (...).
 
     The distance is _FAR where a ray hits nothing.
 
     Args:
-        origin, ray: start and unit direction of each, (..., 3).
+        origin, ray: start and unit direction of each ray, (..., 3).
     """
     nearest = torch.full(origin.shape[:-1], _FAR)
     normal, shade = torch.zeros_like(origin), torch.zeros(origin.shape[:-1])

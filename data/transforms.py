@@ -31,7 +31,7 @@ def motion(
     scale: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
     shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
 ) -> Tensor:
-    """Return affine matrices (B, 2, 3) that scale, then shear, then rotate, then shift.
+    """Return the affine matrices (B, 2, 3) of scaling, then shear, rotation and shift.
 
     Args:
         degrees: rotation, counter-clockwise as seen; a number or one per image, like all others.
@@ -78,7 +78,7 @@ def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = 
 
 
 def pixel_centers(height: int, width: int) -> Tensor:
-    """Return (x, y) of every pixel from the center of the image, row by row."""
+    """Return the positions (x, y) of all pixels from the center of the image, row by row."""
     y, x = torch.meshgrid(
         torch.arange(height) - (height - 1) / 2,
         torch.arange(width) - (width - 1) / 2,
@@ -103,7 +103,7 @@ def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 @accept_arrays("images", "motions")
 def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
-    """Compute the bounds of each image's ink after `motions`, (B, 4) = (left, right, top, bottom).
+    """Return the bounds of each image's ink after `motions`: left, right, top, bottom, (B, 4).
 
     The bounds, in pixels, hold every point at which the warped image can differ from zero: the
     ink's pixels are moved one by one, and the moved bilinear kernel is added around them.
@@ -121,13 +121,13 @@ def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
 def uniform(
     low: Tensor | float, high: Tensor | float, count: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw `count` numbers between `low` and `high`, on the CPU."""
+    """Draw `count` numbers, uniform between `low` and `high`, on the CPU."""
     return low + (high - low) * torch.rand(count, generator=generator)
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The random shift by whole pixels, uniform in [-pixels, pixels] along each axis."""
+    """A random shift by whole pixels, uniform in [-pixels, pixels] along each axis."""
 
     pixels: int
 
@@ -143,7 +143,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Rotate:
-    """The random rotation about the center by an angle uniform in [-degrees, degrees]."""
+    """A random rotation about the center by an angle uniform in [-degrees, degrees]."""
 
     degrees: float
 
@@ -158,7 +158,7 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Affine:
-    """The random scale, shear, rotation and shift, each uniform and independent.
+    """A random scale, shear, rotation and shift, each uniform and independent.
 
     Attributes:
         degrees: the angle lies in [-degrees, degrees].
@@ -179,7 +179,7 @@ class Affine:
             raise ValueError(f"scale must be (low, high) with 0 < low <= high, not {self.scale}")
 
     def motions(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw `count` random matrices (count, 2, 3)."""
+        """Draw `count` random affine matrices (count, 2, 3)."""
         return motion(
             uniform(-self.degrees, self.degrees, count, generator),
             uniform(-self.shear, self.shear, count, generator),
@@ -202,7 +202,7 @@ def _check_not_negative(**arguments: float) -> None:
 
 @dataclass(frozen=True)
 class Binarize:
-    """The transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
+    """A transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
 
     `Dataset.binarize` draws only once instead. A missing pixel, NaN, stays missing.
 
@@ -224,12 +224,12 @@ class Binarize:
 
 @dataclass(frozen=True)
 class Standardize:
-    """The transform that subtracts a mean from pixels and divides by a scale.
+    """A transform that subtracts a mean from pixels and divides by a scale.
 
-    It is suited to units of real values.
+    It is suited to real-valued units.
 
     Attributes:
-        mean, scale: numbers, the same for all pixels, so that an image stays an image.
+        mean, scale: numbers for all pixels, so that an image stays an image.
     """
 
     mean: float
@@ -251,12 +251,12 @@ class Standardize:
 
     @accept_arrays("images")
     def inverse(self, images: Tensor) -> Tensor:
-        """Return the pixels whose standard scores are `images`."""
+        """Return the pixels of which `images` are the standard scores."""
         return images * self.scale + self.mean
 
 
 class Requests(ABC):
-    """A family of transformations.
+    """A family of transformations that can be requested of a model.
 
     Attributes:
         identity: the numbers of the request that leaves an image unchanged.
@@ -268,15 +268,15 @@ class Requests(ABC):
 
     @abstractmethod
     def numbers(self, parameters: Tensor) -> Tensor:
-        """Compute the numbers (B, 2) that the model is given from parameters (B, n)."""
+        """Return the model's inputs (B, 2) for requests with parameters (B, n)."""
 
     @abstractmethod
     def motions(self, parameters: Tensor) -> Tensor:
-        """Return the requests as affine matrices (B, 2, 3); see `capsule_zoo.data.transforms`."""
+        """Return the affine matrices (B, 2, 3) of requests; see `capsule_zoo.data.transforms`."""
 
     @accept_arrays("low", "high")
     def draw(self, low: Tensor, high: Tensor) -> Tensor:
-        """Draw requests (B, n), every parameter uniform from `low` to `high`, (B,) each."""
+        """Draw parameters of requests (B, n), uniform from `low` to `high`, (B,) each."""
         low, high = low[:, None], high[:, None]
         uniform = torch.rand(len(low), self.parameters, dtype=low.dtype, device=low.device)
         return low + (high - low) * uniform
@@ -289,7 +289,7 @@ class Requests(ABC):
 
 @dataclass(frozen=True)
 class Rotations(Requests):
-    """The rotations about the center, by an angle in degrees, counter-clockwise as seen."""
+    """The family of rotations about the center, by degrees, counter-clockwise as seen."""
 
     identity = (1.0, 0.0)
     parameters = 1
@@ -306,7 +306,7 @@ class Rotations(Requests):
 
 @dataclass(frozen=True)
 class Shifts(Requests):
-    """The shifts, whose parameters are pixels to the right and down.
+    """The family of shifts, whose parameters are pixels to the right and down.
 
     Attributes:
         reach: the number of pixels that the model gets as 1.
@@ -326,5 +326,5 @@ class Shifts(Requests):
         return motion(torch.zeros_like(x), shift=(x, y))
 
     def draw(self, low: Tensor, high: Tensor) -> Tensor:
-        """Draw whole pixels, uniform in [low, high)."""
+        """Draw shifts by whole pixels, uniform in [low, high)."""
         return super().draw(low, high).floor()

@@ -2,7 +2,7 @@
 
 smallNORB has 5 categories of toys, 10 instances of each (5 to train on, the others to test), 18
 azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 gray images in either split. `Toys3D`
-(`capsule_zoo.data.toys3d`) has the same factors and needs no files.
+(`capsule_zoo.data.toys3d`) has equal factors and needs no files.
 
 >>> data = SmallNORB().train
 >>> familiar = data.select(azimuth=[0, 1, 2, 15, 16, 17]).split(size=48)     # a third of them
@@ -26,13 +26,13 @@ from capsule_zoo.data.sources import Size, resize_images
 from capsule_zoo.data.splits import Split
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
-AZIMUTHS, ELEVATIONS = 18, 9  # every 20 degrees; 30 to 70 degrees
+AZIMUTHS, ELEVATIONS = 18, 9  # numbers of azimuths (every 20 degrees) and elevations (30 to 70)
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """A set of images and the factors that made them.
+    """A set of images with the factors of every image.
 
     Attributes:
         images: bytes, (N, C, H, W).
@@ -71,7 +71,7 @@ class Views:
         return replace(self, **{name: tensor[mask] for name, tensor in tensors.items()})
 
     def split(self, size: int | Size | None = None) -> Split:
-        """Return the images for training: float32 in [0, 1], at `size` pixels if given.
+        """Return the views as a split: float32 in [0, 1], resized to `size` pixels if given.
 
         A split of 24,300 images takes 900 MB at 96x96 and 220 MB at 48x48.
         """

@@ -1,4 +1,4 @@
-"""A line through points, some of which are outliers; which ones is summed out.
+"""A line through points with outliers, whose indicators are summed out.
 
 Hogg, Bovy & Lang 2010, "Data analysis recipes: Fitting a model to data" (arXiv 1008.4686).
 """

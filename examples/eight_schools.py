@@ -1,4 +1,4 @@
-"""Eight schools: effects of coaching, with a half-Cauchy prior of their spread.
+"""Eight schools: effects of coaching, with a half-Cauchy prior on their standard deviation.
 
 Rubin 1981; Gelman 2006, "Prior distributions for variance parameters in hierarchical models".
 """

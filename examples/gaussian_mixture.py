@@ -1,4 +1,4 @@
-"""A mixture of two Gaussians of unknown means; the components of points are summed out."""
+"""A mixture of two Gaussians with unknown means; the components of points are summed out."""
 
 import pyro
 import pyro.distributions as dist

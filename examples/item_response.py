@@ -1,4 +1,4 @@
-"""Answers of students to questions: their abilities, and how hard the questions are.
+"""Item response: abilities of students and difficulties of questions, from answers.
 
 Rasch 1960, "Probabilistic Models for Some Intelligence and Attainment Tests".
 """

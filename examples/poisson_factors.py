@@ -1,4 +1,4 @@
-"""Counts of eight kinds of events, whose rates two factors raise and lower together."""
+"""Poisson factors: counts of eight types of events, whose rates depend on two factors."""
 
 import pyro
 import pyro.distributions as dist

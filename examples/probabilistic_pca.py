@@ -1,4 +1,4 @@
-"""Probabilistic principal components of iris flowers, at their best loadings.
+"""Probabilistic principal components of iris flowers, at the maximum-likelihood loadings.
 
 Tipping & Bishop 1999, "Probabilistic Principal Component Analysis".
 """

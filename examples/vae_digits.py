@@ -1,4 +1,4 @@
-"""Pyro's tutorial VAE on small digits of scikit-learn, with two latent numbers."""
+"""Pyro's tutorial VAE on scikit-learn's small digits, with two latent numbers."""
 
 import pyro
 import pyro.distributions as dist

@@ -1,7 +1,7 @@
 """The papers' experiments, each run by `capsule-zoo reproduce <model>/<name>`.
 
-An experiment is a function from `Options`, and settings of its own, to a `Result`. A decorator
-registers it, in any module of this package:
+An experiment is a function of `Options` and of its own settings that returns a `Result`. A
+decorator registers it, in any module of this package:
 
     @experiment("part-whole/guides", data="mnist", minutes=30)
     def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Result: ...
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
-    """The results of an experiment.
+    """The results that an experiment returns.
 
     Attributes:
         metrics: headline numbers by name, and tables of them; see `capsule_zoo.records.Metrics`.
-        figures: by name.
-        table: the comparison to print; without it the tables of the record are printed.
+        figures: figures by name.
+        table: the comparison to print; None to print the tables of the record.
         entry: the trained entry, which can be kept.
     """
 
@@ -76,15 +76,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A registered experiment: call it with options, and with settings of its own.
+    """A registered experiment; call it with options and with its own settings.
 
     Attributes:
         name: `<model>/<name>`.
-        function: runs it; its keyword arguments are the settings, or the fields of a dataclass
-            that it takes after the options.
-        data: name of the data set that it is about.
+        function: the function that runs it; its keyword arguments are the settings, or the fields
+            of a dataclass that it takes after the options.
+        data: name of the experiment's data set.
         minutes: training time of a full run; None if it has no fixed length.
-        of_runs: whether it can measure `options.run`; others refuse it.
+        of_runs: whether the experiment can measure `options.run`; others refuse a run.
         defaults: values of settings that replace the defaults of the function or the dataclass.
     """
 
@@ -97,7 +97,7 @@ class Experiment:
 
     @property
     def takes(self) -> type | None:
-        """The dataclass of settings, if the function does not take them by name."""
+        """The dataclass of settings that the function takes; None if it takes settings by name."""
         types = [
             parameter.annotation for parameter in signature(self.function).parameters.values()
         ][1:2]
@@ -108,7 +108,7 @@ class Experiment:
 
         Raises:
             ValueError: a setting is unknown, or of another type than its default, or a run is given
-                to an experiment that measures its own.
+                to an experiment that measures its own runs.
         """
         self.check(settings)
         if options.run and not self.of_runs:
@@ -127,7 +127,7 @@ class Experiment:
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
+        """A one-line summary: the first line of the function's docstring."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
     @property
@@ -152,7 +152,7 @@ class Experiment:
                 raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
 
     def fill_settings(self, settings: Mapping[str, object]) -> dict[str, object]:
-        """Return all settings of a run: the given ones, and the defaults of the others."""
+        """Return all settings of a run: given settings, and defaults for the others."""
         return {name: setting.default for name, setting in self.settings.items()} | {**settings}
 
 
@@ -163,7 +163,7 @@ _experiments: dict[str, Experiment] = {}
 def experiment(
     name: str, *, data: str | None = None, **details: Any
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator that lists a function under `<model>/<name>`.
+    """Return a decorator that registers a function as the experiment `<model>/<name>`.
 
     Args:
         data: the data set's name; by default `<name>`.
@@ -206,7 +206,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def not_here() -> str:
-    """Return how to get the zoo's experiments where they are not installed, elsewhere ""."""
+    """Return advice on installing the zoo's experiments; "" if they are installed."""
     if any(module.ispkg for module in pkgutil.iter_modules(__path__)):
         return ""
     return (
@@ -226,13 +226,13 @@ def reproduce(
 ) -> tuple[Result, Path]:
     """Run an experiment and write its record and its figures.
 
-    Training runs are run folders in the folder `<folder>/<name>`, next to the record. The same call
-    goes on from there if it was interrupted: what has ended is read, and what had begun is resumed.
-    When the record is written, they are deleted, or moved to `keep`. The record's seconds are those
-    of this call, and of the runs of earlier calls.
+    Training runs are run folders in the folder `<folder>/<name>`, next to the record. If the call
+    is interrupted, an equal call goes on from there: it reads the runs that ended, and resumes the
+    others. When the record is written, the runs are deleted, or moved to `keep`. The record's
+    seconds include this call, and the runs of earlier calls.
 
     Args:
-        folder: folder of the records; `results` replaces those of a checkout.
+        folder: folder of the records; `results` replaces the records of a checkout.
         keep: an empty or new folder for the trained entry, as a run folder, and for all runs of a
             study, in its folder `runs`.
         settings: settings of the experiment that replace its defaults.
@@ -287,9 +287,9 @@ def reproduce(
 def _begin(
     runs: Path, name: str, options: Options, settings: Mapping[str, object], command: str
 ) -> float:
-    """Begin or go on with an experiment in the folder of its runs; return seconds of earlier calls.
+    """Prepare the folder of an experiment's runs, and return the seconds of earlier calls.
 
-    These are of the runs that have ended, and those that others were trained for.
+    The seconds include runs that ended, and the training time of runs that did not end.
     """
     option_names = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
@@ -299,7 +299,7 @@ def _begin(
     config = runs / "config.json"
     if not config.is_file() and is_in_use(runs):
         raise ValueError(f"{runs} is in use; choose another folder for the record")
-    if {*runs.glob("*")} <= {config}:  # nothing was begun, such as by a refused command
+    if {*runs.glob("*")} <= {config}:  # no run was begun, as after a refused command
         write_json(config, {**made, "command": command})
         return 0.0
     before = json.loads(config.read_text())
@@ -317,7 +317,7 @@ def _begin(
 
 
 def _keep(keep: Path, result: Result, selected: Experiment, options: Options, record: dict) -> None:
-    """Write the trained entry of a result into a run folder."""
+    """Save the trained entry of a result in a run folder."""
     if result.entry is None:
         options.say(f"{selected.name} has no single entry to keep in {keep}")
         return
@@ -326,7 +326,7 @@ def _keep(keep: Path, result: Result, selected: Experiment, options: Options, re
 
 
 def command_of(name: str, options: Options, settings: Mapping[str, object]) -> str:
-    """Return the command line that runs an experiment with these options and settings."""
+    """Return the command line that runs an experiment with the given options and settings."""
     modules = modules_outside(find_experiment(name).function)
     imports = "".join(f" --import {module}" for module in modules)
     device = None if options.device == "cpu" else options.device

@@ -1,4 +1,4 @@
-"""The options of an experiment, which are the same for every experiment."""
+"""The options that every experiment has."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Options:
-    """The choices that a user has in every experiment.
+    """The options of a run of any experiment.
 
     Attributes:
         minutes: training time; None for a full run, whose length the experiment knows.
@@ -17,8 +17,8 @@ class Options:
         device: where to train.
         run: a run folder, or the name of trained weights, to measure instead of a new training run.
         progress: report every stage and show progress bars, on stderr.
-        processes: the number of runs of a study that are trained side by side; by default as many
-            as torch has threads. With 1 they follow each other in this process.
+        processes: the number of runs of a study that are trained in parallel; by default as many as
+            torch has threads. With 1 they follow each other in this process.
         runs: the folder in which training runs are saved, and from which they go on; None to save
             nothing.
         full: minutes of a full run, which the experiment fills in.
@@ -47,26 +47,26 @@ class Options:
 
     @property
     def budget(self) -> float:
-        """The training time of the whole experiment, in minutes."""
+        """Training time of the whole experiment, in minutes."""
         budget = self.minutes or self.full
         if budget is None:
             raise ValueError("minutes are needed: this function has no full length of its own")
         return budget
 
     def shorten_steps(self, steps: int) -> int:
-        """Return the number of steps in this run, if a full run takes `steps`; at least 2."""
+        """Scale the steps of a full run to this run's time; at least 2."""
         length = self.budget / (self.full or self.budget)
         return max(2, round(steps * min(length, 1)))
 
     def limit(self, steps: int) -> dict[str, Any]:
-        """Return the limit of a training run: the given minutes, or else a number of steps."""
+        """Return a training run's limit for `fit`: the given minutes, or else a number of steps."""
         return {"steps": steps} if self.minutes is None else {"minutes": self.minutes}
 
     def within(self, name: str) -> Self:
-        """Return options whose runs lie in a folder of this name."""
+        """Return these options with runs in a subfolder of the given name."""
         return replace(self, runs=self.runs and self.runs / name)
 
     def say(self, message: str) -> None:
-        """Report the next stage."""
+        """Print the next stage of the experiment, if progress is shown."""
         if self.progress:
             print(f"== {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Studies: training runs that differ in variant and seed, trained side by side.
+"""Studies: training runs that differ in variant and seed, trained in parallel.
 
 >>> study = Study({"small": dict(units=8), "large": dict(units=64)}, seeds=3)
 >>> outcomes = study.run(train_one, options)          # train_one(job) returns numbers
@@ -34,12 +34,12 @@ S = TypeVar("S")
 V = TypeVar("V")
 
 OUTCOME, SECONDS = "outcome", "seconds"
-SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
+SECONDS_BETWEEN_LOOKS = 1.0  # interval at which a run's process checks that its parent lives
 
 
 @dataclass(frozen=True)
 class Job(Generic[V]):
-    """One run of a study: its variant, and options with its own seed, minutes and folder."""
+    """One run of a study: its variant, and options with the run's seed, minutes and folder."""
 
     name: str
     variant: V
@@ -48,10 +48,10 @@ class Job(Generic[V]):
 
 @dataclass(frozen=True)
 class Study(Generic[V]):
-    """Training runs that differ in variant and seed.
+    """A study: training runs that differ in variant and seed.
 
     Attributes:
-        variants: what is trained, by name.
+        variants: the variants by name; a task gets its variant.
         seeds: number of seeds for each variant, counted from the seed of the options.
     """
 
@@ -59,7 +59,7 @@ class Study(Generic[V]):
     seeds: int = 1
 
     def jobs(self, options: Options) -> list[Job[V]]:
-        """Return the runs, seed by seed, which share the minutes equally.
+        """Return the jobs of all runs, seed by seed; the minutes are divided equally among them.
 
         A study that is interrupted then has all variants from some seeds.
         """
@@ -75,11 +75,11 @@ class Study(Generic[V]):
     def run(
         self, task: Callable[..., Any], options: Options, /, **settings: Any
     ) -> dict[str, list[Any]]:
-        """Call a task for every run, and return its outcomes by variant, seed after seed.
+        """Call a task for every run, and return the outcomes by variant, seed after seed.
 
         Args:
-            task: a function of a module, which takes a job. It returns what JSON can hold, and its
-                random numbers depend on the seed of its job only.
+            task: a function of a module, which takes a job. Its result can be written as JSON, and
+                its random numbers depend on the job's seed only.
             settings: further arguments of the task.
         """
         jobs = self.jobs(options)
@@ -94,19 +94,19 @@ class Study(Generic[V]):
         return outcomes
 
     def folders(self, options: Options) -> dict[str, Path]:
-        """Return the folders of the runs from the first seed, by variant."""
+        """Return the run folders of the first seed, by variant."""
         if options.runs is None:
             raise ValueError("options.runs is needed, a folder in which runs are saved")
         return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
 
 
 def save_outcome(task: Callable[[Job], Any], job: Job) -> Any:
-    """Return the outcome of a job, which is saved in the metrics of its run folder."""
+    """Return the outcome of a job, saved in its run folder; run the task if there is none."""
     folder = job.options.runs
     metrics = read_metrics(folder) if folder else {}
     if OUTCOME not in metrics:
         began = time.time()
-        metrics = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
+        metrics = {OUTCOME: json.loads(json.dumps(task(job)))}  # as read from JSON
         if folder:
             note(folder, SECONDS, time.time() - began)
             note(folder, OUTCOME, metrics[OUTCOME])
@@ -114,7 +114,7 @@ def save_outcome(task: Callable[[Job], Any], job: Job) -> Any:
 
 
 def choose(kind: str, names: Sequence[str], variants: Mapping[str, V]) -> dict[str, V]:
-    """Return the named variants; raise ValueError for unknown ones, with the nearest names."""
+    """Select variants by name; raise ValueError with the nearest names for an unknown name."""
     for name in names:
         check_known(kind, name, variants)
     return {name: variants[name] for name in names}
@@ -123,9 +123,9 @@ def choose(kind: str, names: Sequence[str], variants: Mapping[str, V]) -> dict[s
 def side_by_side(
     task: Callable[[T], S], jobs: Iterable[T], processes: int | None = None, progress: bool = False
 ) -> list[S]:
-    """Return the task's results for every job, each on one thread of its own process.
+    """Run a task for jobs in parallel, each on one thread of a separate process.
 
-    Two models of the zoo's sizes train faster side by side than one after the other on two threads.
+    Two models of the zoo's sizes train faster in parallel than one after the other on two threads.
     """
     jobs = [*jobs]
     if processes == 1:
@@ -150,10 +150,10 @@ def side_by_side(
 
 
 def _begin_process(parent: int) -> None:
-    """Give this process one thread, and end it when its parent has ended.
+    """Limit this process to one thread, and end it when its parent has ended.
 
-    If a study is killed, its runs must end too: the same command may soon go on with them, and two
-    processes would write the same files.
+    If a study is killed, its runs must end too: a repeated command may soon resume them, and two
+    processes would then write to one file.
     """
 
     def end_with_parent() -> None:

@@ -28,7 +28,7 @@ def create_untrained(name: str, data: Dataset | Split, options: Options, **setti
 
 
 def training_splits(data: Dataset | Split) -> list[Split]:
-    """Return the split that is trained on and, of a data set, the validation split."""
+    """Return the training split and, for a data set, the validation split."""
     return [data.train, data.validation] if isinstance(data, Dataset) else [data]
 
 
@@ -54,9 +54,8 @@ def train(
         minutes: limit of the run, if `settings` give no other.
         name: name of the run's folder; by default the run is written into `options.runs` itself.
         after: name of a run that this one continues, with a later limit.
-        start: a function of the entry and the training images that sets parameters to a start,
-            unless the run goes on from a saved one; by default energy models start at the data's
-            mean.
+        start: a function of the entry and the training images that initializes parameters, unless
+            the run is resumed; by default the data's mean initializes energy models.
         in_stages: whether an entry is trained in its stages, if it has any.
         settings: arguments of `fit` that replace the entry's.
 
@@ -93,7 +92,7 @@ def train(
 
 
 def config_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict) -> dict[str, Any]:
-    """Return what `config.json` says of a run that begins, besides model and guide."""
+    """Return the fields of a new run's `config.json` other than model and guide."""
     rate, name = arguments.get("lr"), training_splits(data)[0].name.rpartition("/")[0]
     return {
         "data": name or Recipe.data,
@@ -107,7 +106,7 @@ def config_of(entry: Entry, data: Dataset | Split, arguments: dict, limits: dict
 
 
 def checkpoints(options: Options, name: str, after: str | None = None) -> Checks:
-    """Return where `fit` saves a run, and from where it resumes, if anything is saved."""
+    """Return the paths where `fit` saves a run and from where it resumes, if it saves."""
     quiet = Checks(progress=options.progress)
     if options.runs is None:
         if after is not None:
@@ -120,7 +119,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
 
 
 def load_run(run: str, name: str) -> Entry:
-    """Load a trained entry; raise ValueError unless its name is `name`."""
+    """Load a trained entry; raise ValueError unless it is an entry `name`."""
     entry = load(run)
     if entry.name != name:
         raise ValueError(f"run must be of {name!r}, but {run} is of {entry.name!r}")
@@ -134,7 +133,7 @@ def load_or_train(
     sizes: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Entry:
-    """Load `options.run` if given; otherwise create entry `name` and train it, in its stages.
+    """Load the entry of `options.run` if given; else create entry `name` and train it in stages.
 
     Args:
         sizes: arguments of the entry.
@@ -151,7 +150,7 @@ def load_or_train(
 
 @contextmanager
 def use_device(entry: Entry, options: Options) -> Iterator[None]:
-    """Move an entry to the device of the options within the context; back to the CPU after it."""
+    """Move an entry to the options' device inside the context, and back to the CPU afterwards."""
     for part in (entry.model, entry.guide):
         part.to(options.device)
     yield

@@ -33,7 +33,7 @@ def publish(
     into: Path | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Add a run's weights and their card to the zoo's trained weights.
+    """Publish a run's weights: add them and their card to the zoo's trained weights.
 
     The card holds the recipe, the command that trained the run, versions, machine, data and its
     splits, the headline and the checks of `examine`, and the metrics of each experiment's record.
@@ -86,10 +86,10 @@ def publish(
 
 
 def is_of(record: dict, trained_by: str, *names: str) -> bool:
-    """Return whether a record is of the weights in a file, and not of another training.
+    """Return whether a record measures the given weights, and not another training.
 
-    It is if the command that trained the weights also made the record, or if the record says that
-    it measured them.
+    It does if the command that trained the weights also made the record, or if the record names
+    the weights.
 
     Args:
         trained_by: the command that trained the weights.
@@ -106,17 +106,17 @@ def is_of(record: dict, trained_by: str, *names: str) -> bool:
 
 
 def _training_of(made: dict, folder: Path) -> dict:
-    """Return a card's data on the training of a run: command, versions, machine, metrics."""
+    """Return a card's fields on the training of a run: command, versions, machine, metrics."""
     metrics = read_metrics(folder)
     if "steps" not in metrics:
         raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
-    metrics.pop("outcome", None)  # what a study measured, in its own words
+    metrics.pop("outcome", None)  # the outcome of a study
     command = _command(made, folder)
     return {"command": command, "versions": versions(), "machine": machine(), **metrics}
 
 
 def _command(made: dict, folder: Path) -> str:
-    """Return the command that makes a run: the one of its study, or the one of its recipe."""
+    """Return the command that reproduces a run: its study's, or its recipe's."""
     study = folder.parent / "config.json"
     if study.is_file() and "command" in (above := json.loads(study.read_text())):
         return above["command"]
@@ -141,7 +141,7 @@ def _command(made: dict, folder: Path) -> str:
 
 
 def main() -> None:
-    """Publish a run by the words of the command line."""
+    """Publish a run with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=publish.__doc__.partition("\n")[0])
     parser.add_argument("source", help="a run folder, or the name of trained weights")
     parser.add_argument("name", help="name for the weights")

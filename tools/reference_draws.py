@@ -40,7 +40,7 @@ RHAT, ESS = 1.01, 10_000.0
 def write_reference(
     name: str, folder: Path = FOLDER, chains: int = 200, transitions: int = 2000
 ) -> dict[str, Any]:
-    """Draw the image and the reference draws of a problem, write its file, return its checks.
+    """Draw a problem's image and reference draws, write its file, and return its checks.
 
     Raises:
         ValueError: the name is unknown, or the chains did not pass; nothing is then written.
@@ -64,10 +64,10 @@ def write_reference(
 
 
 def _randomize(model: Model) -> None:
-    """Draw parameters at random, except the corners and the noise of constellations.
+    """Draw the model's parameters at random, except corners and noise of constellations.
 
     Templates are drawn with high contrast. An object's votes for its parts differ little from the
-    dummy's, so that chains move between the settings of the presences.
+    dummy's, so that chains move between the values of the presences.
     """
     scales = {"corners": None, "log_floor": None, "template_logits": 2.0, "transform": 0.1}
     for name, parameter in model.named_parameters():
@@ -79,7 +79,7 @@ def _randomize(model: Model) -> None:
 
 
 def _image_of(name: str, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
-    """Draw an image and its latents; a constellation has six points, and a part-whole all parts."""
+    """Sample an image and its latents: constellations of six points, part-wholes with all parts."""
     images, latents = simulate(model, 1000)
     suits = torch.ones(len(images), dtype=torch.bool)
     if name == "constellation":
@@ -95,7 +95,7 @@ def _image_of(name: str, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _moments(x: Tensor) -> dict[str, Tensor]:
-    """Return mean and standard deviation of the columns of x (draws, D), and of their squares."""
+    """Return means and standard deviations of the columns of x (draws, D) and of their squares."""
     squares = x.square()
     return {
         "mean": x.mean(0),
@@ -106,7 +106,7 @@ def _moments(x: Tensor) -> dict[str, Tensor]:
 
 
 def _sample_by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, Any]:
-    """Run chains at the posterior and return their draws and checks; see `write_reference`."""
+    """Run chains from a posterior sample; return their draws and checks; see `write_reference`."""
     rows = len(path.images)
     epsilon = path.images.new_full((rows,), 0.1)
     scale = path.images.new_ones(rows, path.columns)
@@ -149,7 +149,7 @@ class Mixture(NamedTuple):
     """A posterior that is a mixture of normal distributions.
 
     Attributes:
-        log_weights: log p(image, s) of every setting of the discrete sites, (settings,).
+        log_weights: log p(image, s) for every value s of the discrete sites, (settings,).
         mean: (settings, D).
         covariance: (settings, D, D).
     """
@@ -202,7 +202,7 @@ def exact_posterior(
 
 
 def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
-    """Return moments in closed form and independent draws of the exact posterior."""
+    """Return moments of the exact posterior in closed form, and independent draws."""
     posterior = exact_posterior(model, points, PROBLEMS["constellation"].settings(model, points))
     weights = posterior.log_weights.softmax(0)
     components = torch.multinomial(weights, NUM_DRAWS, replacement=True)
@@ -224,7 +224,7 @@ def _exact(model: Constellations, points: Tensor) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the files of all problems, or of those that are named."""
+    """Write the files of all problems, or of the problems that are named."""
     parser = argparse.ArgumentParser(description="Make reference draws.")
     parser.add_argument("names", nargs="*", help="Problems; all by default.")
     parser.add_argument("--out", type=Path, default=FOLDER, help="Folder of the files.")

@@ -1,7 +1,7 @@
 """The command line `capsule-zoo`, in the only package that uses typer.
 
-`options` holds what commands share, and every other file holds commands. A command imports its
-dependencies when it is called, so help and lists appear at once. Errors that a user can fix (a
+`options` holds the commands' common code, and every other file holds commands. A command imports
+its dependencies when it is called, so help and lists appear at once. Errors that a user can fix (a
 wrong name, absent data or devices, a damaged file, a loss that is not finite, too little memory)
 are reported in a line or two without a traceback. The exit status is then 2.
 """
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _with_progress(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that shows its progress, unless it is called with `quiet`."""
+    """Return the command with progress bars, which `quiet` turns off."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
@@ -60,7 +60,7 @@ def _with_progress(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _imports_first(arguments: list[str]) -> list[str]:
-    """Move every `--import MODULE` to the front, because it may be given after a command too."""
+    """Move every `--import MODULE` to the front, because it may also follow a command."""
     first: list[str] = []
     rest: list[str] = []
     remaining = iter(arguments)

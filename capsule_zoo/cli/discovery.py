@@ -53,7 +53,7 @@ def list_entries(
 def show(
     name: EntryArgument,
     settings: Annotated[
-        bool, typer.Option("--settings", help="Say of each setting its type and what it means.")
+        bool, typer.Option("--settings", help="Show the type and meaning of each setting.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -128,11 +128,10 @@ def published(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the numbers that papers published, beside ours.
+    """Print the numbers that papers published, next to ours.
 
-    A number counts as reached or missed only if ours is measured in the same way. Within two
-    standard errors, or if ours has no standard error, it is undecided. Where we have two bounds the
-    worse one counts.
+    A number is reached or missed only if both numbers are measured alike. It is undecided within
+    two standard errors, or if ours has no standard error. If we have two bounds, the worse counts.
 
     \b
     Examples:

@@ -23,8 +23,7 @@ def segment(
     data_root: DataRoot = None,
     images: AllImages = None,
     held_out: Annotated[
-        bool,
-        typer.Option("--held-out", help="Of your own pictures, only the fifth not trained on."),
+        bool, typer.Option("--held-out", help="Use only the held-out fifth of your own pictures.")
     ] = False,
     slots: Annotated[
         int | None,
@@ -36,12 +35,11 @@ def segment(
             show_default=False,
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
+    draws: Annotated[int, typer.Option(help="Samples of the guide that are combined.", min=1)] = 5,
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Of the places at which each draw looks; .1 tells digits that stand close apart. "
-            "[default: the run's own]",
+            help="Randomness of attention; try .1 for touching digits.  [default: the run's own]",
             min=0,
             show_default=False,
         ),
@@ -55,10 +53,10 @@ def segment(
     """Find the objects of pictures: their number, boxes and masks, as files.
 
     RUN is a run of scenes. The folder gets objects.csv, counts.csv, masks/ (pixels are numbers of
-    objects) and pictures/ (every object in its color and box). Of a folder of your own all pictures
-    are read, also those of training, and the tables name their files. Of other data sets only the
-    test pictures are read. No picture is counted above the slots of the run; all_slots_filled is
-    the number of pictures that fill them all, and may hold more.
+    objects) and pictures/ (every object in its color and box). A folder of your own is used as a
+    whole, training pictures included, and the tables name its files. Other data sets give their
+    test pictures. No count is above the number of slots. all_slots_filled is the number of pictures
+    with an object in every slot: these pictures may hold more objects.
 
     \b
     Examples:

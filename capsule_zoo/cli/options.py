@@ -1,4 +1,4 @@
-"""Code that commands share: their options, and functions that print results."""
+"""Common code of the commands: their options, and functions that print results."""
 
 import json
 from collections.abc import Mapping
@@ -69,14 +69,14 @@ def print_json(wanted: bool, content: dict | list) -> None:
 
 
 def user_settings(**settings: Any) -> dict[str, Any]:
-    """Return the settings that the user chose."""
+    """Return the settings that the user gave on the command line."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def read_settings(
     assignments: list[str] | None, arguments: "Mapping[str, Argument]"
 ) -> dict[str, Any]:
-    """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
+    """Parse settings of the form KEY=VALUE; values are JSON, or else taken as text.
 
     The word none is None for a setting that may be None and takes no text.
 

@@ -55,8 +55,8 @@ def reproduce(
     --out, runs/reproduced by default; the records of a checkout, which its pages show, change with
     --out results only. Under each table of a page is the command that makes its numbers again.
 
-    An experiment that was interrupted goes on when the same command is given again: its runs are
-    kept in the folder EXPERIMENT, next to the record, until the record is written.
+    Repeat the command to continue an experiment that was interrupted: its runs are kept in the
+    folder EXPERIMENT, next to the record, until the record is written.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def _list() -> dict[str, str]:
 
 
 def _list_settings(name: str) -> dict[str, object]:
-    """Print the settings of an experiment, and return their defaults by name."""
+    """Print the settings of an experiment and return their default values, by name."""
     from capsule_zoo.experiments import find_experiment
 
     experiment = find_experiment(name)

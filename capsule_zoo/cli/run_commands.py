@@ -1,7 +1,4 @@
-"""Commands about run folders and trained weights.
-
-The work is done in `capsule_zoo.runs`.
-"""
+"""Commands about run folders and trained weights; `capsule_zoo.runs` does the work."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -27,7 +24,7 @@ from capsule_zoo.cli.options import (
     user_settings,
 )
 
-INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
+INTERRUPTED = 130  # exit status of a program that Ctrl-C or SIGTERM ended
 
 
 def train(
@@ -227,20 +224,20 @@ def evaluate(
     importance-weighted bound (IWAE). Presences are drawn as 0 or 1, also where training relaxed
     them.
 
-    error-rate: of a model or guide that predicts labels.
+    error-rate: the fraction of wrong labels, for a model or guide that predicts labels.
 
     log-partition: the log-likelihood under an energy model. The estimate by annealed importance
     sampling (AIS) is too high in expectation, the estimate by reverse annealing (RAISE) too low.
     The exact value is added where it can be summed. For a model of binary pixels the images are
     binarized once. At 28x28 pixels the defaults take a few minutes.
 
-    anneal: log p(image) from both sides. The lower bound is tighter than the guide's own. Its
-    chains are annealed to the posterior of an image, from the guide or from Gauss-Newton
-    distributions around points that are refined from its answers. If an importance-weighted bound
-    exceeds it all the same, a warning says so. The upper bound is of images that the model draws:
-    chains go back from their known latents. gap is the mean distance of both bounds of these
-    images; gap_median and gap_largest tell whether a few of them decide it. lost_elbo says how far
-    the guide's ELBO lies below the lower bound.
+    anneal: bounds on log p(image) from both sides. The lower bound is tighter than the guide's own.
+    Its chains are annealed to the posterior of an image, from the guide or from Gauss-Newton
+    distributions around points that are refined from the guide. A warning says if an
+    importance-weighted bound exceeds the lower bound. The upper bound is on images that the model
+    draws: chains go back from their known latents. gap is the mean distance of both bounds on these
+    images; gap_median and gap_largest tell whether a few images decide it. lost_elbo is how far the
+    guide's ELBO lies below the lower bound.
 
     \b
     Examples:
@@ -279,7 +276,7 @@ def evaluate(
 
 
 def _check_options(method: str, options: Iterable[str]) -> None:
-    """Raise ValueError where `method` does not take one of the options."""
+    """Raise ValueError if `method` does not take one of the given options."""
     for name in options:
         if name not in METHODS[method]:
             takers = [taker for taker, defaults in METHODS.items() if name in defaults]
@@ -305,11 +302,11 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare guides to one trained model on the same test images.
+    """Compare guides to one trained model on test images.
 
-    The guides are those of the entry, and the general ones that serve its model: free_form,
-    corrected, low_rank, gauss_newton, mixture, semi_amortized and auto_normal, which are fitted to
-    the images.
+    The guides are the entry's guides, and the general guides that fit its model: free_form,
+    corrected, low_rank, gauss_newton, mixture, semi_amortized and auto_normal. General guides are
+    fitted to the images.
 
     The run's own guide is used unchanged; other guides are tuned with the model frozen. A guide of
     points is shown with its MAP objective, which is not a bound, and again widened into a bound.

@@ -37,7 +37,7 @@ class Picture(anywidget.AnyWidget):
 
 
 def _row(*children: widgets.Widget) -> widgets.HBox:
-    """Return widgets next to each other, or below each other where the page is narrow."""
+    """Return a row of widgets, which becomes a column where the page is narrow."""
     layout = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="8px")
     return widgets.HBox(children, layout=layout)
 
@@ -134,7 +134,7 @@ class Explorer(widgets.VBox):
             button.on_click(lambda pressed: self._do(partial(self._act, pressed.description)))
 
     def _on(self, widget: widgets.Widget, trait: str, action: Callable[[Any], object]) -> None:
-        """Call `action` with a trait's new value if a person, and not `show`, changed it."""
+        """Call `action` with a trait's new value when a person, not `show`, changes it."""
 
         def react(change: Any) -> None:
             if not self._showing:
@@ -143,7 +143,7 @@ class Explorer(widgets.VBox):
         widget.observe(react, trait)
 
     def _do(self, action: Callable[[], object]) -> None:
-        """Change the view and show it; report a `ValueError` in the status line."""
+        """Change the view by a function and show it; the status line shows a ValueError."""
         try:
             message = action()
             self.show(message if isinstance(message, str) else "")
@@ -151,7 +151,7 @@ class Explorer(widgets.VBox):
             self.status.value = f'<span style="color: #b00020">{escape(str(error))}</span>'
 
     def show(self, message: str = "") -> None:
-        """Update all widgets to the state of the view."""
+        """Update all widgets from the state of the view."""
         self._showing = True
         try:
             options = tuple((name, i) for i, name in enumerate(self.view.handles()))
@@ -190,7 +190,7 @@ class Explorer(widgets.VBox):
                     slider.value = value
 
     def _slide(self, name: str, change: Any) -> None:
-        """Follow a slider, but ignore the browser's rounding of a value to the slider's steps."""
+        """Set a number of the handle from its slider, unless the browser only rounded the value."""
         control, value = self.view.controls(self.handle)[name], change["new"]
         if not self._showing and _differ(value, control.round_to_steps()[2], control):
             self._do(partial(self.view.change, self.handle, name, value))
@@ -199,7 +199,7 @@ class Explorer(widgets.VBox):
         self.handle = self.view.act(action, self.handle)
 
     def _drag(self, drag: dict[str, Any], part: bool) -> None:
-        """Follow the pointer from its last reported position; a new number means a new drag."""
+        """Move the handle with the pointer; a new number means a new drag."""
         number, end = drag["number"], tuple(drag["end"])
         before, last = self._dragging
         if number != before:
@@ -215,7 +215,7 @@ class Explorer(widgets.VBox):
         self._read(self.images[index : index + 1])
 
     def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str:
-        self._showing, self.upload.value = True, ()  # so that the same file may be chosen again
+        self._showing, self.upload.value = True, ()  # so that a file may be chosen a second time
         self._showing = False
         return self._take_file(files[0]["name"], bytes(files[0]["content"]))
 
@@ -242,5 +242,5 @@ class Explorer(widgets.VBox):
 
 
 def _differ(value: float, other: float, control: Control) -> bool:
-    """Return True if two values of a slider differ by more than rounding."""
+    """Return whether two values of a slider differ by more than rounding."""
     return abs(value - other) > 0.1 * control.step

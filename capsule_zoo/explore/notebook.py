@@ -1,4 +1,4 @@
-"""Writes the small notebook that builds the explorer."""
+"""Writing of the small notebook that opens the explorer."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from capsule_zoo.registry import WEIGHTS, recipe_path
 def write_notebook(
     path: Path, source: str, data: str | None, data_root: Path | None, overwrite: bool
 ) -> None:
-    """Write the notebook, unless the same one is there already.
+    """Write the explorer's notebook, unless an identical notebook is there.
 
     Args:
         path: where to write it.
@@ -44,7 +44,7 @@ def write_notebook(
 
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:
-    """Return the code of the cell; its paths are valid wherever the notebook lies."""
+    """Return the code of the notebook's cell, with absolute paths."""
     recipe = recipe_path(source)
     if recipe is not None and recipe.parent != WEIGHTS:
         source = str(Path(source).resolve())
@@ -60,7 +60,7 @@ def _cell(source: str, data: str | None, data_root: Path | None) -> str:
 
 
 def _first_cell(path: Path) -> str | None:
-    """Return the code that a notebook begins with, or None if the file is not a notebook."""
+    """Return the code of a notebook's first cell, or None if the file is not a notebook."""
     try:
         cells = json.loads(path.read_text())["cells"]
         return next("".join(c["source"]) for c in cells if c["cell_type"] == "code")

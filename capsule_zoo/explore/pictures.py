@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capsule_zoo.data.pictures import open_image
 
-WIDTH = 392  # pixels of a picture on a wide screen, about
+WIDTH = 392  # approximate width of a picture on a wide screen, in pixels
 
 
 def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Sources for the explorer: entries, weights and run folders, with images of their size."""
+"""Sources for the explorer: entries, weights and run folders, with images that fit them."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def view_of(entry: Entry) -> View:
 
 
 def viewable() -> list[str]:
-    """Return the names of registered entries that `view_of` takes."""
+    """Return the names of the registered entries that have a view."""
     with torch.random.fork_rng(devices=[]):
         models = {name: create(name, **small_settings(name)).model for name in list_models()}
     return [name for name, model in models.items() if isinstance(model, tuple(VIEWS))]
@@ -53,7 +53,7 @@ def viewable() -> list[str]:
 def open_source(
     source: str, data: str | None = None, data_root: str | Path | None = None
 ) -> tuple[View, Tensor, str]:
-    """Return a view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
+    """Open a source: return its view, images (N, C, H, W) and a title; see `Explorer.of`."""
     root = None if data_root is None else Path(data_root)
     if registry.recipe_path(source):
         entry, title = load(source), Path(source).resolve().name

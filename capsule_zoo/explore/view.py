@@ -23,7 +23,7 @@ SQUARE = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])  # a
 
 @dataclass(frozen=True)
 class Control:
-    """A number of a handle: value, range, step, unit, and the entry of the state that holds it."""
+    """A number of a handle: value, range, step, unit, and its position in the state."""
 
     value: float
     low: float
@@ -34,7 +34,7 @@ class Control:
     index: int = 0
 
     def round_to_steps(self) -> tuple[float, float, float]:
-        """Return range ends and value, rounded to steps from `low`; the range holds the value."""
+        """Round a range and a value to steps from `low`, and widen the range to hold the value."""
         last, now = (round((n - self.low) / self.step) for n in (self.high, self.value))
         steps = min(0, now), max(last, now), now
         low, high, value = (round(self.low + n * self.step, 6) for n in steps)
@@ -103,13 +103,13 @@ class View:
         self.reset()
 
     def refine(self, steps: int = 50) -> str:
-        """Improve the parse of the image by `steps` steps, and return the gain in words."""
+        """Improve the parse of the image by `steps` steps, and return the gain as text."""
         parse, gain = self.improve(steps)
         self._show(parse)
         return f"refined by {steps} steps: {self.gain} is {gain:.1f} nats higher"
 
     def reset(self) -> None:
-        """Return to the state inferred from the image, before any refinement."""
+        """Restore the state inferred from the image, before any refinement."""
         self._show(self.read_state)
 
     def _show(self, parse: State) -> None:
@@ -117,12 +117,12 @@ class View:
         self.mode = next(iter(self.modes), "")
 
     def set_mode(self, mode: str) -> None:
-        """Set the mode to one of `modes`."""
+        """Set how capsules follow a handle: one of `modes`."""
         check_one_of("mode", mode, self.modes)
         self.mode = mode
 
     def change(self, handle: int, name: str, value: float) -> None:
-        """Set one number of a handle.
+        """Set one of a handle's numbers.
 
         Raises:
             ValueError: a number that the handle does not have, or a value that is not finite.
@@ -135,24 +135,24 @@ class View:
             self._set(handle, name, value, controls[name])
 
     def _set(self, handle: int, name: str, value: float, control: Control) -> None:
-        """Set one of the numbers that `controls` lists, in the state's entry that holds it."""
+        """Write one of the numbers that `controls` lists into the state."""
         numbers = self.state[control.site].clone(memory_format=torch.contiguous_format)
         is_count = control.step == 1 and not control.unit
         numbers.view(-1)[control.index] = round(value) if is_count else value
         self.state = {**self.state, control.site: numbers}
 
     def control(self, site: str, index: int, low: float, high: float, **options: Any) -> Control:
-        """Return a number of the state as a control; `options` are its step and its unit."""
+        """Return the control of a number of the state; `options` are its step and its unit."""
         value = self.state[site].reshape(-1)[index].item()
         return Control(value, low, high, site=site, index=index, **options)
 
     def pixel_at(self, position: Position) -> tuple[int, int] | None:
-        """Return the row and the column of the pixel at a position; None outside the image."""
+        """Return the row and column of the pixel at a position; None outside the image."""
         _, height, width = self.image_shape
         sides = zip(position, (width, height), strict=True)
         column, row = (int((p + 1) * n // 2) for p, n in sides)
         return (row, column) if 0 <= column < width and 0 <= row < height else None
 
     def first_handle(self) -> int:
-        """Return the handle to select first."""
+        """Return the handle that is selected when an image is shown."""
         return 0

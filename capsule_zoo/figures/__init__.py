@@ -1,4 +1,4 @@
-"""Pictures of entries and of experiments; matplotlib is imported when a picture is drawn."""
+"""Figures of entries and of experiments; matplotlib is imported when a figure is drawn."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -45,7 +45,7 @@ __all__ += [name for names in _OF_FAMILIES.values() for name in names]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return a family's figure; families use the figures of this package, which come first."""
+    """Import a family's figure on first use, after the figures that it builds on."""
     for family, names in _OF_FAMILIES.items():
         if name in names:
             return getattr(import_module(f"capsule_zoo.zoo.{family}.figures"), name)

@@ -20,8 +20,8 @@ def accuracy_curves(curves: "Mapping[str, Numbers]", axis_label: str, chance: fl
     """Draw one curve per name, with error bars of one standard error; see `number_curves`.
 
     Args:
-        curves: by name, the accuracy at each place on the axis.
-        axis_label: label of the axis of places.
+        curves: by name, the accuracy at each position on the x axis.
+        axis_label: label of the x axis.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
     figure = number_curves({"accuracy": curves}, axis_label)
@@ -36,9 +36,9 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
     """Draw a panel per quantity and a curve per name, with error bars where errors are known.
 
     Args:
-        grids: by quantity and name, the number at each place on the axis, such as "2" or "0.1".
-            A name has the same color in all panels, for any order of names.
-        axis_label: label of the axis of places.
+        grids: by quantity and name, the number at each position on the x axis, such as "2" or
+            "0.1". A name has one color in all panels, for any order of names.
+        axis_label: label of the x axis.
     """
     figure, (axes,) = panels(len(grids), size=(3.8 if len(grids) > 1 else 6, 3.4))
     order = list(next(iter(grids.values())))
@@ -63,14 +63,14 @@ def error_curves(
     blank: Mapping[str, np.ndarray],
     axis_label: str,
 ) -> "Figure":
-    """Draw a panel per kind of image and a curve per decoder, in a band of one standard error.
+    """Draw a panel per class of images and a curve per decoder, in a band of one standard error.
 
     Args:
-        kinds: by title and decoder, squared errors (seeds, places).
-        places: places of the requests along the line.
+        kinds: by title and decoder, squared errors (seeds, points).
+        places: parameters of the requests along the x axis.
         trained: smallest and largest request in training; the range between them is shaded.
-        blank: by title, the errors (places,) of a blank image, drawn as a dotted line.
-        axis_label: label of the axis of places.
+        blank: by title, the errors (points,) of a blank image, drawn as a dotted line.
+        axis_label: label of the x axis.
     """
     figure, (axes,) = panels(len(kinds), size=(4.2, 3.6), sharey=True)
     for axis, (title, curves) in zip(axes, kinds.items(), strict=True):
@@ -96,7 +96,7 @@ def error_curves(
 
 
 def plain_numbers(*sides: "Axis") -> None:
-    """Write the numbers of logarithmic axes as they are, at the major ticks alone."""
+    """Label the major ticks of logarithmic axes with plain numbers, such as 0.1."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     for side in sides:
@@ -111,13 +111,13 @@ def curves_on_log_scale(
     marks: Mapping[str, tuple] = MappingProxyType({}),
     marker: str = ".",
 ) -> "Figure":
-    """Draw curves over a log scale.
+    """Draw curves over a logarithmic x axis.
 
     Args:
         curves: curves (x, y) by name.
         xlabel, ylabel: labels of both axes.
         marks: points (x, y) by name, such as published ones, drawn as crosses.
-        marker: of the points of curves.
+        marker: matplotlib's marker for the points of the curves.
     """
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():

@@ -1,6 +1,6 @@
-"""Pictures of capsule RBMs and Helmholtz machines: draws, fields of capsules, sums, spectra.
+"""Figures of capsule RBMs and Helmholtz machines: samples, fields of capsules, sums, spectra.
 
-Images may be standard scores: pictures are drawn on a scale on which the given images span [0, 1].
+Images may be standard scores: figures map the range of the given images to [0, 1].
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Pictures for any model: samples, and test images above their reconstructions."""
+"""Figures for any model: samples, and test images above their reconstructions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def pixel_scaling(images: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map of the smallest pixel of `images` to 0 and the largest to 1, clamped."""
+    """Return a function that maps the range of the pixels of `images` to [0, 1], clamped."""
     low, high = torch.aminmax(images)
     return lambda pixels: ((pixels - low) / (high - low)).clamp(0, 1)
 

@@ -1,7 +1,4 @@
-"""Pictures of trained entries: rows of images, parses into colored parts, templates, samples.
-
-`reconstruct` is `capsule_zoo.inference.reconstruct`.
-"""
+"""Grids of pictures: rows of images, and colors for parts and for signed values."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,9 +10,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE_WIDTH = 7.3  # inches: 700 pixels of a screen
-MAX_PICTURE = 0.9  # inches
-COLUMNS = 8  # pictures of 28 pixels are more than twice as large on a page
+PAGE_WIDTH = 7.3  # width of a page in inches, 700 pixels on a screen
+MAX_PICTURE = 0.9  # largest width of a picture, in inches
+COLUMNS = 8  # pictures in a row, so that 28 pixels are enlarged more than twice on a page
 
 
 def panels(
@@ -25,7 +22,7 @@ def panels(
     margin: tuple[float, float] = (0, 0),
     **shared: Any,
 ) -> "tuple[Figure, np.ndarray]":
-    """Return a figure and its axes (rows, columns), each of a size in inches, in a margin.
+    """Return a figure and its axes (rows, columns); `size` is the size of an axis in inches.
 
     Axes are narrower where the figure would be wider than a page, so that its text stays legible.
     """
@@ -47,7 +44,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     side = min((PAGE_WIDTH - margin[0]) / columns, MAX_PICTURE)
     wide = max(
         side * columns, 0.085 * len(title or "") - margin[0]
-    )  # of the pictures, or the title
+    )  # inches for a row, or for the title
     figure, ((axis,),) = panels(1, 1, (wide, side * len(rows)), margin)
     for row, images in enumerate(pictures.values()):
         for column, image in enumerate(images):  # one pair of axes holds all: many take seconds
@@ -73,7 +70,7 @@ def split_into_rows(kind: str, images: Tensor, length: int = COLUMNS) -> dict[st
 
 
 def part_colors(parts: int) -> Tensor:
-    """Return a color for each part, (parts, 3); neighbors have very different colours."""
+    """Return a color for each part, (parts, 3); neighbors have very different colors."""
     from matplotlib import pyplot as plt
 
     hues = torch.arange(parts) * 0.618034 % 1.0
@@ -88,7 +85,7 @@ def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
 
 
 def signed_colors(values: Tensor) -> Tensor:
-    """Return values (H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
+    """Return values (H, W) in [-1, 1] as colors (H, W, 3): blue below zero, red above."""
     from matplotlib import pyplot as plt
 
     return torch.from_numpy(plt.get_cmap("RdBu_r")((values.numpy() + 1) / 2)[..., :3]).float()

@@ -1,1 +1,1 @@
-"""Contents of README, pages and site: tables of records, published numbers, stories."""
+"""Contents of the README, pages and site: tables of records, published numbers, stories."""

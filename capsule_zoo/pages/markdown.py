@@ -1,7 +1,7 @@
 """Tables in Markdown files, filled in from the records: `python -m capsule_zoo.pages.markdown`.
 
-The pages are the README, those of the benchmarks, of serving and of one's own pictures, and the
-results of each model.
+The pages are the README, the pages on benchmarks, on serving and on the user's own pictures, and
+the results of each model.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
 the tables of that record's metrics, so that no number is typed by hand. Shell patterns after the
@@ -43,7 +43,7 @@ _PAGES = (
 
 
 def fill(text: str, folder: str | Path = FOLDER) -> str:
-    """Return the text with every block replaced by the table of its record.
+    """Replace every block of a Markdown text by the table of its record.
 
     Raises:
         ValueError: a block names a record or a metric that does not exist.
@@ -74,10 +74,10 @@ def _verdict(tag: re.Match[str], folder: str | Path) -> str:
 
 
 def verdict(ours: Metric, other: Metric, higher: bool) -> str:
-    """Return "better", "worse", "equal" or "undecided", with the difference in standard errors.
+    """Compare two numbers: "better", "worse", "equal" or "undecided", and by how many errors.
 
-    A difference of less than two standard errors of both numbers is undecided; so is one without
-    any standard error.
+    A difference of less than two standard errors of both numbers is undecided, and so is a
+    difference without a standard error. The verdict gives the difference in standard errors.
 
     Args:
         higher: True if higher numbers are better.
@@ -133,19 +133,19 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
 
 
 def _count(metrics: Mapping[str, Metric], names: Iterable[str]) -> str:
-    """Return the number of images or runs of metrics, or the smallest and the largest."""
+    """Return how many images or runs metrics are from: one number, or smallest and largest."""
     counts = [metrics[name]["n"] for name in names if name]
     return " to ".join(f"{n:,}" for n in sorted({min(counts), max(counts)}))
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], label_columns: int = 1) -> str:
-    """Return a Markdown table; its first columns are words, and the others numbers to the right."""
+    """Return a Markdown table: text columns first, then right-aligned columns of numbers."""
     marks = [*["---"] * label_columns, *["--:"] * (len(head) - label_columns)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, marks, *rows))
 
 
 def ratios(model: str, folder: str | Path = FOLDER) -> str:
-    """Return the ratios to every peer in one folder's records as a table, with commands below."""
+    """Return a folder's ratios to every peer as a Markdown table, with commands below."""
     names = sorted(f"{model}/{path.stem}" for path in (Path(folder) / model).glob("*.json"))
     records = [record for name in names if peers(record := read_record(name, folder))]
     made = [f"- `{r['command']}`: {r['data']}. {r['machine']}." for r in records]
@@ -171,7 +171,7 @@ def speeds(records: Iterable[dict]) -> str:
 
 
 def peers(record: dict) -> dict[str, tuple[Metric, Metric | None]]:
-    """Return, for each peer of a benchmark, its time and its memory (or None) over ours."""
+    """Return each peer's time and memory (or None), divided by the zoo's."""
     metrics, speeds = record["metrics"], record["tables"].get("", {})
     sizes = speeds.get("memory_ratio", {})
     return {
@@ -186,13 +186,13 @@ def pages(root: str | Path = ".") -> list[Path]:
 
 
 def main() -> None:
-    """Fill in the pages of the checkout that is the current folder."""
+    """Fill in the pages of the checkout in the current folder."""
     for page in pages():
         write_whole(page, fill(page.read_text("utf-8")).encode())
 
 
 def round_metric(value: float, se: float | None = None) -> tuple[str, str]:
-    """Round a value and its standard error to two digits of the error; to four without one."""
+    """Round a value and its error to two digits of the error, or a value alone to four digits."""
     if se:
         decimals = 1 - math.floor(math.log10(float(f"{se:.1e}")))
         texts = [f"{round(x, decimals):,.{max(decimals, 0)}f}" for x in (value, se)]
@@ -205,12 +205,12 @@ def round_metric(value: float, se: float | None = None) -> tuple[str, str]:
 
 
 def with_error(metric: Metric) -> str:
-    """Return a number, and after a plus-minus sign its standard error if it is known."""
+    """Format a number with its standard error, if known, after a plus-minus sign."""
     return " \N{PLUS-MINUS SIGN} ".join(filter(None, round_metric(metric["value"], metric["se"])))
 
 
 def duration(seconds: float) -> str:
-    """Return wall time in a suitable unit."""
+    """Format a wall time in a suitable unit."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.{1 if seconds < 10 * length else 0}f} {unit}"
@@ -218,7 +218,7 @@ def duration(seconds: float) -> str:
 
 
 def seeds(record: dict) -> str:
-    """Return from how many seeds a record is: "3 seeds", "one seed", or "seed 0" by default."""
+    """Return the seeds of a record as text: "3 seeds", "one seed", or "seed 0" by default."""
     number = record.get("settings", {}).get("seeds")
     if number is None:
         return f"seed {record['seed']}"
@@ -243,7 +243,7 @@ class Grid(NamedTuple):
 def grids_of(
     record: dict, metric_names: Collection[str] | None = None
 ) -> tuple[list[Grid], list[str]]:
-    """Return the grids of a record, and the names of its metrics in no grid.
+    """Return the grids of a record, and the names of its metrics outside of the grids.
 
     Args:
         metric_names: names of the metrics to show; by default all of them. A row or column

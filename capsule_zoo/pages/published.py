@@ -1,9 +1,8 @@
-"""Numbers published in papers, each beside the number of ours that it is compared with.
+"""Numbers published in papers, and the numbers of the zoo that are compared with them.
 
-The numbers are data: `results/published.csv` holds a row for each, as printed, except that
-percentages are fractions there, as in the records. A row says of what kind the comparison is. Only
-a comparison of like with like can be reached, and only by a number of ours that has a standard
-error.
+The numbers are data: `results/published.csv` holds a row for each number as printed, with
+percentages as fractions. A row says how the numbers are compared. A number can be reached only if
+both numbers are measured alike, and if ours has a standard error.
 """
 
 import csv
@@ -32,17 +31,17 @@ TABLE = "published.csv"
 
 @dataclass(frozen=True)
 class Goal:
-    """A published number with its source, and ours.
+    """A published number with its source, and the zoo's number.
 
     Attributes:
-        entry: the entry that it is about.
+        entry: the entry that the number is about.
         record, metric: our record and the metric in it.
         worst: the metric at the other end of a bracket, or "". The worse of the two counts.
         quantity: the measured quantity, with its data.
         printed: the number as printed, with the sign before it if it is a bound.
         printed_se: its standard error; None if the source prints none.
         higher: True if higher is better.
-        whose: the system that reached it.
+        whose: the system that has the published number.
         source: the publication, with its table, figure or section, or a repository.
         kind: one of `KINDS`.
         note: differences that make the comparison difficult.
@@ -65,15 +64,15 @@ class Goal:
 
     @property
     def value(self) -> float:
-        """The printed number."""
+        """The published number as a float, without the sign of a bound."""
         return float(self.printed.lstrip("\N{LESS-THAN OR EQUAL TO} "))
 
     @property
     def state(self) -> str:
-        """One of `STATES`.
+        """Whether our number reaches the published one: one of `STATES`.
 
-        It is "undecided" within two standard errors of both numbers, where both are the same, and
-        where ours has no standard error, so that nobody knows what another seed would give.
+        It is "undecided" within two standard errors of both numbers, where both are equal, and
+        where ours has no standard error: another seed might then give another answer.
         """
         if self.kind != LIKE:
             return "not counted"
@@ -89,7 +88,7 @@ class Goal:
         return "reached" if gain > 0 else "missed"
 
     def as_dict(self) -> dict[str, object]:
-        """Return the row for readers and programs."""
+        """Return the row in JSON-compatible types."""
         columns = ("entry", "quantity", "printed", "whose", "source", "kind", "state", "note")
         ours = self.ours or {"value": None, "se": None}
         numbers = {"ours": ours["value"], "se": ours["se"]}
@@ -123,12 +122,12 @@ def _row(*, printed_se: str, higher: str, **text_fields: Any) -> Goal:
 
 
 def goals_of(records: Mapping[str, dict]) -> list[Goal]:
-    """Return every published number beside the metric of the records that it is compared with."""
+    """Return every published number, with the metric that is compared with it."""
     return [replace(row, ours=our_metric(row, records)) for row in read_published()]
 
 
 def our_metric(row: Goal, records: Mapping[str, dict]) -> Metric | None:
-    """Return our metric for a published number, the worse one of a bracket; None without one."""
+    """Return our metric for a published number: the worse of two bounds; None if unmeasured."""
     metrics = records.get(row.record, {}).get("metrics", {})
     candidates = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
     return (min if row.higher else max)(
@@ -137,7 +136,7 @@ def our_metric(row: Goal, records: Mapping[str, dict]) -> Metric | None:
 
 
 def count(goals: Iterable[Goal]) -> dict[str, int]:
-    """Return the number of published numbers, of those compared like for like, and by state."""
+    """Count published numbers: all, the ones compared like for like, and by state."""
     goals = list(goals)
     counts = Counter(goal.state for goal in goals)
     alike = sum(goal.kind == LIKE for goal in goals)
@@ -145,7 +144,7 @@ def count(goals: Iterable[Goal]) -> dict[str, int]:
 
 
 def lines(goals: Iterable[Goal]) -> str:
-    """Return published numbers beside ours in Markdown, as a list for each entry."""
+    """List published numbers and ours in Markdown, entry by entry."""
     result: list[str] = []
     for entry, rows in groupby(goals, key=lambda goal: goal.entry):
         result += ["", f"{entry}:", ""]

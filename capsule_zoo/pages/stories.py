@@ -1,6 +1,6 @@
-"""The story of a model, read from the docstring of its module so that only one text exists.
+"""The story of a model, taken from its module's docstring, so that only one text exists.
 
-The docstring of every model module has the same structure: a line with the name and the subject,
+The docstring of every model module has one structure: a line with the name and the subject,
 the story, the generative process in pseudo-code, further text, and the references. Its text is
 Markdown, in which indented lines are code.
 """
@@ -29,7 +29,7 @@ class Story:
 
 
 def read_story(docstring: str | None) -> Story:
-    """Return the parts of a module's docstring."""
+    """Split the docstring of a model's module into its parts."""
     first, _, rest = inspect.cleandoc(docstring or "").partition("\n")
     title, _, subtitle = first.partition(": ")
     body, _, references = rest.partition("\nReferences:\n")
@@ -51,7 +51,7 @@ def first_line(docstring: str | None) -> str:
 
 
 def remainder(docstring: str | None) -> str:
-    """Return the text after the first line, without guides, arguments and errors."""
+    """Return a docstring's text after the first line, without guides, arguments and errors."""
     _, _, rest = inspect.cleandoc(docstring or "").partition("\n")
     sections = r"^(?:Args|Attributes|Guides|Returns|Raises):$"
     return re.split(sections, rest, flags=re.MULTILINE)[0].strip("\n")

@@ -1,8 +1,7 @@
 """The log-likelihood of a trained entry from both sides, and the nats that its guide loses.
 
 `capsule-zoo evaluate --method anneal` gives annealed bounds of a directed model, see
-`inference.annealing`; the experiment `zoo/gaps` gives what each guide loses,
-on the same images.
+`inference.annealing`; the experiment `zoo/gaps` measures what each guide loses on these images.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +26,12 @@ from capsule_zoo.runs.measurements import (
 )
 
 WIDEN_STEPS = 200
-REFINEMENT = 100  # steps to the points of the Gauss-Newton distributions
-MODES = 4  # such points for each image
+REFINEMENT = 100  # refinement steps to the points of the Gauss-Newton distributions
+MODES = 4  # points of the Gauss-Newton distributions for each image
 STARTS = (
     "free_form",
     "corrected",
-)  # general guides, besides Gauss-Newton distributions, to start chains at
+)  # general guides that may initialize chains, in addition to Gauss-Newton distributions
 _LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
@@ -44,25 +43,25 @@ def anneal_run(
     widening: int = WIDEN_STEPS,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Anneal from Gauss-Newton distributions to the posterior of test images, in nats per image.
+    """Bound log p of test images from both sides by annealing, in nats per image.
 
-    They are at points refined from the answers of the entry's guide, and chains move by their
-    covariance. A model that they do not serve, or whose guide has a higher importance-weighted
-    bound, is annealed from the guide itself. A guide of points is widened first, on training
-    images, for its own bounds.
+    Chains start at Gauss-Newton distributions and move by their covariances. The distributions are
+    at points refined from the entry's guide. Chains start at the guide itself if the distributions
+    do not serve the model, or if the guide has a higher importance-weighted bound. A guide of
+    points is widened first, on training images, for its own bounds.
 
     Args:
         particles: draws of the guide for its own bounds.
         widening: updates that widen a guide of points.
-        settings: `images`, `seed`, `refinement` and `progress` of `guide_losses`, and what it
-            passes on.
+        settings: `images`, `seed`, `refinement` and `progress` of `guide_losses`, and further
+            arguments of `annealed_log_likelihood`.
 
     Returns:
-        The numbers of `annealed_bounds`; the guide's elbo, iwae, ess and pareto_k on the same
-        images; and lost_elbo and lost_iwae, how far both lie under the annealed lower bound of the
-        same image. The guide loses at least this much, in expectation, and at most `gap` more.
-        `warning` and `remark` say in words where `lower` is below a guide, and where the guide's
-        iwae is decided by a few draws.
+        The numbers of `annealed_bounds`; the guide's elbo, iwae, ess and pareto_k on these images;
+        and lost_elbo and lost_iwae, how far elbo and iwae lie under the annealed lower bound of
+        an image. The guide loses at least this much, in expectation, and at most `gap` more.
+        `warning` says where `lower` is below a guide's bound, and `remark` says where a few
+        samples decide the guide's iwae.
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -88,7 +87,7 @@ def guide_losses(
     progress: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Measure what general guides, and the entry's own, lose on test images, in nats per image.
+    """Measure the nats per image that general guides and the entry's guide lose on test images.
 
     Args:
         names: general guides; those that do not serve the model, or give no bound, are left out.
@@ -98,7 +97,7 @@ def guide_losses(
         images: number of test images.
         particles: draws of every guide for its bounds.
         group_size: draws of one more bound, a divisor of `particles`.
-        steps: updates of every general guide, and those that widen a guide of points.
+        steps: updates of every general guide, and updates that widen a guide of points.
         refinement, modes, climbing: `steps`, `modes` and `climbing` of the Gauss-Newton
             distributions from which chains start. Codes of more than 512 numbers have one point,
             and no `mixture`.
@@ -106,8 +105,8 @@ def guide_losses(
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
     Returns:
-        The numbers of `annealed_bounds` with seconds, and by guide, the entry's own first as
-        "encoder", those of `measure_losses`.
+        The numbers of `annealed_bounds` with seconds; and the numbers of `measure_losses` by
+        guide, the entry's own guide first as "encoder".
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -152,10 +151,10 @@ def starts_of(
     modes: int,
     climbing: int,
 ) -> dict[str, nn.Module]:
-    """Return the guides at which chains may start, by name; see `annealed_log_likelihood`.
+    """Return the guides that may initialize the chains, by name; see `annealed_log_likelihood`.
 
-    They are `guide` itself as "encoder", Gauss-Newton distributions, and general guides of `STARTS`
-    that are in `names`: those that serve the model, and have a density.
+    The guides are `guide` itself as "encoder", Gauss-Newton distributions, and the guides of
+    `STARTS` that are in `names`, serve the model and have a density.
     """
     newton = "gauss_newton" if modes == 1 else "mixture"
     settings = {name: dict(steps=steps) for name in STARTS if name in names}

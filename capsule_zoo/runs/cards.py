@@ -4,8 +4,7 @@
 >>> headline(entry, every(load_dataset("mnist").test, 1000)), card["headline"]
 
 The headline is the squared error of reconstructions of test images, or the error rate of a
-classifier. It is cheap and the same for all entries of a kind, so it can be measured again after
-any change of the code.
+classifier. It is cheap, so it can be measured again after any change of the code.
 """
 
 import torch
@@ -29,7 +28,7 @@ class Headline(Metric):
 
 
 def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
-    """Measure an entry on images and, for one that is trained to predict them, their labels."""
+    """Measure the headline of an entry on images, and on labels if it predicts labels."""
     if predicts_labels(entry.model, entry.guide):
         rate = error_rate(entry.model, entry.guide, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
@@ -40,12 +39,12 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
 
 
 def every(split: Split, number: int) -> Split:
-    """Return `number` evenly spread images, because the first images of MNIST are the easiest."""
+    """Return `number` evenly spaced images; the first images of MNIST would be the easiest."""
     return split[:: max(1, len(split) // number)][:number]
 
 
 def examine(entry: Entry, data: Dataset) -> dict:
-    """Return a card's contents other than its origin: description, splits, headline, checks.
+    """Check and measure an entry for its card: description, splits, headline, checks.
 
     Raises:
         ValueError: a weight is not finite, or model and guide do not fit.

@@ -6,7 +6,7 @@ A folder holds
     checkpoint.safetensors    for `--resume`
     model.safetensors         the trained weights, with guide.safetensors next to them
     history.csv               one row a step, added to at every checkpoint
-    events.out.tfevents.*     the same for TensorBoard, where `--log tensorboard` asks for it
+    events.out.tfevents.*     the history for TensorBoard, with `--log tensorboard`
     metrics.json              results of training, evaluation and comparison
     *.png                     the entry's figures
 
@@ -62,19 +62,19 @@ from capsule_zoo.settings import as_tuple, fits
 
 CHECKPOINT = "checkpoint.safetensors"
 GRAY_ONLY = ("part-whole", "shape-codes", "stacked-capsule-autoencoder")
-MAY_CHANGE = ("limits", "lr")  # in a resumed run
+MAY_CHANGE = ("limits", "lr")  # fields of a recipe that may change when a run is resumed
 MEASURED = ("metrics.json", "compare.csv", "compare.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 
 def resume_recipe(folder: Path, name: str, overrides: dict[str, Any]) -> Recipe:
-    """Return the recipe of the run of entry `name` in a folder, to go on with it.
+    """Return the recipe with which an interrupted run of entry `name` can be resumed.
 
-    If the data of the run are files that have moved, `overrides` may name others.
+    If the data of the run are files that have moved, `overrides` may name the new paths.
 
     Raises:
         ValueError: the folder holds a run of another entry or a damaged config.json, or `overrides`
-            changes a setting that must stay the same.
+            changes a setting that must not change.
     """
     saved = Recipe.read(read_recipe(folder))
     if saved.entry != name:
@@ -175,7 +175,7 @@ def train(
 
 
 def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) -> dict[str, Any]:
-    """Return arguments of `fit` whose epochs have at least the steps that the stages need."""
+    """Return arguments of `fit` with enough epochs for the steps of the stages."""
     needed = needed_steps(entry.stages(entry)) if entry.stages is not None else 0
     per_epoch = math.ceil(len(data.train) / arguments["batch_size"])
     if arguments.get("epochs", math.inf) * per_epoch >= needed:
@@ -184,7 +184,7 @@ def with_needed_steps(arguments: dict[str, Any], entry: Entry, data: Dataset) ->
 
 
 def _note_error_rate(entry: Entry, validation: Split, folder: Path) -> None:
-    """Add the error rate on validation images, if there are any, to the metrics of a run."""
+    """Add the error rate on validation images, if any, to the metrics of a run."""
     if len(validation):
         rate = error_rate(entry.model, entry.guide, validation)
         for name, value in {"": rate.value, "_se": rate.se}.items():
@@ -215,13 +215,13 @@ def fit_entry(
 
 
 def _full(value: Any) -> Any:
-    """Return a setting that holds in every working folder: the path of a run is absolute."""
+    """Return a setting with an absolute path if it is a run folder, for any working folder."""
     path = isinstance(value, str) and "/" in value and recipe_path(value)
     return str(Path(value).resolve()) if path else value
 
 
 def _tensorboard(log: str) -> Callable[..., Any]:
-    """Return what makes a writer of TensorBoard's events.
+    """Return a function that makes a writer of TensorBoard's events.
 
     Raises:
         ValueError: `log` is another word, or TensorBoard is not installed.
@@ -281,7 +281,7 @@ class RunFolder:
         self._log(history_of(tree["progress"]))
 
     def _log(self, history: DataFrame) -> None:
-        """Add the new steps to history.csv; the first call writes it, and the events, anew."""
+        """Add the new steps to history.csv; the first call replaces the history and the events."""
         new, path = history.iloc[self.logged :], self.folder / "history.csv"
         new.to_csv(path, mode="a" if self.logged else "w", header=not self.logged, index=False)
         self.logged = len(history)
@@ -303,7 +303,7 @@ class RunFolder:
 
 
 def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[Entry, Dataset]:
-    """Create an untrained entry, and load data of the size that it takes.
+    """Return an untrained entry, and data resized to its images.
 
     Raises:
         ValueError: no recipe says how the run was trained, or a setting does not fit the entry.
@@ -357,7 +357,7 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
 
 
 def check_classes(data: Dataset) -> None:
-    """Raise ValueError unless a data set has labels of two classes or more."""
+    """Raise ValueError unless a data set has labels of at least two classes."""
     labels_of(replace(data.train, name=data.name))
     if data.num_classes < 2:
         raise ValueError(
@@ -394,7 +394,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Raise ValueError unless a file can be made in the folder, or where it would be made."""
+    """Raise ValueError unless files can be written in the folder, which need not exist."""
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         TemporaryFile(dir=place).close()
@@ -425,12 +425,12 @@ def open_run(
     only_tests: bool = False,
     resize: bool = True,
 ) -> tuple[Entry, Dataset, Path]:
-    """Return a trained entry, data of the size that it takes, and the folder for results.
+    """Open a run: return its entry, data resized to its images, and the folder for results.
 
     Args:
         source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
         data: a data set's name; by default the one that the entry was trained on.
-        only_tests: see `load_tests`: training images are not needed.
+        only_tests: True if training images are not needed; see `load_tests`.
         resize: resize the images to those that the entry was trained on.
 
     Raises:
@@ -453,11 +453,11 @@ def open_pictures(
     held_out: bool,
     out: Path | None,
 ) -> tuple[Entry, Split, list[str], Path]:
-    """Return a trained entry, its test images or all own pictures, their files, and `out`.
+    """Open a run for pictures: return its entry, test images or own pictures, files and `out`.
 
     Args:
-        out: the folder to write into; by default `objects` in that of the run.
-        held_out: of own pictures too, only those that are held out for testing, without files.
+        out: the folder to write into; by default `objects` in the folder of the run.
+        held_out: only the test images also of own pictures, and no names of files.
         source, data, resize: see `open_run`.
     """
     entry, folder, name, size = _open_pair(source, data, resize)
@@ -474,7 +474,7 @@ def open_pictures(
 def _open_pair(
     source: str, data: str | None, resize: bool
 ) -> tuple[Entry, Path, str, tuple[int, int] | None]:
-    """Return a trained entry, the folder for results, the name of its data, and their size."""
+    """Open a run: return its entry, the folder for results, the name and the size of its data."""
     entry, folder = load(source), Path(source)
     if not (folder / "config.json").is_file():  # trained weights
         folder = Path("runs") / folder.name
@@ -491,7 +491,7 @@ def _open_pair(
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
-    """Write one of the entry's figures into a folder; a pair that draws images has `samples`.
+    """Draw one of an entry's figures into a folder; models of images have `samples`.
 
     Raises:
         ValueError: the entry has no such figure; the message names its figures.
@@ -508,7 +508,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """Return the contents of a folder's `metrics.json`, or an empty dict without the file.
+    """Read a folder's `metrics.json`; an empty dict if there is no file.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -526,7 +526,7 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 
 
 def note(folder: Path, key: str, results: Any) -> None:
-    """Add results to the folder's `metrics.json`, and keep its other contents."""
+    """Add results to the folder's `metrics.json`; other results stay."""
     write_json(folder / "metrics.json", plain({**read_metrics(folder), key: results}))
 
 

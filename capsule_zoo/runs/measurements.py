@@ -1,11 +1,11 @@
 """Measurements of a trained entry for the commands: bounds, error rates, log-likelihoods.
 
     evaluate_run        bounds on log p(image), for `evaluate --method bound`
-    error_rate_run      of a classifier, for `evaluate --method error-rate`
+    error_rate_run      error rate of a classifier, for `evaluate --method error-rate`
     log_partition_run   log-likelihoods of an energy model, for `evaluate --method log-partition`
     compare_run         bounds of several guides to one model, for `compare`
 
-Each refuses an entry for which its number is meaningless, and names the command that measures it.
+A function refuses an entry for which its number is meaningless, and names the right command.
 """
 
 import time
@@ -50,7 +50,7 @@ SIDES = {"low": "above", "high": "below", "exact": "at"}  # where a log-likeliho
 
 
 def evaluate_run(entry: Entry, data: Dataset, *, images: int, particles: int, seed: int) -> dict:
-    """Compute held-out bounds on the discrete model from the first `images` test images.
+    """Compute bounds on the first `images` test images under the discrete model.
 
     Raises:
         ValueError: a classifier or an energy model, which gives no bound.
@@ -97,14 +97,14 @@ class LogLikelihood(NamedTuple):
 def log_likelihoods(
     model: CapsuleRBM, train: Tensor, tested: Tensor, *, chains: int, **annealing: Any
 ) -> dict[str, LogLikelihood]:
-    """Return the mean log p(image) of test images by "ais" and "raise", and "exact" if possible.
+    """Return the mean log p of test images by method: "ais", "raise" and, if possible, "exact".
 
     AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
     AIS (RAISE) is too low; see `inference.log_partition`.
 
     Args:
-        train: training images, at whose mean forward chains start.
-        tested: test images, at the first of which reverse chains start.
+        train: training images; their mean initializes the forward chains.
+        tested: test images; the first ones initialize the reverse chains.
         chains: number of annealing chains.
         annealing: `temperatures` and `seed` of `log_partition`.
     """
@@ -170,13 +170,13 @@ def compare_run(
     seed: int,
     progress: bool = True,
 ) -> Comparison:
-    """Compare guides to one trained model.
+    """Compare the bounds of guides to one trained model, a row for each guide.
 
     The entry's own guide is used unchanged. Every other guide is created from the entry and, if it
-    has parameters, tuned on training images with the model frozen. Those of `general_guides_of` are
-    fitted to the test images themselves. A guide of points gets two rows: its MAP objective, which
-    is not a bound, and `<name>, widened`, which is a bound. The column fit_seconds is the time that
-    tuning, fitting and widening took.
+    has parameters, tuned on training images with the model frozen. The guides of
+    `general_guides_of` are fitted to the test images themselves. A guide of points gets two rows:
+    its MAP objective, which is not a bound, and `<name>, widened`, which is a bound. The column
+    fit_seconds is the time that tuning, fitting and widening took.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -217,7 +217,7 @@ def guides_of(entry: Entry) -> list[str]:
 
 
 def general_guides_of(entry: Entry) -> list[str]:
-    """Return the kinds of `inference.fit_guide` that serve an entry with enumerated presences."""
+    """Return the kinds of `inference.fit_guide` that fit an entry with enumerated presences."""
     pair = entry.with_enumerated_presences
     return [kind for kind in kinds_for(pair.model, pair.guide) if kind not in entry.guides]
 
@@ -225,7 +225,7 @@ def general_guides_of(entry: Entry) -> list[str]:
 def _tune_guide(
     entry: Entry, name: str, data: Dataset, images: Tensor, settings: dict[str, Any]
 ) -> nn.Module:
-    """Return the entry's guide, or another one, tuned on training images or fitted to `images`."""
+    """Return a guide by name: the entry's own, or one tuned on training or on these images."""
     if name == entry.default_guide:
         return entry.guide
     if name not in entry.guides:
@@ -241,7 +241,7 @@ def _tune_guide(
 def widen_guide(
     entry: Entry, guide: nn.Module, data: Dataset, steps: int, seed: int, progress: bool = False
 ) -> nn.Module | None:
-    """Return a guide of points, widened on training images; None if the guide has a density."""
+    """Widen a guide of points on training images; None if the guide has a density already."""
     glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
     if not glance.attrs["point_sites"]:
         return None
@@ -253,8 +253,8 @@ def widen_guide(
 def scoring_data(entry: Entry, data: Dataset) -> Dataset:
     """Return the data on which an entry is measured.
 
-    A model of binary pixels has no density of gray ones. Its test images, and those of
-    validation, are binarized once with seed 0, as in its records. Training images stay as they are.
+    A model of binary pixels assigns no density to gray pixels. Its test and validation images are
+    binarized once with seed 0, as in its records. Training images stay as they are.
     """
     images = data.test.images
     if not draws_binary_pixels(entry.model) or not ((images > 0) & (images < 1)).any():
@@ -264,7 +264,7 @@ def scoring_data(entry: Entry, data: Dataset) -> Dataset:
 
 @torch.no_grad()
 def draws_binary_pixels(model: Model) -> bool:
-    """Return True if the pixels of a model's images are Bernoulli variables."""
+    """Return whether the pixels of a model's images are Bernoulli variables."""
     if isinstance(model, CapsuleRBM):
         return isinstance(model.visible, BernoulliUnits)
     if isinstance(model, Classifier):
@@ -275,7 +275,7 @@ def draws_binary_pixels(model: Model) -> bool:
 
 
 def _first(split: Split, number: int | None) -> Split:
-    """Return the first images of a split, or the split itself if no number is given."""
+    """Return the first `number` images of a split, or the whole split without a number."""
     return split if number is None else split[:number]
 
 
@@ -287,7 +287,7 @@ def measuring_method(entry: Entry) -> str:
 
 
 def refuse_without_bound(entry: Entry) -> None:
-    """Raise ValueError with the right command if an entry gives no bound on log p(image)."""
+    """Raise ValueError, with the right command, if an entry gives no bound on log p(image)."""
     reasons = {
         "error-rate": "a classifier, which has an error rate and no bound on log p(image)",
         "log-partition": "an energy model, which gives log p(image) only up to log Z",

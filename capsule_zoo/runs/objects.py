@@ -1,4 +1,4 @@
-"""The objects of a user's pictures and of scenes of points, from files into files."""
+"""Objects found in a user's pictures and in scenes of points, written to files."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -39,19 +39,19 @@ def segment_run(
     slots: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Write what is found in a split into a folder, and return a summary.
+    """Find the objects of a split, write them into a folder, and return a summary.
 
     The summary's `all_slots_filled` is the number of images with an object in every slot: there may
     be more objects in them.
 
     The folder gets `objects.csv`, one row for each object; `counts.csv`, one row for each image;
     `masks/<image>.png`, whose pixels are numbers of objects, 0 for the ground; and
-    `pictures/<image>.png`, the image with each object in its color and box. Those of an earlier
+    `pictures/<image>.png`, the image with each object in its color and box. Files of an earlier
     call are removed.
 
     Args:
         files: the file of each image, for the tables.
-        slots: most objects of an image, which may then have any size; see `on_canvas`.
+        slots: most objects of an image, which may then have any size; see `pair_with_canvas`.
         options: draws, temperature and seed of `find_objects`.
 
     Raises:
@@ -97,7 +97,7 @@ def segment_run(
 def tables(
     detections: FoundObjects, files: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a row for each object, with its box and pose, and a row for each image.
+    """Return two tables: a row for each object, with box and pose, and a row for each image.
 
     Args:
         files: the file of each image, which gets a column if there are any.
@@ -129,7 +129,7 @@ AMORTIZED = "amortized"
 def parse_file(
     file: str | Path, out: str | Path, guide: str = "exact", run: str | None = None, **sizes: Any
 ) -> dict[str, Any]:
-    """Write the object and the corner of every point of a file of scenes, and log evidence.
+    """Parse a file of scenes, and write the object and corner of every point, and log evidence.
 
     Every scene is shifted and scaled to the square [-1, 1]^2 first. `out` is a NumPy archive of
     `objects` and `corners`, (S, N), -1 for clutter and absent points, and of `log_evidence`, (S,),
@@ -140,7 +140,7 @@ def parse_file(
         guide: "exact", "ransac", "sinkhorn", "mixture", or "amortized" for the set transformer that
             was trained in `run`.
         run: a run folder, or the name of trained weights, whose templates and noise are used.
-        sizes: arguments of `Constellations`, such as `sigma` and `clutter`.
+        sizes: further arguments of `Constellations`, such as `sigma` and `clutter`.
 
     Returns:
         The number of scenes and of points, and the mean log evidence.

@@ -1,4 +1,4 @@
-"""Recipes: what makes a training run again, as data.
+"""Recipes: all settings that reproduce a training run, as data.
 
 >>> recipe = Recipe("part-whole", data="mnist", transform="rotate=20", limits={"steps": 500})
 >>> recipe.differences(Recipe("part-whole", data="mnist", limits={"steps": 900}))
@@ -23,8 +23,8 @@ from capsule_zoo.records import plain
 from capsule_zoo.settings import flat
 
 LIMITS = ("epochs", "steps", "minutes")
-EPOCHS = 10  # if neither the recipe nor the entry gives a limit
-BATCH_SIZE = 128  # if neither of them gives one
+EPOCHS = 10  # epochs of a run if neither the recipe nor the entry gives a limit
+BATCH_SIZE = 128  # images of a batch if neither the recipe nor the entry gives a number
 TRANSFORMS: Mapping[str, Callable[[Any], Any]] = {"rotate": Rotate, "shift": Shift}
 
 
@@ -46,8 +46,8 @@ class Recipe:
         batch_size: images of a step; None for the entry's own.
         lr: learning rate, or one for model and guide each; None for the entry's own.
         limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
-        pair: the specifications of model and guide; of a new run, none.
-        experiment: True for a run that an experiment trained, and that only it goes on with.
+        pair: the specifications of model and guide; empty for a new run.
+        experiment: True for a run of an experiment, which only that experiment can resume.
     """
 
     entry: str
@@ -67,7 +67,7 @@ class Recipe:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
-        """Return the recipe in the contents of a `config.json` or a card, which may say more.
+        """Return the recipe in a `config.json` or a card, whose further fields are ignored.
 
         Raises:
             ValueError: it describes a pair that `save` wrote, which no entry makes.
@@ -81,12 +81,12 @@ class Recipe:
         return cls(**{**held, "modules": tuple(held.get("modules", ()))})
 
     def config(self) -> dict[str, Any]:
-        """Return the contents of `config.json`."""
+        """Return this recipe as the contents of a `config.json`."""
         optional = ("modules", "pair", "experiment")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
-        """Return the fields, and the settings one by one, in which another recipe differs.
+        """Return the fields and single settings in which another recipe differs.
 
         Returns:
             This recipe's value and the other's, by field, or by the dotted name of a setting.
@@ -100,7 +100,7 @@ class Recipe:
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Settings by dotted names: of a run all of them, of a new recipe those that are given."""
+        """All settings of a run, or the given settings of a new recipe, by dotted name."""
         return settings_of(self.pair) if self.pair else flat(self.settings)
 
     def for_fit(self, training: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -116,19 +116,19 @@ class Recipe:
 
 
 def settings_of(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the specifications of a pair say, by the dotted names of settings."""
+    """Return the settings in the specifications of model and guide, by dotted name."""
     guide = {k: v for k, v in pair.get("guide", {}).items() if k != "model"}
     return flat({**pair.get("model", {}), "guide": guide})
 
 
 def length_of(settings: Mapping[str, Any]) -> str:
-    """Return the limits of a training in words, such as "300 steps or 2 minutes"."""
+    """Return the limits of a training as text, such as "300 steps or 2 minutes"."""
     limits = {name: settings[name] for name in LIMITS if settings.get(name)}
     return " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
 
 
 def make_transform(text: str | None) -> Any:
-    """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
+    """Make the transform named `rotate=DEGREES` or `shift=PIXELS`; None for no name.
 
     Raises:
         ValueError: the transform does not exist, or its number is not a number.
@@ -144,13 +144,13 @@ def make_transform(text: str | None) -> Any:
 
 
 def words_of(transform: Any) -> str | None:
-    """Return a transform as `make_transform` reads it; None for no transform, or any other."""
+    """Return the name from which `make_transform` makes a transform; None if it has none."""
     names = [name for name, kind in TRANSFORMS.items() if type(transform) is kind]
     return f"{names[0]}={next(iter(vars(transform).values()))}" if names else None
 
 
 def make_objective(name: str) -> ELBO:
-    """Return the objective of a name, with its default arguments.
+    """Make the objective of a name, with its default arguments.
 
     Raises:
         ValueError: there is no such objective, or it needs arguments.

@@ -23,14 +23,14 @@ from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import draws_binary_pixels
 
-CLOCK = "processor"  # of all trainings, whose minutes other work does not shorten
+CLOCK = "processor"  # trainings count processor time, which other work does not shorten
 PRETRAINING = 0.1  # fraction of the time in which layers are pre-trained as capsule RBMs
 GAUSSIAN = dict(visible_family="gaussian", hidden_family="gaussian")
 
 
 @dataclass(frozen=True)
 class Settings(Bounded):
-    """The settings of trainings with bounds; see `Bounded`."""
+    """Settings of trainings that are measured by bounds; see `Bounded`."""
 
     images: int = 500
     particles: int = 1000
@@ -38,15 +38,15 @@ class Settings(Bounded):
     def measure_all_layers(
         self, entry: Entry, data: Dataset, options: Options, scale: float = 1.0
     ) -> Numbers:
-        """Return the error through all layers, and the bounds."""
+        """Return the reconstruction error through all layers, and the bounds."""
         error = pixel_error(entry.guide.reconstruct, data.test.images, scale)
         return {"reconstruction_error_top": error, **self.bounds(entry, data, options.seed)}
 
 
 def with_pretraining(options: Options) -> dict[str, Any]:
-    """Return arguments of `train` with which layers are pre-trained as RBMs, one after the other.
+    """Return the arguments of `train` that first pre-train the layers as RBMs, one by one.
 
-    They share `PRETRAINING` of the budget equally; the rest is for the training of the whole.
+    The layers have equal parts of `PRETRAINING` of the budget; the rest trains the whole.
     """
 
     def start(entry: Entry, images: Tensor) -> None:

@@ -17,10 +17,10 @@ from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.capsule_network.entry import ROUTINGS
 from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
 
-SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
-BLIND = 1000.0  # a pixel's standard deviation for which the image does not influence the capsules
+SHIFT = transforms.Shift(2)  # random shift of training images by pixels, as in the paper
+BLIND = 1000.0  # a pixel's standard deviation at which the image does not influence the capsules
 RATES = {"model": 1e-3, "guide": 5e-3}  # first learning rates of the decoder and the capsules
-ROWS = {  # of the paper's table 1: the iterations, and whether the image is drawn
+ROWS = {  # rows of the paper's table 1: iterations, and whether images are reconstructed
     "one_blind": ("uniform", False),
     "one_drawing": ("uniform", True),
     "three_blind": ("dynamic", False),
@@ -33,7 +33,7 @@ def mnist(options: Options) -> Result:
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
     The weights are trained by dynamic routing, with weight decay (AdamW). `error_<routing>` is the
-    error rate of the same weights when another routing reads the votes.
+    error rate of these weights under another routing of the votes.
     """
     data = load_dataset("mnist", root=options.data_root)
     adam = partial(torch.optim.AdamW, weight_decay=0.1, fused=True)
@@ -60,7 +60,7 @@ def mnist(options: Options) -> Result:
 
 
 def create_row(row: str, image_shape: tuple[int, int, int]) -> Entry:
-    """Return an untrained entry of a row of the paper's table 1: its iterations, and its loss."""
+    """Return an untrained entry with the iterations and loss of a row of the paper's table 1."""
     routing, draws = ROWS[row]
     entry = create("capsule-network", image_shape=image_shape)
     if not draws:
@@ -70,7 +70,7 @@ def create_row(row: str, image_shape: tuple[int, int, int]) -> Entry:
 
 
 def learn(job: Job[tuple[int, int]]) -> float:
-    """Train the row of the job's name, on some images for some epochs; return its test error."""
+    """Train the row that the job names, on some images for some epochs; return its test error."""
     (images, epochs), options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset("mnist", root=options.data_root)
@@ -82,14 +82,14 @@ def learn(job: Job[tuple[int, int]]) -> float:
 
 @experiment("capsule-network/ablation", data="mnist", minutes=60)
 def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: int = 10) -> Result:
-    """Train with one and three iterations, with and without the drawing (an hour).
+    """Train with one and three iterations, with and without reconstruction (an hour).
 
     `error_<row>` is the mean test error over the seeds.
 
     Args:
         seeds: number of seeds of each row.
         images: number of training images.
-        epochs: passes over them, in a full run of an hour.
+        epochs: passes over the training images, in a full run of an hour.
     """
     rows = dict.fromkeys(ROWS, (images, options.shorten_steps(epochs)))
     errors = Study(rows, seeds).run(learn, replace(options, minutes=None))

@@ -1,4 +1,4 @@
-"""Pairs of overlapping digits of different classes, and capsules that take them apart.
+"""Pairs of overlapping digits of different classes, and capsules that separate them.
 
 A pair is an image and the one before it, on 36x36 pixels, shifted by up to 4 as in the paper's
 MultiMNIST; every epoch has new pairs. The model explains one of them; its guide sees both, but only
@@ -29,17 +29,17 @@ from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
 
-BORDER = 4  # pixels around a digit, and how far it is shifted
+BORDER = 4  # pixels of the border around a digit, and of its largest shift
 SCATTER = transforms.Shift(BORDER)
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Images, and images of other classes that lie over them.
+    """Pairs of images: images, and images of other classes that lie over them.
 
     Attributes:
         images, others: (B, C, H, W) each.
-        labels, other_labels: their classes, (B,) each.
+        labels, other_labels: classes of `images` and `others`, (B,) each.
     """
 
     images: Tensor
@@ -49,7 +49,7 @@ class Pairs:
 
     @property
     def overlays(self) -> Tensor:
-        """The brighter pixels of both images of every pair, (B, C, H, W)."""
+        """The overlay of every pair, the brighter of both pixels, (B, C, H, W)."""
         return torch.maximum(self.images, self.others)
 
     def missed_fraction(self, scores: Tensor) -> Number:
@@ -60,7 +60,7 @@ class Pairs:
 
 
 def different_pairs(split: Split, seed: int) -> Pairs:
-    """Return each image over the one before it, shifted, without the pairs of one class."""
+    """Pair each image with the one before it, both shifted, and leave out pairs of one class."""
     images = SCATTER(split.images, generator=torch.Generator().manual_seed(seed))
     others, other_labels = images.roll(1, 0), split.labels.roll(1, 0)
     differ = split.labels != other_labels
@@ -68,7 +68,7 @@ def different_pairs(split: Split, seed: int) -> Pairs:
 
 
 def missed_fraction(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
-    """Return the fraction of pairs whose two classes an entry's scores do not both find."""
+    """Return the fraction of pairs whose two classes do not have an entry's highest scores."""
     with torch.no_grad(), eval_mode(entry.model), eval_mode(entry.guide):
         return pairs.missed_fraction(
             torch.cat([scores(part) for part in pairs.overlays.split(500)])
@@ -76,11 +76,12 @@ def missed_fraction(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pai
 
 
 def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
-    """Draw single capsules of overlays with the guide's `take_out`.
+    """Measure the reconstructions of single capsules of overlays, by the guide's `take_out`.
 
     Returns:
-        Squared errors, sums over pixels, from the image to the drawing of its own capsule, to the
-        drawing of the other image's capsule, and to the overlay; and a picture of twelve pairs.
+        Squared errors, sums over pixels, from the image to the reconstruction of its own capsule,
+        to the reconstruction of the other image's capsule, and to the overlay; and a figure of
+        twelve pairs.
     """
     pairs = different_pairs(split, seed)
     pyro.set_rng_seed(seed)
@@ -104,7 +105,7 @@ class Overlaid(equal.Search):
     """The settings of the comparison on pairs: `Search`, and the number of test images.
 
     Args:
-        images: number of test images, of which pairs are made; those of one class are left out.
+        images: number of test images that are paired; pairs of one class are left out.
     """
 
     rates: tuple[float, ...] = (3e-3, 1e-2)
@@ -114,12 +115,12 @@ class Overlaid(equal.Search):
 
 @experiment("capsule-network/overlap", data="mnist", minutes=20)
 def overlap(options: Options, settings: Overlaid) -> Result:
-    """Name and separate two overlapping digits, beside an equal network (20 core-minutes).
+    """Classify and separate overlapping digits, compared with an equal network (20 core-minutes).
 
     Digits lie on 36x36 pixels, shifted by up to 4. `cnn` has the stem and as many weights, and
     no capsules; both are tuned on pairs of validation images, as in `equal-network`. `error` is
     the fraction of pairs of different digits whose two classes are not both found, a mean over the
-    seeds. `squared_error` is of drawings from the first seed, explained at `take_out`.
+    seeds. `squared_error` is of reconstructions of the first seed; see `take_out`.
     """
     sizes = {"preset": "overlapping", **(settings.sizes or {"guide": {"channels": 16}})}
     settings = replace(settings, sizes=sizes)
@@ -139,13 +140,13 @@ def overlap(options: Options, settings: Overlaid) -> Result:
 
 
 def load_padded(options: Options) -> Dataset:
-    """Return MNIST on 36x36 pixels."""
+    """Load MNIST on 36x36 pixels."""
     data = load_dataset("mnist", root=options.data_root)
     return data.transform_images(lambda digits: F.pad(digits, (BORDER,) * 4))
 
 
 def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
-    """Train one network on pairs; return its error on them, and the facts of its training."""
+    """Train one network on pairs; return its error on pairs, and the facts of its training."""
     data, seed = load_padded(job.options), job.options.seed
     entry, facts = equal.fit_network(job, data, SCATTER)
     is_try, scores = job.variant.is_try, equal.reader_of(entry).scores

@@ -30,7 +30,7 @@ FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict
 
 @dataclass(frozen=True)
 class Annealing:
-    """The settings of log likelihoods.
+    """Settings of annealed log-likelihoods.
 
     Args:
         temperatures: number of temperatures of the annealing.
@@ -41,7 +41,7 @@ class Annealing:
     chains: int = 100
 
     def log_likelihoods(self, entry: Entry, data: Dataset, options: Options) -> Numbers:
-        """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
+        """Return the mean log p(x) of the test images; see `measurements.log_likelihoods`."""
         likelihoods = measurements.log_likelihoods(
             entry.model,
             data.train.images,

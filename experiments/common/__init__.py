@@ -1,1 +1,1 @@
-"""Code that experiments of several families share."""
+"""Common code of experiments of several families."""

@@ -1,4 +1,4 @@
-"""Training and measurements shared by the experiments on capsule RBMs and Helmholtz machines.
+"""Training and measurements for the experiments on capsule RBMs and Helmholtz machines.
 
 Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarize`). Training
 images are binarized again whenever they are seen, so that no machine can memorize one
@@ -23,19 +23,19 @@ from capsule_zoo.inference.probes import Accuracy, Information, latents, probe_s
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
 
-PROBED = 10_000  # images that a probe is fitted on
-DRAWN = 100  # images that pictures are made of
+PROBED = 10_000  # number of images that a probe is fitted on
+DRAWN = 100  # number of images in figures
 SILENT = 0.01  # a switch that is on in a smaller fraction of the images is silent
 
 
 def binary_mnist(options: Options) -> Dataset:
-    """Return MNIST, gray for training, with validation and test images binarized once."""
+    """Load MNIST with gray training images, and validation and test images binarized once."""
     gray = load_dataset("mnist", root=options.data_root)
     return replace(gray.binarize(), train=gray.train)
 
 
 def load_standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
-    """Return Fashion-MNIST as standard scores, and the transform that made them."""
+    """Load Fashion-MNIST as standard scores; return the transform too."""
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     standard = Standardize.of(pixels.train.images)
     return pixels.transform_images(standard), standard
@@ -50,7 +50,7 @@ def measure_mnist(
     """Train an entry on MNIST, or load the run that the options name; measure and draw it.
 
     Args:
-        numbers: returns what is measured for this entry alone.
+        numbers: a function that returns further numbers of this entry.
         settings: arguments of `train` that replace the entry's.
     """
     data = binary_mnist(options)
@@ -67,16 +67,17 @@ def measure_mnist(
 
 
 def figures_of(entry: Entry, split: Split, switches: Mapping[str, np.ndarray]) -> dict[str, Figure]:
-    """Draw what is inferred at every switch of the images, and all that the entry offers."""
+    """Draw the posterior of the images' switches, and all figures of the entry."""
     drawn = energy_figures.spectra(switches, split.labels.numpy())
     return {"spectra": drawn, **pictures(entry, split.images[:DRAWN])}
 
 
 @torch.no_grad()
 def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Number:
-    """Return the mean absolute error of a pixel times a scale, with its error over images.
+    """Return the mean absolute error per pixel of reconstructions, times a scale.
 
-    Images are reconstructed from the means of the capsules nearest to them.
+    Images are reconstructed from the means of the first layer of capsules. The number comes with
+    its standard error over images.
     """
     model, guide = entry.model, entry.guide
     return pixel_error(lambda x: model.mean_image(guide.expectations(x)), images, scale)
@@ -85,13 +86,13 @@ def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Nu
 def pixel_error(
     reconstruct: Callable[[Tensor], Tensor], images: Tensor, scale: float = 1.0
 ) -> Number:
-    """Return the mean absolute error of a pixel times a scale, with its error over images."""
+    """Return the mean absolute error per pixel, times a scale, and its standard error."""
     errors = [(reconstruct(x) - x).abs().flatten(1).mean(1) for x in images.split(500)]
     return mean_and_error(scale * torch.cat(errors))
 
 
 def spectra(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
-    """Return what the guide infers at every switch, (N, K) by site.
+    """Return the posterior means of every switch, (N, K) by site.
 
     A model without switches gives all its sites. The site nearest to the image is the last.
     """
@@ -101,11 +102,11 @@ def spectra(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
 
 
 def use_of_switches(switches: Mapping[str, np.ndarray]) -> Table:
-    """Return how often the switches of each layer are on, and how many of them are silent.
+    """Return, for each layer, how often switches are on and how many are silent.
 
     Args:
-        switches: what is inferred at every switch, (N, K) by site. One is silent if it is on in
-            less than a hundredth of the images.
+        switches: posterior means of every switch, (N, K) by site. A switch is silent if it is on
+            in less than a hundredth of the images.
     """
     on = {site: (float(s.mean()), None, len(s)) for site, s in switches.items()}
     silent = {
@@ -115,10 +116,7 @@ def use_of_switches(switches: Mapping[str, np.ndarray]) -> Table:
 
 
 def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
-    """Fit a linear probe that predicts the class from the spectra nearest to training images.
-
-    These images are binarized once.
-    """
+    """Fit a linear probe on the first layer's spectra of training images, binarized once."""
     training_set = data.train[:PROBED].binarize()
     images = training_set.images, data.test.images
     train, test = (list(spectra(entry, x).values())[-1] for x in images)

@@ -1,4 +1,4 @@
-"""Numbers with standard errors, and pictures, for the results of several experiments."""
+"""Numbers with standard errors, and figures, for the results of several experiments."""
 
 import fnmatch
 import re
@@ -16,13 +16,13 @@ from capsule_zoo.inference.sample_quality import Reading, frechet
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
-BOOTSTRAPS = 2000  # resampled sets of images
-BINS = 10  # of the calibration error
-TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
+BOOTSTRAPS = 2000  # number of resampled sets of images
+BINS = 10  # number of bins of the calibration error
+TIGHTNESS = ("ess", "pareto_k")  # diagnostics of log weights: how loose may an IWAE bound be?
 
 
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
-    """Return the mean over images or seeds, its standard error (None for one), and their number."""
+    """Return the mean, its standard error (None for one value) and the number of values."""
     values, count = torch.as_tensor(values, dtype=torch.float64), len(values)
     apart = values - values[0]  # exactly zero if all are equal
     error = (apart.std() / count**0.5).item() if count > 1 else None
@@ -30,14 +30,14 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
 
 
 def single(value: float, count: int = 1) -> Number:
-    """Return a number that has no standard error, with the number of things that it is of."""
+    """Return a number without a standard error, and its sample size."""
     return float(value), None, count
 
 
 def over_seeds(outcomes: Sequence[Mapping[str, Sequence]]) -> Numbers:
-    """Return the mean over seeds and its error; from one seed, its own error.
+    """Return the mean of each number over seeds, with its error; one seed keeps its own errors.
 
-    Numbers that one of the seeds lacks are left out.
+    Numbers that a seed lacks are left out.
     """
     if len(outcomes) == 1:
         return {name: (number[0], number[1], number[2]) for name, number in outcomes[0].items()}
@@ -46,7 +46,7 @@ def over_seeds(outcomes: Sequence[Mapping[str, Sequence]]) -> Numbers:
 
 
 def with_worst(outcomes: Sequence[Mapping[str, Sequence]], pattern: str = "*") -> Numbers:
-    """Return what `over_seeds` does, and the lowest of all seeds where names fit a pattern."""
+    """Return the means of `over_seeds`, and the worst seed's value of names that fit a pattern."""
     names = [
         n for n in fnmatch.filter(outcomes[0], pattern) if all(n in outcome for outcome in outcomes)
     ]
@@ -55,19 +55,19 @@ def with_worst(outcomes: Sequence[Mapping[str, Sequence]], pattern: str = "*") -
 
 
 def means_of(outcomes: Mapping[str, Sequence[Mapping[str, Sequence]]]) -> dict[str, Numbers]:
-    """Return what the runs of a study measured, by variant; see `over_seeds`."""
+    """Return the mean numbers of a study's runs, by variant; see `over_seeds`."""
     return {name: over_seeds(runs) for name, runs in outcomes.items()}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:
-    """Return the ratio of two means over the same images, with a first-order standard error."""
+    """Return the ratio of two means over common images, with a first-order standard error."""
     fraction = part.mean() / whole.mean()
     _, error, count = mean_and_error((part - fraction * whole) / whole.mean())
     return fraction.item(), error, count
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Return the mean over images of |confidence - accuracy| within bins of confidence.
+    """Return the expected calibration error: mean |confidence - accuracy| over bins.
 
     Args:
         confidence: probabilities of the predicted classes, (N,).
@@ -79,19 +79,19 @@ def calibration_error(confidence: Tensor, right: Tensor) -> float:
 
 
 def median_and_error(values: Tensor, seed: int) -> Number:
-    """Return the median over images (N,), its standard error by the bootstrap, and their number."""
+    """Return the median of values (N,), its bootstrap standard error, and their number."""
     numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)
     again = np.median(random.choice(numbers, (BOOTSTRAPS, len(numbers))), axis=1)
     return float(np.median(numbers)), float(again.std()), len(numbers)
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Number:
-    """Return the mean over images (N, C, H, W) of the squared error summed over the pixels."""
+    """Return the mean over images (N, C, H, W) of squared errors summed over pixels."""
     return mean_and_error((painted - images).square().sum((1, 2, 3)))
 
 
 def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
-    """Return `elbo` and `iwae_<particles>` of the discrete model, in nats, and `TIGHTNESS`."""
+    """Return the bounds `elbo` and `iwae_<particles>` of the discrete model, and `TIGHTNESS`."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
     summary, count = summarize(idata), len(images)
     tightness = {name: (summary[name], None, count) for name in TIGHTNESS}
@@ -103,7 +103,7 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> N
 
 
 def looks(samples: Reading, real: Reading) -> Numbers:
-    """Return the Frechet distance to real images, the confidence and the number of used classes."""
+    """Return samples' Frechet distance to real images, confidence, and number of used classes."""
     return {
         "frechet": frechet(samples.features, real.features),
         "confidence": mean_and_error(samples.confidence),
@@ -112,7 +112,7 @@ def looks(samples: Reading, real: Reading) -> Numbers:
 
 
 def count_used_classes(classes: np.ndarray) -> Number:
-    """Return the exponential of the entropy of classes (N,): their number if equally frequent."""
+    """Return the effective number of classes (N,): the exponential of their entropy."""
     fractions = np.bincount(classes) / len(classes)
     used = fractions[fractions > 0]
     return single(np.exp(-(used * np.log(used)).sum()), len(classes))
@@ -120,10 +120,10 @@ def count_used_classes(classes: np.ndarray) -> Number:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The settings of experiments that bound log p(image) from below.
+    """Settings of experiments that bound log p(image) from below.
 
     Args:
-        images: number of held-out images of the bounds.
+        images: number of held-out images for the bounds.
         particles: number of draws of the IWAE bound.
     """
 
@@ -131,15 +131,15 @@ class Bounded:
     particles: int = 100
 
     def bounds(self, entry: Entry, data: Dataset, seed: int) -> Numbers:
-        """Return the bounds of the first test images; see `held_out_bounds`."""
+        """Return the bounds on the first test images; see `held_out_bounds`."""
         return held_out_bounds(entry, data.test[: self.images], self.particles, seed)
 
 
 def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
-    """Return the bounds of every row that is one, by quantity, then by row.
+    """Return the bounds of a comparison's rows that are bounds, by quantity, then by row.
 
     The quantities are `elbo`, `iwae_<particles>`, `elbo_difference` and `TIGHTNESS`. The difference
-    is paired, over the same images: to the first bound, which itself has none.
+    to the first bound is paired over images; the first bound has no difference.
     """
     iwae = f"iwae_{table.attrs['num_particles']}"
     columns = {"elbo": "elbo", iwae: "iwae", "elbo_difference": "elbo_difference"}
@@ -154,7 +154,9 @@ def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
 
 
 def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[str, Numbers]:
-    """Return the finite numbers of columns, by quantity, then by row, without errors.
+    """Return the finite numbers in columns of a comparison, by quantity, then by row.
+
+    The numbers have no standard errors.
 
     Args:
         columns: the column of each quantity.
@@ -169,13 +171,13 @@ def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[st
 
 
 def measures_of_rows(table: Comparison) -> dict[str, Numbers]:
-    """Return the bounds of a comparison, MAP objectives of the other rows, and times of all."""
+    """Return a comparison's bounds, the MAP objectives of other rows, and the times of all rows."""
     columns = {"map": "map_objective", "seconds_per_image": "seconds_per_image"}
     return bounds_of_rows(table) | numbers_of_columns(table, columns)
 
 
 def group_by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
-    """Return the numbers of several variants by quantity, then by variant."""
+    """Regroup numbers by variant and quantity as numbers by quantity, then variant."""
     rotated: dict[str, Numbers] = {}
     for variant, numbers in variants.items():
         for quantity, number in numbers.items():
@@ -184,10 +186,10 @@ def group_by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str,
 
 
 def snake_case(row: Hashable) -> str:
-    """Return a row's name as part of a metric's name: "free-form normal" as `free_form_normal`."""
+    """Return a name in snake case: "free-form normal" becomes `free_form_normal`."""
     return re.sub("[^a-z]+", "_", str(row).lower())
 
 
 def pictures(entry: Entry, images: Tensor) -> dict[str, Figure]:
-    """Return every picture that the entry offers, by name."""
+    """Draw every figure of an entry, by name."""
     return {name: draw(entry, images) for name, draw in entry.figures.items()}

@@ -1,4 +1,4 @@
-"""Constellations parsed by every guide, on the same scenes (Nazabal, Tsagkas and Williams 2021).
+"""Constellations parsed by every guide, on common scenes (Nazabal, Tsagkas and Williams 2021).
 
 Scenes hold a square, a triangle and a square, each present with probability 1/2, at least one of
 them. In `parse` the templates and the noise are given; in `learned` templates are learned from
@@ -36,29 +36,29 @@ from capsule_zoo.zoo.constellations.entry import learn_from
 from capsule_zoo.zoo.constellations.figures import MAX_SCENES, scene_rows, template_rows
 
 TIMED = 512  # scenes whose parsing is timed
-PROPOSALS = 32  # draws of the set transformer that are compared
-PUBLISHED = "01"  # the noise of the entry that is kept
-RIGHT = 1 - 1e-6  # accuracy from which a scene is right altogether
+PROPOSALS = 32  # samples of the set transformer that are compared
+PUBLISHED = "01"  # name of the noise whose entry is kept
+RIGHT = 1 - 1e-6  # accuracy above which a scene is entirely right
 
 
 @experiment("constellations/parse", data="constellations")
 def parse(
     options: Options, *, scenes: int = 8192, sigmas: tuple[float, ...] = (0.0, 0.1, 0.25)
 ) -> Result:
-    """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (ten minutes).
+    """Parse scenes of points by exact inference, RANSAC and two variants of EM (ten minutes).
 
     `segmentation` is the fraction of points with the right object, where equal squares may be
-    exchanged, `scenes` the fraction of scenes that are right altogether, `rand` the adjusted Rand
+    exchanged. `scenes` is the fraction of scenes that are entirely right, `rand` the adjusted Rand
     index, `variation` the variation of information in nats. `evidence` is log p(points) in nats for
-    the exact guide and a lower bound for the others; the mixture's is left out because it puts
-    scenes into no matching at all. `expected_segmentation` and `expected_scenes` are what the exact
+    the exact guide and a lower bound for the others; the mixture has none because it assigns no
+    matching. `expected_segmentation` and `expected_scenes` are the accuracies that the exact
     posterior expects of its own parse: no method can do better on average. `ambiguous` is the
-    fraction of scenes with a second reading at least half as likely as the first. `seconds` are
+    fraction of scenes with a second parse at least half as likely as the first. `seconds` are
     seconds of one core for 512 scenes.
 
     Args:
-        scenes: scenes for each noise.
-        sigmas: noises on the templates.
+        scenes: number of scenes for each noise.
+        sigmas: standard deviations of noise on the templates.
     """
     grids: dict[str, Table] = {}
     ceilings: dict[str, Numbers] = {}
@@ -92,12 +92,12 @@ def parse(
 
 
 def name_noise(sigma: float) -> str:
-    """Return the end of the names of numbers at this noise: .25 as `025`."""
+    """Return a noise as the end of a metric's name: .25 becomes `025`."""
     return f"{sigma:g}".replace(".", "")
 
 
 def time_parse(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
-    """Return the guide's parse of all scenes, and the seconds of a core for the first 512."""
+    """Parse all scenes with a guide; return the parse, and a core's seconds for the first 512."""
     began = time.process_time()
     first = guide.parse(scenes.points[:TIMED])
     seconds = time.process_time() - began
@@ -111,7 +111,7 @@ def time_parse(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
 def compare_with_truth(
     parses: Mapping[str, Matchings], scenes: Scenes, kinds: Sequence[int], suffix: str
 ) -> Table:
-    """Return all measures of parses against the truth; objects of one kind may be exchanged."""
+    """Measure parses against the truth, where objects of one template may be exchanged."""
     rows: dict[str, Numbers] = {}
     for name, parse in parses.items():
         compared = parse.objects, scenes.objects, scenes.present
@@ -129,14 +129,14 @@ def compare_with_truth(
 
 @torch.no_grad()
 def expected_accuracy(distribution: SceneDistribution, points: Tensor) -> Numbers:
-    """Return what the exact posterior expects of its own parse; see `parse`."""
+    """Return the accuracies that the exact posterior expects of its own parse; see `parse`."""
     rows = []
     for group in groups(distribution, points):
         objects, probability = group.posterior()
         for p in probability:
             accuracy = accuracy_of_readings(objects[p.argmax()], objects, distribution).to(p)
             same = accuracy > RIGHT
-            exchanged = same.sum()  # readings that differ by an exchange of equal objects only
+            exchanged = same.sum()  # parses that differ only by an exchange of equal objects
             first = p[same].sum()
             second = p[~same].max() * exchanged if (~same).any() else p.new_zeros(())
             ambiguous = float(second > first / 2)
@@ -149,14 +149,14 @@ def expected_accuracy(distribution: SceneDistribution, points: Tensor) -> Number
 def accuracy_of_readings(
     reading: Tensor, objects: Tensor, distribution: SceneDistribution
 ) -> Tensor:
-    """Return the accuracy (S,) of one reading of a scene (N,), were each of `objects` true."""
+    """Return the accuracies (S,) of one parse of a scene (N,), if each of `objects` were true."""
     present = torch.ones_like(objects, dtype=torch.bool)
     return segmentation_accuracy(reading.expand_as(objects), objects, present, distribution.kinds)
 
 
 @torch.no_grad()
 def plot_two_readings(distribution: SceneDistribution, scenes: Scenes) -> Figure:
-    """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
+    """Draw the scenes whose two likeliest parses are most nearly equally likely."""
     first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
     ratio = torch.zeros(len(scenes))
     for group in groups(distribution, scenes.points):
@@ -184,10 +184,10 @@ def plot_two_readings(distribution: SceneDistribution, scenes: Scenes) -> Figure
 def label_alike(
     parses: Mapping[str, Matchings], true: Scenes, rows: Tensor, distribution: SceneDistribution
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return objects and corners of scenes, true and parsed, with equal objects named alike.
+    """Relabel equal objects of true and parsed scenes alike; return objects and corners.
 
     Args:
-        rows: numbers of the scenes among the parsed ones.
+        rows: indices of the scenes among the parsed scenes.
     """
     labels = {"true": (true.objects, true.corners)}
     for name, parse in parses.items():
@@ -203,7 +203,7 @@ def plot_hard_scenes(
     scenes: Scenes,
     title: str,
 ) -> Figure:
-    """Draw eight scenes with all objects or two: four that guides parse differently, four not.
+    """Draw eight scenes: four that guides parse differently, and four that they parse equally.
 
     Args:
         distribution: the templates of the parses.
@@ -227,15 +227,15 @@ def plot_hard_scenes(
 def papers(
     options: Options, *, scenes: int = 8192, sigmas: tuple[float, ...] = (0.0, 0.1, 0.25)
 ) -> Result:
-    """Parse the scenes of `parse` and measure as the papers do, beside our measure (ten minutes).
+    """Parse the scenes of `parse`; measure accuracy as in the papers, and as here (ten minutes).
 
     The papers' program counts absent corners as right, and lets any two labels be exchanged in a
-    scene (`papers`, and `papers_scenes` for whole scenes). Ours counts the corners that are there,
+    scene (`papers`, and `papers_scenes` for whole scenes). Ours counts present corners alone,
     and exchanges equal squares only (`segmentation`, `scenes`). Names end in the noise.
 
     Args:
-        scenes: scenes for each noise; empty ones are left out.
-        sigmas: noises on the templates.
+        scenes: number of scenes for each noise; empty scenes are left out.
+        sigmas: standard deviations of noise on the templates.
     """
     grids: dict[str, Table] = {}
     for sigma in sigmas:
@@ -278,15 +278,15 @@ def learn_and_parse(
 
     Templates are learned by exact EM. `exact`, `ransac` and `sinkhorn` parse with what was learned.
     `amortized` is a set transformer that was trained on samples of the learned model; `proposals`
-    compares 32 of its draws by their evidence. Measures are those of `constellations/parse`.
+    compares 32 of its samples by their evidence. Measures are defined in `constellations/parse`.
     `found_noise` is the noise that was learned, `learning` and `training` are seconds of one core
     for the templates and for the set transformer.
 
     Args:
-        scenes: scenes for each noise that are parsed.
-        sigmas: noises on the templates of the scenes.
+        scenes: number of parsed scenes for each noise.
+        sigmas: standard deviations of noise on the templates of the scenes.
         examples: unlabeled scenes from which templates are learned.
-        updates: of the set transformer.
+        updates: number of updates of the set transformer.
         batch_size: samples of the model for each update.
     """
     noises = {name_noise(sigma): sigma for sigma in sigmas}
@@ -341,7 +341,7 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
 
 
 def learned_guides(entry: Entry) -> dict[str, MatchingGuide]:
-    """Return the guides that parse with what an entry has learned, its network among them."""
+    """Return the guides to an entry's learned templates, its set transformer among them."""
     network = entry.guide_of(AmortizedMatching)
     exact = entry.model.double()
     return {

@@ -1,17 +1,17 @@
-"""Digits requested where no training image was: CapsNets and plain decoders (Potapov 2018).
+"""Transformations beyond training: CapsNets compared with plain decoders (Potapov 2018).
 
 The encoder sees each image untransformed, and the decoder must draw it under a given
 transformation. Digits 4 and 9 are trained on a narrower range of transformations than the other
 classes; with `...-beyond` all classes are. The numbers are the errors on test images of 4 and 9, at
 requests within the range of training (`inside`) and beyond it (`outside`).
 
-All decoders share the encoder and the length of the code. Capsules move as in the article, and
-linearly with the request, which is ours. `autoencoder_linear` has a hidden layer that is linear in
-the request and no capsules: it shows what linearity alone gives. Errors are mean squared errors of
-pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides by the
-error of a black image at the same requests, because a curve can be flat when it is bad everywhere.
-Values are means over the seeds, each with its standard error. The article trains for 100,000
-updates.
+All decoders have one encoder and one length of the code. Capsules move as in the article, or
+linearly with the request, which is our variant. `autoencoder_linear` has a hidden layer that is
+linear in the request and no capsules: it shows what linearity alone gives. Errors are mean squared
+errors of pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides
+by the error of a black image at equal requests, because a curve can be flat when it is bad
+everywhere. Values are means over the seeds, each with its standard error. The article trains for
+100,000 updates.
 """
 
 from collections.abc import Mapping
@@ -45,19 +45,19 @@ from capsule_zoo.registry import Entry, load, save_entry
 
 Line = tuple[tuple[float, ...], ...]
 Errors = dict[str, np.ndarray]  # by line: (rare classes, points), or (seeds, rare classes, points)
-RARE = (4, 9)  # the classes that are requested in a range of their own
+RARE = (4, 9)  # classes that are trained on a separate range of requests
 DIGIT = 28
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The requests of an experiment.
+    """The ranges of requests in an experiment.
 
     Attributes:
         requests: the family of transformations.
         usual: smallest and largest parameter in training.
-        rare: the same for the classes `RARE`.
-        lines: requests for test images; the first parameter runs along a line.
+        rare: smallest and largest parameter in training for the classes `RARE`.
+        lines: requests for test images; along a line the first parameter changes.
         border: blank pixels around the digit.
     """
 
@@ -68,7 +68,7 @@ class Protocol:
     border: int = 0
 
     def inside(self, line: Line) -> np.ndarray:
-        """Mark the requests (points,) that were trained with the rare classes."""
+        """Return whether requests lie in the training range of the rare classes, (points,)."""
         low, high = self.rare
         points = np.array(line)
         return (((points >= low) & (points < high)) | (points == low)).all(1)
@@ -102,7 +102,7 @@ class Decoder:
     preset: str | None = None
 
     def preset_for(self, requests: Requests) -> str | None:
-        """Return the preset that renders these requests; entries render rotations anyway."""
+        """Return the settings of the preset for requests; by default entries render rotations."""
         shifts = "shifts" if isinstance(requests, Shifts) else None
         return "-".join(filter(None, [self.preset, shifts])) or None
 
@@ -122,8 +122,8 @@ DECODERS = {
     "continuous_linear": Decoder("generative-capsnet", sizes=LINEAR, preset="continuous"),
 }
 ENCODER: dict[str, Any] = dict(channels=32, hidden=256)
-FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # with which errors fall fastest
-RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # at .003 they draw nothing any more
+FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)  # arguments with the fastest training
+RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # learning rates; at .003 images stay blank
 SHIFTED_DECODERS = (
     *("autoencoder", "autoencoder_linear"),
     *("digit_capsules", "continuous", "digit_capsules_linear"),
@@ -132,12 +132,12 @@ SHIFTED_DECODERS = (
 
 @dataclass(frozen=True)
 class Trainings:
-    """The settings of an experiment on requests.
+    """Settings of an experiment on requests.
 
     Args:
         decoders: names of the decoders that are trained.
         seeds: number of seeds for each decoder.
-        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        steps: updates of every run, unless minutes are given, which are divided among the runs.
         images: number of test images of each rare class.
     """
 
@@ -152,7 +152,7 @@ class Trainings:
 
 @dataclass(frozen=True)
 class Lengths(Trainings):
-    """The settings of the runs at length: `Trainings`, and what is requested.
+    """Settings of long runs: `Trainings`, and the requests.
 
     Args:
         protocols: names of the families and ranges of requests.
@@ -206,7 +206,7 @@ class Task:
 
 
 def compare_decoders(options: Options, settings: Lengths) -> Result:
-    """Train every decoder on every protocol from every seed, and measure all in the same way."""
+    """Train every decoder on every protocol from every seed, and measure their errors."""
     tasks = {
         f"{name}-{decoder}": Task(
             decoder,
@@ -274,14 +274,14 @@ def learn(job: Job[Task]) -> dict[str, Any]:
 
 
 def load_on_canvas(protocol: Protocol, options: Options) -> Dataset:
-    """Return MNIST with the border of the protocol."""
+    """Load MNIST with the border of the protocol."""
     data = load_dataset("mnist", root=options.data_root)
     return data.transform_images(lambda images: F.pad(images, (protocol.border,) * 4))
 
 
 @torch.no_grad()
 def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, images: int) -> Errors:
-    """Return errors along every line, of test images of the rare classes.
+    """Measure errors on test images of the rare classes, along every line of requests.
 
     Args:
         entry: the entry that draws the images; None for black images.
@@ -312,7 +312,7 @@ def error_tables(
     Args:
         errors: by decoder and line, (seeds, rare classes, points).
         blank: by line, (rare classes, points).
-        prefix: the first words of every metric's name.
+        prefix: start of every metric's name.
     """
     tables: dict[str, Table] = {}
     for line, points in protocol.lines.items():
@@ -331,11 +331,11 @@ def error_tables(
 def inside_and_outside(
     errors: Mapping[str, np.ndarray], blank: np.ndarray, inside: np.ndarray
 ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """Return errors inside and outside and their ratio, and errors relative to a black image's.
+    """Return errors inside and outside, their ratio, and errors relative to a black image's.
 
     Args:
-        errors: by decoder, (seeds, points).
-        blank: of a black image, (points,).
+        errors: errors by decoder, (seeds, points).
+        blank: errors of a black image, (points,).
         inside: True for requests of training, (points,).
     """
     absolute, relative = dict[str, Numbers](), dict[str, Numbers]()
@@ -353,7 +353,7 @@ def inside_and_outside(
 
 
 def plot_errors(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> Figure:
-    """Draw the errors along the first line, with a panel for each rare class."""
+    """Plot the errors along the first line, with a panel for each rare class."""
     line, points = next(iter(protocol.lines.items()))
     units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
     titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}

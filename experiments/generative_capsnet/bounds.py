@@ -1,9 +1,9 @@
-"""Digits on request from codes that have distributions: bounds, draws, inferred angles.
+"""Digits on request from codes with distributions: bounds, samples, inferred angles.
 
-The networks of the article are autoencoders, and so are those of `beyond_training`. Here all
+The networks of the article and of `beyond_training` are autoencoders. Here all
 classes are requested at every angle under the variational guide, so that there is a bound on
 log p(image), a prior to draw from, and a posterior over the angle of an image. The decoder of a
-VAE, with the same encoder, is compared with the capsules.
+VAE, with an equal encoder, is compared with the capsules.
 """
 
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ DREAMS = 6
 
 @dataclass(frozen=True)
 class Bounds(Trainings):
-    """The settings of the experiment on bounds: `Trainings`, and what is measured.
+    """Settings of the experiment on bounds: `Trainings`, and numbers of measured images.
 
     Args:
         decoders: names of the decoders that are trained, a capsule network among them.
         seeds: number of seeds; only the first is measured.
         images: number of test images of each of the classes 4 and 9, for the error at all angles.
         inferred: number of images whose angle is inferred.
-        bounded: number of test images of the bounds.
+        bounded: number of test images for the bounds.
         particles: number of draws of the IWAE bound.
     """
 
@@ -67,7 +67,7 @@ class Bounds(Trainings):
 def mnist(options: Options, settings: Bounds) -> Result:
     """Bound log p of digits at every angle under the variational guide (35 core-minutes).
 
-    Bounds are of plain test images. The capsule network with the highest bound is kept.
+    Bounds are on plain test images. The capsule network with the highest bound is kept.
     """
     data = load_on_canvas(EVERY_ANGLE, options)
     tasks = {n: Task(n, EVERY_ANGLE, settings, "variational") for n in settings.decoders}
@@ -116,7 +116,7 @@ def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) 
 
 
 def rotate_and_infer(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
+    """Rotate images at random; return them, and true and inferred angles (B, 1), in degrees."""
     generator = torch.Generator().manual_seed(seed)
     angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
     rotated_images, grid = Rotations().move(images, angles), torch.arange(-180.0, 180.0, 15.0)

@@ -1,4 +1,4 @@
-"""Matrix capsules on MNIST: test error, and how votes gather (Hinton et al. 2018)."""
+"""Matrix capsules on MNIST: test error, and the convergence of votes (Hinton et al. 2018)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from capsule_zoo.records import Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.matrix_capsules.figures import mistakes, votes
 
-SHIFT = transforms.Shift(1)  # pixels, of training images
-NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small votes
+SHIFT = transforms.Shift(1)  # random shift of training images by pixels
+NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of `small`'s votes
 
 
 def load_digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
-    """Return MNIST, and the network that the options name or one trained for their budget."""
+    """Load MNIST, and the network of the options' run or one trained for their budget."""
     data = load_dataset("mnist", root=options.data_root)
     return data, load_or_train("matrix-capsules", data, options, inputs=Inputs(SHIFT))
 

@@ -1,4 +1,4 @@
-"""Two and three iterations of EM routing, trained at length.
+"""Long training with two and with three iterations of EM routing.
 
 Each iteration of EM divides the children by the densities of sixteen numbers at once, so that it
 multiplies small differences between parents, and the gradients with them. With a `power` below 1
@@ -25,10 +25,10 @@ ITERATIONS = {"two_iterations": 2, "three_iterations": 3}
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the runs at length.
+    """Settings of the long runs.
 
     Args:
-        power: power of the responsibilities with three iterations; two iterations have 1.
+        power: exponent of the responsibilities with three iterations; with two iterations it is 1.
         lr: first learning rate, which falls to 0; by default the entry's.
         network: arguments of the entry, such as its preset.
     """
@@ -43,9 +43,9 @@ def train_long(options: Options, settings: Settings) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 
     Three iterations have a power below 1 in the E step, without which they hardly learn. With
-    `--run` networks start from the parameters of a trained one, and its margin. Both get
-    equal times of the processor, side by side where there are two cores. Errors are of validation
-    images and of test images. The network with the lower validation error is kept.
+    `--run` a trained network initializes the parameters and the margin. Both networks get equal
+    processor times, in parallel if there are two cores. Errors are on validation images and on
+    test images. The network with the lower validation error is kept.
     """
     study, timed = Study(ITERATIONS), replace(options, minutes=options.budget)
     numbers = means_of(study.run(learn_digits, timed, settings=settings))
@@ -55,14 +55,14 @@ def train_long(options: Options, settings: Settings) -> Result:
 
 
 def create_network(iterations: int, settings: Settings, image_shape: tuple[int, int, int]) -> Entry:
-    """Return an untrained network."""
+    """Return an untrained network with a number of iterations."""
     power = 1.0 if iterations == 2 else settings.power
     sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
     return create("matrix-capsules", image_shape=image_shape, **sizes)
 
 
 def learn_digits(job: Job[int], *, settings: Settings) -> Numbers:
-    """Train a network of the job's iterations, and return its errors, updates and speed."""
+    """Train a network with the job's iterations, and return its errors, updates and speed."""
     options = job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)

@@ -1,4 +1,4 @@
-"""Novel viewpoints, and attacks: matrix capsules compared with an equal network without them.
+"""Novel viewpoints and attacks: matrix capsules compared with an equal network without capsules.
 
 The paper (Hinton et al. 2018, section 5) trains on a third of smallNORB's azimuths, or the lowest
 third of its elevations, and tests on the others. Here the networks are equal and tuned by one
@@ -32,10 +32,10 @@ from capsule_zoo.registry import Entry
 
 create_network = partial(equal.create_network, classes=len(CATEGORIES))
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
-NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
+NAMES = {"capsules": "capsules", "plain": "cnn"}  # names of the networks in records
 COLORS = {"capsules": "C0", "cnn": "C1"}
 LABELS = {"capsules": "matrix capsules", "cnn": "CNN of equal size"}
-TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # of familiar errors
+TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # ticks of the axis of familiar errors
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
@@ -43,14 +43,14 @@ Point = Mapping[str, float]  # error rates at one time of a training, by name
 
 @dataclass(frozen=True)
 class Trainings(Search):
-    """The settings of an experiment on viewpoints: `Search`, by familiar views, and measurements.
+    """Settings of an experiment on viewpoints: `Search` on familiar views, and measurements.
 
     Args:
         size: height and width of the views in pixels.
         checks: number of measurements during each training run; measurement i of n comes after
             (i / n)^2 of the time.
-        views: number of familiar and of novel views that are tested on, and of those training views
-            that tries leave out and are judged by.
+        views: number of familiar and of novel test views, and of the training views that validate
+            the search.
         attacked: number of familiar views under attack.
         epsilons: largest changes of a pixel by the attack of one step (FGSM).
         iterated: largest changes by the attack of several steps.
@@ -69,18 +69,18 @@ class Trainings(Search):
 
 
 def load_views(size: int) -> tuple[Views, Views]:
-    """Return training and test views of rendered toys, of so many pixels along each side."""
+    """Load training and test views of rendered toys, with `size` pixels along each side."""
     data = Toys3D(size)
     return data.train, data.test
 
 
 def novel_values(views: Views, factor: str) -> list[int]:
-    """Return the values of a factor that are not familiar."""
+    """Return the novel values of a factor, which are not in training."""
     return sorted(set(getattr(views, factor).tolist()) - set(FAMILIAR[factor]))
 
 
 def choose_images(split: Split, number: int) -> Split:
-    """Return `number` of the images, or all of them, and the same ones on every call."""
+    """Return `number` random images with a fixed seed, or all images."""
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
 
 
@@ -92,7 +92,7 @@ def split_views(task: Task[Trainings]) -> tuple[Split, Views]:
 
 
 def learn(job: Job[Task[Trainings]]) -> dict[str, Any]:
-    """Train one network on familiar views; see `tried` and `measure_path`.
+    """Train one network on familiar views; see `try_setting` and `measure_path`.
 
     The data of the job's task is the factor that makes the held-out views novel.
     """
@@ -100,7 +100,7 @@ def learn(job: Job[Task[Trainings]]) -> dict[str, Any]:
 
 
 def try_setting(job: Job[Task[Trainings]]) -> Numbers:
-    """Try one setting; return the error on familiar training views that were left out."""
+    """Train with one setting; return the error on left-out familiar training views."""
     task, options = job.variant, job.options
     views, _ = split_views(task)
     entry, mixed = create_network(views, task, options), choose_images(views, len(views))
@@ -110,7 +110,7 @@ def try_setting(job: Job[Task[Trainings]]) -> Numbers:
 
 
 def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
-    """Return the errors of one network during its training, and under attack."""
+    """Measure one network several times during its training, and under attack."""
     task, options, settings = job.variant, job.options, job.variant.settings
     views, test_views = split_views(task)
     values = FAMILIAR[task.data], novel_values(test_views, task.data)
@@ -136,7 +136,7 @@ def measure_path(job: Job[Task[Trainings]]) -> list[dict[str, float]]:
 
 
 def errors_under_attack(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
-    """Return a network's errors under the attacks, by name and size in thousandths of a pixel."""
+    """Return a network's errors under attacks, by name and size in thousandths of a pixel."""
     attacks = {f"fgsm_{round(1000 * size)}_error": (size, 1) for size in settings.epsilons}
     for size in settings.iterated:
         attacks[f"iterated_{round(1000 * size)}_error"] = size, settings.attack_steps
@@ -148,17 +148,17 @@ def errors_under_attack(entry: Entry, split: Split, settings: Trainings) -> dict
 
 
 def match(paths: Mapping[str, Sequence[Point]]) -> dict[str, Point]:
-    """Return each network's errors where its familiar error is the lowest that all networks reach.
+    """Return each network's errors at the lowest familiar error that all networks reach.
 
-    Between two measurements errors follow a straight line. If a training crosses that error several
-    times, the last time counts; if it begins below, its first measurement does.
+    Between two measurements errors are interpolated linearly. If a training crosses the familiar
+    error several times, the last time counts; if it begins below it, the first measurement counts.
     """
     common = max(min(point["familiar"] for point in path) for path in paths.values())
     return {name: crossing(path, common) for name, path in paths.items()}
 
 
 def crossing(path: Sequence[Point], familiar: float) -> Point:
-    """Return the errors of a training where its familiar error last has a value."""
+    """Return a training's errors at the last time that its familiar error crosses a value."""
     for before, after in reversed(list(pairwise(path))):
         if before["familiar"] >= familiar >= after["familiar"] < before["familiar"]:
             fraction = (before["familiar"] - familiar) / (before["familiar"] - after["familiar"])
@@ -170,9 +170,9 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
 def viewpoints(options: Options, settings: Trainings) -> Result:
     """Compare capsules with an equal network on novel viewpoints of rendered toys (4 core-hours).
 
-    Minutes are of the processor, and all trainings and tries share them equally. Measuring during
-    training takes some forty minutes more. Errors are means over the seeds
-    at matched familiar errors, with the standard error over seeds. `fgsm_40_...` are errors on
+    Minutes of the processor are divided equally among all trainings and tries. Measuring during
+    training takes some forty minutes more. Errors are means over the seeds at matched familiar
+    errors, with the standard error over seeds. `fgsm_40_...` are errors on
     familiar azimuths under a white-box attack of one step that changes pixels by .040, and
     `iterated_...` errors under an attack of several steps.
     """
@@ -200,7 +200,7 @@ def viewpoints(options: Options, settings: Trainings) -> Result:
 
 
 def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> dict[str, Numbers]:
-    """Return the errors over the seeds, by name, then by network."""
+    """Return the errors at matched familiar errors, over the seeds, by name, then by network."""
     errors: dict[str, dict[str, list[float]]] = {}
     for seed in sorted({seed for _, _, seed in paths}):
         for network, point in match(
@@ -215,7 +215,7 @@ def errors_where_matched(paths: Mapping[Run, Sequence[Point]], factor: str) -> d
 
 
 def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
-    """Draw novel against familiar error during every training run, with a panel for each factor."""
+    """Plot novel against familiar error during every training run, with a panel for each factor."""
     figure, (axes,) = panels(len(FAMILIAR), size=(4, 3.5))
     for (network, factor, _), path in paths.items():
         axis = axes[list(FAMILIAR).index(factor)]
@@ -234,7 +234,7 @@ def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
 
 
 def plot_attacks(attacks: Mapping[str, Numbers]) -> Figure:
-    """Draw the error under attack by the size of the attack, with the standard error over seeds."""
+    """Plot errors by the size of an attack, with standard errors over seeds."""
     curves: dict[str, Numbers] = {}
     for name, row in attacks.items():
         attack, size, _ = name.split("_")

@@ -1,16 +1,16 @@
-"""Part-whole capsules trained on rotated images: what that costs, and a remedy.
+"""Part-whole capsules trained on rotated images: the loss of accuracy, and a remedy.
 
 The paper (Smith et al. 2020) finds that rotating the training images hurts on upright ones, and
 attributes it to parts that are affine copies of each other. `augment` measures the effect with
-three kinds of features: the presences of objects (t), presences and poses (t, A), and the kind and
+three sets of features: the presences of objects (t), presences and poses (t, A), and the kind and
 the shape code that explain the parts (see `models.shape_codes`). It counts the copies, and how
-often the same ink is found by another part when the image rotates: a part that is an affine copy of
-another can take its place wherever it is drawn.
+often another part explains some ink after the image rotates: a part that is an affine copy of
+another can replace it everywhere.
 
-The remedy: kinds and codes are fitted to parts that are read at every rotation of every image, and
-the fit itself chooses the rotation. Nobody says which way is up, but turns at which many digits are
-alike win. Each kind then has an upright of its own. An image is read by every kind at the rotation
-at which this kind explains its parts best.
+The remedy: kinds and codes are fitted to parts that are inferred at every rotation of every image,
+and the fit itself chooses the rotation. No upright direction is given, but rotations at which many
+digits are alike win. Each kind then has its own upright direction. An image is encoded by every
+kind at the rotation at which the kind explains the image's parts best.
 """
 
 import math
@@ -54,28 +54,28 @@ from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learn
 from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, start_objects
 
 DEGREES = (0, 45, 90, 180)
-ROTATIONS = (45, 90, 180)  # degrees by which images are rotated, to see whether parts swap
+ROTATIONS = (45, 90, 180)  # degrees of rotation at which part consistency is measured
 COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
 UPRIGHT, ROTATED = "probe", "rotated"
 COPY = 0.95  # likeness from which one template counts as a copy of another
-_MARGIN = 2  # side of the canvas, in sides of a template
+_MARGIN = 2  # side of the canvas divided by the side of a template
 _RATE = 0.05
 BATCH_SIZE = 32  # small batches learn faster for their time
-ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # images of the remedy, each read at every rotation
+ROTATED_TRAINING, ROTATED_TEST = 5000, 2000  # numbers of images for the remedy
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the experiment.
+    """Settings of the experiment on rotated training images.
 
     Args:
         degrees: largest rotations of training images, one for each model.
         seeds: number of seeds for each model.
         steps: updates of each model in a full run.
-        kinds: kinds of objects that are fitted to parts.
-        probed: training images that kinds and probes are fitted on.
-        rotations: turns of the circle at which parts are read for the remedy.
-        sizes: sizes of every entry that replace the zoo's own.
+        kinds: number of kinds of objects that are fitted to parts.
+        probed: number of training images that kinds and probes are fitted on.
+        rotations: number of rotations at which parts are inferred for the remedy.
+        sizes: arguments of every entry that replace the zoo's defaults.
     """
 
     degrees: tuple[int, ...] = DEGREES
@@ -95,11 +95,11 @@ def augment(options: Options, settings: Settings) -> Result:
     Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
     images, `rotated_...` on images rotated as in training. `..._turned` is the remedy: kinds and
     codes are fitted to the rotated training images at the rotations that they choose, and every
-    kind reads an image at the rotation at which it explains the image best. Its probe is fitted on
-    rotated images, and tested on rotated (`rotated_turned`) and on upright ones (`probe_turned`).
+    kind encodes an image at the rotation at which it explains the image best. Its probe is fitted
+    on rotated images, and tested on rotated (`rotated_turned`) and upright ones (`probe_turned`).
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
-    parts that are found by the same part when the image is rotated by 45 degrees.
+    parts that correspond to themselves when the image is rotated by 45 degrees.
     """
     timed, steps = replace(options, minutes=None), options.shorten_steps(settings.steps)
     study = Study({str(degrees): degrees for degrees in settings.degrees}, settings.seeds)
@@ -128,7 +128,7 @@ def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]
 def measure(
     entry: Entry, data: Dataset, degrees: int, settings: Settings, options: Options
 ) -> Numbers:
-    """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
+    """Return the accuracies of a trained model's probes, its copies, and its part consistency."""
     subset = data.train[: settings.probed]
     codes = create_from_parts(entry, kinds=settings.kinds)
     rotated_few = rotate_split(subset, degrees)
@@ -159,7 +159,7 @@ def measure(
 
 
 def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarray]:
-    """Return the features of every image (N, features), by column."""
+    """Return the features of images, (N, features) each, by name."""
     sets = part_sets(codes.guide.with_scope("parts"), split).images
     return {
         "presence": latents(entry.guide, split.images, PRESENCES),
@@ -188,10 +188,10 @@ def fit_rotated(
 
 @torch.no_grad()
 def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
-    """Return the fraction of present parts that the same part explains when the image is rotated.
+    """Return the fraction of present parts that correspond to themselves in a rotated image.
 
-    A part of the image as it is corresponds to the present part of the rotated image whose pose,
-    rotated back, is nearest to its own.
+    A part of the image corresponds to the present part of the rotated image whose pose, rotated
+    back, is nearest.
     """
     angle = images.new_full((len(images),), math.radians(degrees))
     before, after = (
@@ -207,14 +207,14 @@ def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
 
 
 def rotate_split(split: Split, degrees: float) -> Split:
-    """Return images rotated by angles uniform up to `degrees`, the same ones on every call."""
+    """Rotate the images of a split by uniform angles up to `degrees`, with a fixed seed."""
     generator = torch.Generator().manual_seed(4)
     images = [transforms.Rotate(degrees)(s, generator=generator) for s in split.images.split(2000)]
     return replace(split, images=torch.cat(images))
 
 
 def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
-    """Draw accuracy against the range of rotations in training."""
+    """Plot accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{title}, {w}" for k, title in kinds.items() for c, w in COLUMNS.items()}
     for kind, title in kinds.items():
@@ -225,7 +225,7 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
 
 @torch.no_grad()
 def plot_parts(entry: Entry, data: Dataset) -> Figure:
-    """Draw three test digits at four rotations, and the parts that are found, each in its color."""
+    """Draw three test digits at four rotations, and their parts, each in its color."""
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
     images = rotate_images(digits, angle)
@@ -237,14 +237,14 @@ def plot_parts(entry: Entry, data: Dataset) -> Figure:
 
 
 def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:
-    """Compute how alike each template can be made to each other one by an affine map, (P, P).
+    """Return the likeness of each template to each other one under the best affine map, (P, P).
 
     The likeness is the cosine of the angle between two images, row i drawn as column j, at the best
     affine map that Adam finds from several rotations. It is 1 on the diagonal.
 
     Args:
         templates: ink of P templates, (P, h, w), at least 0.
-        rotations: turns from which the search starts.
+        rotations: number of rotations that initialize the search.
         steps: updates of Adam.
     """
     size = (_MARGIN * templates.shape[1], _MARGIN * templates.shape[2])
@@ -269,11 +269,11 @@ def likeness(templates: Tensor, rotations: int = 8, steps: int = 50) -> Tensor:
 
 
 def count_copies(alike: Tensor, least: float = COPY) -> int:
-    """Return the number of templates that have a copy, each of the other, given `likeness`."""
+    """Return the number of templates that have a mutual copy, from their `likeness`."""
     mutual = torch.minimum(alike, alike.T).fill_diagonal_(0)
     return int((mutual.amax(1) >= least).sum())
 
 
 def _draw_templates(ink: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """Draw templates (P, 1, h, w) at poses (B, P, 6) on a canvas, (B, P, pixels)."""
+    """Render templates (P, 1, h, w) at poses (B, P, 6), (B, P, pixels)."""
     return warp_templates(ink, pose, size)[:, 0].transpose(0, 1).flatten(2)

@@ -1,4 +1,4 @@
-"""Part-whole capsules (Smith et al. 2020): classes without labels, and all guides to one model."""
+"""Part-whole capsules (Smith et al. 2020): unsupervised classes, and all guides to one model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,13 +23,14 @@ from capsule_zoo.registry import Entry
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
 PARTS = ["part_presence", "part_pose"]
-PROBED = 10_000  # training images that a probe is fitted on
-UPDATES = dict(tighten=600, widen=200, free_form=100, refine=40, automatic=400)  # of a full run
+PROBED = 10_000  # number of training images that a probe is fitted on
+# Numbers of updates in a full run
+UPDATES = dict(tighten=600, widen=200, free_form=100, refine=40, automatic=400)
 Reader = Callable[[nn.Module, Tensor], np.ndarray]  # features of images, inferred by a guide
 
 
 def sample_presences(guide: nn.Module, images: Tensor, seed: int = 0) -> np.ndarray:
-    """Return one draw of the binary presences of the objects, (N, objects)."""
+    """Sample the binary presences of the objects once, (N, objects)."""
     return infer(guide, images, PRESENCES, seed)[PRESENCES[0]].cpu().numpy()
 
 
@@ -46,11 +47,11 @@ def fit_probes(
 ) -> dict[str, Accuracy]:
     """Return the accuracies of linear probes on features of the images.
 
-    They are fitted on the features of `probed` training images and, if there are more, also on the
-    features of all training images (`..._all`).
+    Probes are fitted on the features of `probed` training images and, if there are more, also on
+    the features of all training images (`..._all`).
 
     Args:
-        readers: features by the name of the probe.
+        readers: functions that return features, by the name of the probe.
     """
     accuracies, labels = {}, data.train.labels
     sizes = {"": probed, "_all": len(labels)} if len(labels) > probed else {"": len(labels)}
@@ -65,7 +66,7 @@ def fit_probes(
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
     """Return the entry with a guide whose poses have densities, trained with the model frozen.
 
-    The guide starts at the points of the entry's guide. It needs the entry's warm-up: new standard
+    The entry's guide of points initializes the guide. The guide needs the entry's warm-up: new
     standard deviations are small, and one of Adam's full first updates moves every pose by many of
     them.
     """
@@ -82,7 +83,7 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
 
 
 def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
-    """Return a reader of principal components of pixels, as many as these images have at most."""
+    """Return a function that returns images' principal components, fitted on given images."""
     from sklearn.decomposition import PCA
 
     def rows(images: Tensor) -> np.ndarray:
@@ -94,11 +95,11 @@ def principal_components(images: Tensor, number: int, seed: int = 0) -> Reader:
 
 @experiment("part-whole/classify", data="mnist", minutes=30, of_runs=True)
 def classify(options: Options) -> Result:
-    """Learn MNIST without labels and read the class off the objects (30 minutes).
+    """Learn MNIST without labels, and predict classes from objects by probes (30 minutes).
 
-    The probes read probabilities of presences, alone and with poses. `probe_drawn` reads one draw
-    of the binary presences, and `probe_parts` the parts without any object: their presences and
-    poses. `probe_components` reads as many principal components of the pixels as there are objects.
+    The probes use probabilities of presences, alone and with poses. `probe_drawn` uses one sample
+    of the binary presences, and `probe_parts` the presences and poses of parts, without objects.
+    `probe_components` uses as many principal components of the pixels as there are objects.
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = load_or_train("part-whole", data, options)
@@ -119,8 +120,8 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
     """Compare every guide on one trained model and held-out digits (30 minutes).
 
     The rows "relaxed" are bounds on the model with relaxed presences, and comparable with each
-    other only, because Pyro's AutoNormal supports no discrete site. AutoNormal starts at a draw
-    from the prior and is fitted to these very images, without any network of the zoo.
+    other only, because Pyro's AutoNormal supports no discrete site. A sample of the prior
+    initializes AutoNormal, which is fitted to these very images, without any network of the zoo.
 
     Args:
         images: number of held-out digits.
@@ -167,7 +168,7 @@ def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Res
 
 
 def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
-    """Return a guide with normal poses of its own for each image, started at the entry's guide."""
+    """Fit a guide with normal poses for each image, initialized at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, "normal")
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
     arguments: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
@@ -178,7 +179,7 @@ def fit_free_form(entry: Entry, images: Split, options: Options, steps: int) -> 
 def fit_automatic(
     kind: type[AutoNormal | AutoDelta], model: Model, images: Split, options: Options, steps: int
 ) -> AutoGuide:
-    """Return one of Pyro's automatic guides, fitted to these images."""
+    """Fit one of Pyro's automatic guides to images."""
     guide = kind(model, init_loc_fn=init_to_sample)
     checks = checkpoints(options, kind.__name__)
     fit_to_images(guide, model, images, steps=steps, seed=options.seed, checks=checks)

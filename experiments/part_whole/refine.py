@@ -1,4 +1,4 @@
-"""Test-time inference: scheduled steps beside plain Adam, and beside steps by curvature."""
+"""Test-time inference: scheduled steps compared with plain Adam."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 
 NEAR = 1.0  # nats below the best objective at which a race ends
-PLAIN_RATES, RATES = (3e-3, 1e-2, 3e-2), (0.03, 0.06)  # largest learning rates
+PLAIN_RATES, RATES = (3e-3, 1e-2, 3e-2), (0.03, 0.06)  # largest learning rates of both methods
 SMOOTHED = 10  # steps over which the objective, which is noisy, is averaged
 
 
@@ -28,7 +28,7 @@ def race_refinements(
     plain_steps: int = 1000,
     budgets: tuple[int, ...] = (30, 60, 120, 240),
 ) -> Result:
-    """Race scheduled test-time inference against plain Adam, on upright and rotated digits.
+    """Compare the speed of scheduled test-time inference with plain Adam on MNIST digits.
 
     Both methods are run at several rates, and the scheduled one, whose rate falls to zero, at
     several lengths. The goal of the race is one nat below the best objective that any run ends
@@ -43,7 +43,7 @@ def race_refinements(
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = load_or_train("part-whole", data, options)
-    subset = data.test.images[-images:]  # the schedule was chosen on others
+    subset = data.test.images[-images:]  # the schedule was chosen on other images
     races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
     for name, digits in (("upright", subset), ("rotated", subset.rot90(1, (2, 3)))):
@@ -87,7 +87,7 @@ class Race(NamedTuple):
     rate: float
 
     def arrival(self, goal: float) -> float:
-        """Return the seconds until the objective, smoothed, reaches the goal; infinite if never."""
+        """Return the seconds until the smoothed objective reaches the goal; infinite if never."""
         steps = len(self.path) - 1
         smooth = self.path.unfold(0, min(SMOOTHED, steps + 1), 1).mean(-1)
         hits = (smooth >= goal).nonzero()
@@ -96,7 +96,7 @@ class Race(NamedTuple):
         return self.seconds if self.end >= goal else math.inf
 
     def numbers(self, goal: float) -> Numbers:
-        """Return when the run reached the goal, after how many steps, and with which rate."""
+        """Return the run's numbers: time and steps to the goal, rate, and final objective."""
         arrival = self.arrival(goal)
         seconds, steps = min(arrival, self.seconds), len(self.path) - 1
         return {
@@ -109,14 +109,14 @@ class Race(NamedTuple):
 
 
 def fastest(runs: Sequence[Race], goal: float) -> Race:
-    """Return the run that reaches the goal first, or else the one that comes nearest."""
+    """Return the run that reaches the goal first, or else the run that comes nearest."""
     return min(runs, key=lambda run: (run.arrival(goal), -run.end))
 
 
 def race(
     entry: Entry, images: Tensor, options: Options, steps: int, rate: float, method: str
 ) -> Race:
-    """Refine the poses of images, and score them with noise that they were not fitted to."""
+    """Refine the poses of images, and evaluate them with independent noise."""
     model, seed = entry.model, options.seed
     began = time.perf_counter()
     settings: dict[str, Any] = dict(distribution="delta", lr=rate, method=method)

@@ -1,4 +1,4 @@
-"""Part-whole capsules that were trained on shifted digits, on affine changes and rotations."""
+"""Part-whole capsules trained on shifted digits, tested on affine maps and rotations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,22 +24,22 @@ from capsule_zoo.models import Capsules
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import load
 
-BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
+BORDER = 6  # pixels of the border around MNIST's 28x28, and of the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
-# proportion. Places must be known farther from the edge than the encoder sees, and digits move.
+# proportion. Positions must be known farther from the edge than the encoder sees, and digits move.
 LARGE: dict[str, Any] = {
     "guide": dict(max_scale=0.8 * 28 / 40, coordinates=True, centered=True),
     "sigma_place": 0.2,
 }
-AT_ONCE = 500  # images that are read or refined together
-ROTATED, REFINED = 2000, 500  # test images of each kind that are rotated, and that are refined
-REFINED_TRAINING = 2000  # training images of the probe on refined poses
-CURVED = 500  # test images at each rotation
+AT_ONCE = 500  # images that are encoded or refined at once
+ROTATED, REFINED = 2000, 500  # numbers of rotated and of refined test images in each set
+REFINED_TRAINING = 2000  # number of training images of the probe on refined poses
+CURVED = 500  # number of test images at each rotation of the curve
 Features = Callable[[Any, Tensor], np.ndarray]
 
 
 class ObjectProbe:
-    """A linear probe on what a guide infers of objects, fitted on training images alone.
+    """A linear probe on a guide's inferred objects, fitted on training images alone.
 
     Args:
         features: a function of guide and images that returns one row for each image.
@@ -58,7 +58,7 @@ class ObjectProbe:
 
 @torch.no_grad()
 def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
-    """Return how many parts choose each object, (N, objects), in expectation."""
+    """Return the expected number of parts that choose each object, (N, objects)."""
     counts = []
     for batch in images.split(AT_ONCE):
         drawn = infer(guide, batch)
@@ -73,7 +73,7 @@ def count_choosing_parts(guide: Guide, images: Tensor) -> np.ndarray:
 
 
 def refine_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.ndarray:
-    """Return presences and poses of objects that are refined for each image, (N, features)."""
+    """Refine the objects of each image; return their presences and poses, (N, features)."""
     rows = []
     for batch in images.split(AT_ONCE):
         free = fit_guide(
@@ -91,9 +91,9 @@ FEATURES: dict[str, Features] = {
 
 
 def rotate_to_best(guide: PartWholeGuide, split: Split, rotations: int) -> Split:
-    """Return each image with its ink in the middle, rotated to where the model explains it best.
+    """Center each image and rotate it to where the model explains it best.
 
-    Objects may have any of `rotations` angles for this.
+    The model's objects may then have any of `rotations` angles.
     """
     model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=rotations))
     angles = [
@@ -103,7 +103,7 @@ def rotate_to_best(guide: PartWholeGuide, split: Split, rotations: int) -> Split
 
 
 def add_border(images: Tensor) -> Tensor:
-    """Return 28x28 images in the middle of 40x40 pixels."""
+    """Pad 28x28 images to 40x40 pixels."""
     return F.pad(images, (BORDER,) * 4)
 
 
@@ -116,25 +116,25 @@ def generalize(
     degrees: tuple[int, ...] = tuple(range(0, 181, 15)),
     sizes: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train on shifted digits; test on affine changes and rotations up to 180 degrees (30 minutes).
+    """Train on shifted digits; test on affine maps and rotations up to 180 degrees (30 minutes).
 
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
-    training images and tested on images of three kinds: `upright` in the middle, `affnist`, and
-    `rotated` by angles uniform up to 180 degrees either way. "Turned" is the same probe when every
-    image is first rotated to where the model explains it best, one of 16 rotations. "Refined" are
-    free-form poses and presences, which start at the guide's and are optimized for each image; a
-    probe of their own is fitted on refined training images, because refinement moves presences
-    towards 0 and 1. "Few" is the probe on the guide's own answers for the same few training images.
+    training images and tested on three sets of images: `upright` in the middle, `affnist`, and
+    `rotated` by uniform angles up to 180 degrees either way. "Turned" is this probe after every
+    image is rotated to where the model explains it best, one of 16 rotations. "Refined" are
+    free-form poses and presences, initialized at the guide's and optimized for each image. A
+    separate probe is fitted on refined training images, because refinement moves presences
+    towards 0 and 1. "Few" is the probe on the guide's objects for these few training images.
 
-    The features are the objects' presences (`presence`), these and their poses (`presence_pose`),
-    or the expected number of parts that choose each object (`chosen`), which is what the parts say
-    of the objects' presence, as the guide's presences are what the image says.
+    The features are the objects' presences (`presence`), presences and poses (`presence_pose`), or
+    the expected number of parts that choose each object (`chosen`): the parts then decide on the
+    presence of an object, in place of the image.
 
     Args:
         rotations: number of rotations that are tried; each needs a parse.
         refining: steps of the refinement.
         degrees: rotations of the curve.
-        sizes: sizes of the entry that replace the experiment's.
+        sizes: arguments of the entry that replace the experiment's.
     """
     mnist = load_dataset("mnist", root=options.data_root).transform_images(add_border)
     moved = load_dataset("affnist", root=options.data_root)

@@ -24,12 +24,12 @@ from capsule_zoo.inference.evaluation.classification import Fraction
 from capsule_zoo.records import Number, Table
 from capsule_zoo.registry import Entry, create
 
-ONE_STEP = 0.1  # the extra time of the model that draws in one step, as a fraction of the budget
+ONE_STEP = 0.1  # extra training time of the one-step model, as a fraction of the budget
 
 
 @torch.no_grad()
 def class_error(entry: Entry, split: Split) -> Number:
-    """Return how often another capsule than the class's is longest, with its binomial error."""
+    """Return the class error: how often the class's capsule is not longest, with binomial error."""
     classes = torch.cat([entry.model.classify(x).argmax(1) for x in split.images.split(500)])
     return Fraction.of(classes != split.labels)
 
@@ -45,7 +45,7 @@ def mnist(options: Options, settings: Bounded) -> Result:
     """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
     The class error is measured on the binarized test images of the bounds, and on gray ones, which
-    other papers classify. `neg_elbo` is of all test images; its parts are of those of the bound.
+    other papers classify. `neg_elbo` is on all test images; its parts are on the bounds' images.
     """
     data, arguments = binary_mnist(options), dict[str, Any](inputs=Inputs(Binarize(), labels=True))
     entry = load_or_train("recurrent-capsules", data, options, **arguments)

@@ -1,4 +1,4 @@
-"""The number of digits in a scene: by training time, with more digits, by three guides, and AIR.
+"""The number of digits in a scene: by training time, with more digits, and by three guides.
 
 A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
@@ -34,29 +34,29 @@ from capsule_zoo.zoo.scenes.figures import counts_against_time, counts_by_number
 
 DATA = "multi-mnist:train=60000"
 WEIGHTS = "scenes-mnist"
-PUBLISHED = 0.983  # of the counts; the public program
-EARLY = 300.0  # seconds of the first of the two measurements
+PUBLISHED = 0.983  # fraction of right counts of the public program
+EARLY = 300.0  # seconds of training at the first of the two measurements
 DOUBTS = (1e-8, 1e-6, 1e-4, 1e-2)  # probabilities between bins of doubt
-MAX_TRAINED_DIGITS = 2  # most digits of a scene that was trained on
-MORE = (3, 4, 5)  # digits
+MAX_TRAINED_DIGITS = 2  # largest number of digits in a training scene
+MORE = (3, 4, 5)  # numbers of digits beyond training
 LARGE = (80, 80, 7)  # height, width and slots of scenes of more digits
-PLACES = 0.1  # temperature of the places of attention
+PLACES = 0.1  # temperature of the sampled positions of attention
 INKS = (0.5, 0.3, 0.1)  # brightness above which a pixel is in the mask of a true digit
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the experiment.
+    """Settings of the experiment on counts.
 
     Args:
         seeds: number of seeds.
-        length: minutes of training of each seed, of the processor.
+        length: training time of each seed, in minutes of the processor.
         every: updates between two measurements.
-        draws: draws of the guide that are combined for a count.
+        draws: samples of the guide that are combined for a count.
         tested: test scenes whose objects are counted.
         bounds: test scenes whose log p is bounded.
         more: test scenes of every larger number of digits.
-        sizes: sizes of the entry that replace the zoo's own.
+        sizes: arguments of the entry that replace the zoo's defaults.
     """
 
     seeds: int = 5
@@ -73,12 +73,11 @@ class Settings:
 def counts(options: Options, settings: Settings) -> Result:
     """Count digits after minutes of training, and more digits than were seen (60 core-minutes).
 
-    The guide learns with attention at one place, where most is unexplained, and counts at places
-    that it draws.
-    `count_accuracy_5_minutes` is the last measurement within five minutes of a run; there is none
-    where a seed was not measured by then. `count_accuracy_30_minutes` is the one at the end of the
-    run, which is shorter than 30 minutes. `..._worst` are those of the worst seed. `elbo` and
-    `iwae_100` are in nats an image.
+    The guide learns with attention at one position, where most is unexplained, and counts with
+    sampled positions of attention. `count_accuracy_5_minutes` is the last measurement within five
+    minutes of a run; it is absent if a seed was not measured by then. `count_accuracy_30_minutes`
+    is the measurement at the end of the run, which is shorter than 30 minutes. `..._worst` are of
+    the worst seed. `elbo` and `iwae_100` are in nats per image.
     """
     outcomes = Study({"scenes": settings}, settings.seeds).run(one_seed, options)["scenes"]
     numbers = with_worst([outcome["numbers"] for outcome in outcomes], "count_accuracy_*")
@@ -92,12 +91,12 @@ def counts(options: Options, settings: Settings) -> Result:
 def last_within(
     curve: Sequence[tuple[float, int, Number]], seconds: float = math.inf
 ) -> Number | None:
-    """Return the last measurement of a curve within some seconds; None if there is none."""
+    """Return a curve's last measurement within some seconds; None if there is none."""
     return next((number for passed, _, number in reversed(curve) if passed <= seconds), None)
 
 
 def one_seed(job: Job[Settings]) -> dict[str, Any]:
-    """Train and measure one seed."""
+    """Train one seed, and measure its counts and bounds."""
     settings, options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
     entry = create_untrained(
@@ -131,24 +130,24 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 
 
 def accuracy(entry: Entry, scenes: Split, **arguments: Any) -> Number:
-    """Return the fraction of the scenes whose number of objects, by `find_objects`, is right."""
+    """Return the fraction of scenes with the right number of objects by `find_objects`."""
     objects = find_objects(entry.model, entry.guide, scenes.images, **arguments)
     return mean_and_error(right_counts(objects, scenes))
 
 
 def right_counts(detections: FoundObjects, scenes: Split) -> Tensor:
-    """Return 1 for every scene whose number of objects is right, and 0 for the others, (N,)."""
+    """Return 1 for every scene with the right number of objects, and 0 for others, (N,)."""
     return (detections.counts == scenes.objects.counts).float()
 
 
 def load_with_digits(number: int, test: int, options: Options) -> Split:
-    """Return scenes of exactly this many digits on 80x80 pixels."""
+    """Load scenes of exactly `digits` digits on 80x80 pixels."""
     name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={test}"
     return load_dataset(name, options.data_root).test
 
 
 def ways(entry: Entry) -> dict[str, Entry]:
-    """Return the entry with each way of reading; the parameters are shared."""
+    """Return the entry with each inference method; all use its parameters."""
     guide = entry.guide_of(Peeling)
     again, drawn = guide.sharing_parameters(sweeps=2), guide.sharing_parameters(temperature=PLACES)
     return {
@@ -160,19 +159,19 @@ def ways(entry: Entry) -> dict[str, Entry]:
 
 @experiment("scenes/reading", data="multi-mnist", of_runs=True)
 def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int = 10) -> Result:
-    """Count the digits of test scenes in three ways, and tell whose the pixels are (24 minutes).
+    """Count the digits of test scenes by three methods, and segment pixels (24 minutes).
 
-    The model is that of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
+    The model is of --run, or of the weights `scenes-mnist`. `count_accuracy_one_draw` is of
     one sample of the guide's presences. `count_confidence` is the mean probability of the most
     likely number, and `count_calibration` the mean distance between this probability and the
     fraction of scenes in which the number is right, within ten bins of probability. `ari_...`
-    compares the pixels of what is found at drawn places with three true masks; see
+    compares the pixels of objects that are found at sampled positions with three true masks; see
     `pixel_agreement`.
 
     Args:
         scenes: test scenes of 0 to 2 digits.
         more: test scenes of 3, 4 and 5 digits, each, on 80x80 pixels with seven slots.
-        draws: draws of the guide that are combined.
+        draws: samples of the guide that are combined.
     """
     entry = load(options.run or WEIGHTS)
     sets = {"": (entry, load_dataset("multi-mnist:train=20", options.data_root).test[:scenes])}
@@ -210,19 +209,19 @@ def reading(options: Options, *, scenes: int = 2000, more: int = 500, draws: int
 
 @torch.no_grad()
 def drawn_counts(entry: Entry, scenes: Split) -> Tensor:
-    """Sample the presences of scenes once from the guide, and return their numbers (N,)."""
+    """Sample the presences of scenes once from the guide, and return the counts (N,)."""
     with use_seed(0), eval_mode(entry.guide):
         drawn = [entry.guide(images) for images in scenes.images.split(100)]
     return torch.cat(drawn).sum(-1)
 
 
 def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Numbers]:
-    """Return how well objects of `multi-mnist` scenes agree with true masks of three sizes.
+    """Return the agreement of `multi-mnist` objects with true masks of three sizes.
 
     The scenes are the first ones of the test set. `ari_with_ground` is the foreground ARI of
-    `FoundObjects.numbers`, for which the ground is an answer, and `ari_objects_alone` that of
-    `owners`, for which it is none. `given_to_ground` is the fraction of the pixels of true digits
-    that `numbers` gives to the ground.
+    `FoundObjects.numbers`, where a pixel may belong to the ground. `ari_objects_alone` is the
+    foreground ARI of `owners`, where it may not. `given_to_ground` is the fraction of the pixels of
+    true digits that `numbers` assigns to the ground.
     """
     rows: dict[str, Numbers] = {}
     for ink in INKS:
@@ -242,11 +241,11 @@ def pixel_agreement(objects: FoundObjects, options: Options) -> dict[str, Number
 
 
 def accuracy_by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
-    """Return the fraction of right counts for every true number, by way to read.
+    """Return the fraction of right counts for every true number, by inference method.
 
     Args:
-        answers: by way, for each scene the true number, the probability of all numbers but the
-            most likely one, and 1 if that one is right, (3, N).
+        answers: by method, for each scene the true number, the probability of all numbers except
+            the most likely one, and 1 if the most likely one is right, (3, N).
     """
     return {
         name: {f"{n:.0f}": mean_and_error(right[true == n]) for n in true.unique().tolist()}
@@ -257,12 +256,12 @@ def accuracy_by_number(answers: Mapping[str, Tensor]) -> dict[str, Numbers]:
 def bin_by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
     """Return the fraction of wrong counts by the mean doubt of each bin that holds scenes.
 
-    Most scenes leave no doubt, so that bins are of two decades. An error is that of the fraction
+    Most scenes leave no doubt, so that a bin spans two decades. A standard error is of the fraction
     with one right and one wrong count more, so that it is above zero where all are right.
 
     Args:
-        doubt: probability of all numbers but the most likely one, (N,).
-        wrong: 1 where that one is wrong, (N,).
+        doubt: probability of all numbers except the most likely one, (N,).
+        wrong: 1 where the most likely number is wrong, (N,).
     """
     rows: Numbers = {}
     index = torch.bucketize(doubt, doubt.new_tensor(DOUBTS))
@@ -275,7 +274,7 @@ def bin_by_doubt(doubt: Tensor, wrong: Tensor) -> Numbers:
 
 
 def figures_of(answers: Mapping[str, Tensor]) -> dict[str, Figure]:
-    """Draw the counts by true number, and their reliability; see `by_number`."""
+    """Plot the counts by true number, and their reliability; see `accuracy_by_number`."""
     kinds: dict[str, dict[str, Numbers]] = {}
     for name, (true, doubt, right) in answers.items():
         for kind, here in (

@@ -39,12 +39,12 @@ from capsule_zoo.zoo.shape_codes.entry import part_sets
 Cells = frozenset[tuple[int, ...]]
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
-INK = 0.3  # brightness
-FAINT = 0.03  # fraction of a pixel; where objects cover less, an object ends
-BRIGHTER = 1.2  # strokes that were shrunk and enlarged are paler
-CRUMB = 0.2  # of the ink of a digit's largest piece; pieces with less are of another digit
+INK = 0.3  # brightness above which a pixel is ink
+FAINT = 0.03  # covered fraction of a pixel below which an object ends
+BRIGHTER = 1.2  # factor of brightness, because shrunk and enlarged strokes are paler
+CRUMB = 0.2  # ink of a piece, relative to the largest piece, below which it is of another digit
 DIGITS = "multi-mnist"
-FINDING: dict[str, dict[str, Any]] = {  # how objects are found, chosen on training scenes
+FINDING: dict[str, dict[str, Any]] = {  # arguments of `find_objects`, chosen on training scenes
     DIGITS: dict(temperature=PLACES),
     "tetrominoes": dict(temperature=0.5, draws=60),
 }
@@ -76,15 +76,15 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the experiment.
+    """Settings of the experiment on segmentation.
 
     Args:
         seeds: number of seeds.
-        length: minutes of training on each data set, of the processor.
-        draws: draws of the guide that are combined, but for tetrominoes 60.
+        length: training time on each data set, in minutes of the processor.
+        draws: samples of the guide that are combined; for tetrominoes 60.
         tested: test scenes of each data set, at most; sprites and tetrominoes have 1,000.
         named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
-        sizes: sizes of the entries that replace ours.
+        sizes: arguments of the entries that replace the experiment's.
     """
 
     seeds: int = 5
@@ -97,15 +97,14 @@ class Settings:
 
 @experiment("scenes/segmentation", data="multi-mnist", minutes=200)
 def segmentation(options: Options, settings: Settings) -> Result:
-    """Segment digits, sprites and tetrominoes, and name the digits (over three core-hours).
+    """Segment digits, sprites and tetrominoes, and classify the digits (over three core-hours).
 
-    `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be given to the
-    ground, which is then one answer more. `iou` is the overlap of the box of every true digit's ink
-    with the best box. `classes_found` is the fraction of the found digits whose class is that of
-    their
-    kind: a window about each is read by `shape-codes-mnist`, which learned kinds without labels.
-    `..._worst` is that of the worst seed. Digits and tetrominoes are found at places of attention
-    that are drawn, as in `scenes/counts`, at temperatures of .1 and .5.
+    `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be assigned to
+    the ground, which then counts as one more segment. `iou` is the overlap of the box of every true
+    digit's ink with the best box. `classes_found` is the fraction of the found digits whose kind
+    stands for their class: a window around each digit is encoded by `shape-codes-mnist`, which
+    learned kinds without labels. `..._worst` is of the worst seed. Digits and tetrominoes are found
+    with sampled positions of attention, as in `scenes/counts`, at temperatures of .1 and .5.
     """
     study = Study(dict.fromkeys(SIZES, settings), settings.seeds)
     outcomes = study.run(one_set, options)
@@ -122,7 +121,7 @@ def segmentation(options: Options, settings: Settings) -> Result:
 
 
 def one_set(job: Job[Settings]) -> dict[str, Number]:
-    """Train on one data set, and measure."""
+    """Train on one data set, and measure the segmentation."""
     name, settings, options = job.name, job.variant, job.options
     data = load_dataset(DATA if name == DIGITS else name, options.data_root)
     entry = create_untrained("scenes", data, options, **(settings.sizes or SIZES[name]))
@@ -142,7 +141,7 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
 def measure_objects(
     entry: Entry, test: Split, **arguments: Any
 ) -> tuple[FoundObjects, dict[str, Number]]:
-    """Return what scenes find by arguments of `find_objects`, its ARI and right counts."""
+    """Find the objects of scenes; return them, their ARI and the fraction of right counts."""
     objects = find_objects(entry.model, entry.guide, test.images, **arguments)
     ari = foreground_ari(objects.numbers, test.objects)
     right = mean_and_error(right_counts(objects, test))
@@ -150,7 +149,7 @@ def measure_objects(
 
 
 def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
-    """Return the largest expected foreground ARI of tetrominoes, and how many are ambiguous.
+    """Return the largest expected ARI on tetrominoes, and the fraction of ambiguous scenes.
 
     Pieces of one color that touch may be cut in several ways, which are equally likely.
     """
@@ -172,7 +171,7 @@ def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
 
 
 def cuts(cells: Cells, pieces: Sequence[Cells]) -> list[tuple[Cells, ...]]:
-    """Return all ways to cut cells into pieces."""
+    """Return all partitions of cells into pieces."""
     if not cells:
         return [()]
     row, column = min(cells)
@@ -185,11 +184,11 @@ def cuts(cells: Cells, pieces: Sequence[Cells]) -> list[tuple[Cells, ...]]:
 
 
 def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number:
-    """Return the fraction of the true digits that are found, and whose kind is of their class.
+    """Return the fraction of true digits that are found with a kind of their class.
 
-    A window about each found digit, as large and as centered as the digits of MNIST, is read by
-    `READER`, without small pieces that stand apart. Kinds are named by the commonest class of their
-    training digits, `labelled`.
+    A window around each found digit, in MNIST's scale and position, is encoded by `READER`, without
+    small separate pieces. The class of a kind is the commonest class of its training digits,
+    `labelled`.
     """
     codes = load(READER)
     scene, digit = (scenes.objects.classes >= 0).nonzero(as_tuple=True)
@@ -209,12 +208,14 @@ def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number
 
 
 def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
-    """Return one object of each image as MNIST shows digits, (n, 1, 28, 28).
+    """Crop one object of each image into MNIST's format, (n, 1, 28, 28).
 
-    The ink's longer side is 20 of 28 pixels, and its center of mass is that of pixel 14, from 0.
+    The ink's longer side is 20 of 28 pixels, and its center of mass is the center of pixel 14,
+    counted from 0.
 
     Args:
-        owners: (n, H, W); `slot` is the number of the object, from 0, (n,).
+        owners: the object of every pixel, (n, H, W).
+        slot: the number of the cropped object, from 0, (n,).
     """
     ink = without_crumbs(images * (owners == 1 + slot[:, None, None])[:, None])
     box = boxes_of(ink[:, 0] > INK)
@@ -229,7 +230,7 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
 
 
 def without_crumbs(ink: Tensor) -> Tensor:
-    """Return digits (n, 1, H, W) without the pieces that `CRUMB` tells to be of other digits."""
+    """Remove small pieces, which belong to other digits, from digits (n, 1, H, W); see `CRUMB`."""
     whole = ink.clone()
     for digit in whole[:, 0].numpy():
         pieces, number = ndimage.label(digit > 0.1, np.ones((3, 3)))

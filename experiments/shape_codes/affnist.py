@@ -1,4 +1,4 @@
-"""Shape codes on shifted digits, tested on digits under affine maps, which training never saw."""
+"""Shape codes trained on shifted digits, tested on digits under affine maps."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.shape_codes.entry import parse_dataset, part_sets
 
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
-# What is tried at each step of the search: the columns that change together, and by how much.
+# Moves at each step of the search: the columns that change together, and the changes.
 SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
     ("turned", (DEGREES,), (-20.0, -10.0, 10.0, 20.0)),
     ("scaled", (SCALE_X, SCALE_Y), (-0.17, 0.17)),
@@ -44,7 +44,7 @@ class Settings(ObjectSettings):
     """The settings of the experiment, and of its objects.
 
     Args:
-        images: digits under affine maps that are tested.
+        images: number of digits under affine maps that are tested.
     """
 
     parts_of: str = "part-whole-affnist"
@@ -53,12 +53,12 @@ class Settings(ObjectSettings):
 
 
 class Reading(NamedTuple):
-    """Results for digits (N,) that were moved before they were parsed.
+    """Results for N digits that were moved before they were parsed.
 
     Attributes:
-        motions: how they were moved, (N, 4).
-        explained: log density of the parts in the frame of the digits as given, (N,), in nats.
-        answers: classes, (N,).
+        motions: the motion of each digit, (N, 4).
+        explained: log density of the parts in the frame of the original digits, (N,), in nats.
+        answers: predicted classes, (N,).
     """
 
     motions: Tensor
@@ -68,11 +68,11 @@ class Reading(NamedTuple):
 
 @experiment("shape-codes/affnist", data="affnist", minutes=30)
 def affnist(options: Options, settings: Settings) -> Result:
-    """Digits under affine maps, read by objects of shifted digits (30 minutes).
+    """Classify digits under affine maps by objects of shifted digits (30 minutes).
 
-    The parts are those of published weights, frozen, and every digit is seen with its ink in the
+    The parts are of published weights, frozen, and every digit is seen with its ink in the
     middle. Objects and a linear probe are fitted to shifted training digits alone. Each test digit
-    is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
+    is then moved step by step (rotated, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
     data = load_dataset("affnist", root=options.data_root).transform_images(center_ink)
@@ -94,7 +94,7 @@ def affnist(options: Options, settings: Settings) -> Result:
 
 
 def center_ink(images: Tensor) -> Tensor:
-    """Return images (N, C, H, W) with their ink in the middle."""
+    """Center the ink of images (N, C, H, W)."""
     return torch.cat([center_images(batch)[0] for batch in images.split(2000)])
 
 
@@ -119,9 +119,9 @@ def moved_digits(entry: Entry, probe: Any, test: Split) -> tuple[dict[str, Numbe
 
 
 def read_moved(entry: Entry, probe: Any, test: Split, motions: Tensor) -> Reading:
-    """Read the objects of digits that are moved by `motions` (N, 4) and parsed.
+    """Infer the objects and classes of digits after `motions` (N, 4).
 
-    Poses of parts grow with the digit. Their density in the frame of the digit as given has a
+    Poses of parts grow with the digit. Their density in the frame of the original digit has a
     factor |det L|^3 for each present part, where L is the linear map of the motion.
     """
     images = center_ink(move_images(test.images, motions))
@@ -134,16 +134,16 @@ def read_moved(entry: Entry, probe: Any, test: Split, motions: Tensor) -> Readin
 
 
 def matrices_of(motions: Tensor) -> Tensor:
-    """Return motions (N, 4) as affine matrices (N, 2, 3)."""
+    """Return the affine matrices (N, 2, 3) of motions (N, 4)."""
     degrees, shear, scale_x, scale_y = motions.unbind(-1)
     return transforms.motion(degrees, shear, (scale_x.exp(), scale_y.exp()))
 
 
 def move_images(images: Tensor, motions: Tensor) -> Tensor:
-    """Return images (N, C, H, W) under motions (N, 4)."""
+    """Move images (N, C, H, W) by motions (N, 4)."""
     return transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
 
 
 def accuracy(reading: Reading, test: Split) -> Number:
-    """Return the fraction of right answers."""
+    """Return the fraction of right classes, with its standard error."""
     return mean_and_error((reading.answers == test.labels).double())

@@ -1,4 +1,4 @@
-"""Classes that k-means finds, compared with the kinds of shape codes."""
+"""Classes found by k-means, compared with the kinds of shape codes."""
 
 from collections.abc import Sequence
 
@@ -24,15 +24,15 @@ def clusters(
     components: int = 50,
     numbers: tuple[int, ...] = (10, 64),
 ) -> Result:
-    """Find classes by k-means, on what shape codes see, beside their kinds (5 minutes).
+    """Find classes by k-means on the inputs of shape codes, compared with kinds (5 minutes).
 
-    Clusters are fitted to training images and named like kinds: each counts as its commonest class
-    among training images, where there are ten also one to one.
+    Clusters are fitted to training images and evaluated like kinds: a cluster counts as its
+    commonest class among training images. Ten clusters are also matched one to one.
 
     Args:
         weights: name of the weights that find the parts and the kinds.
-        components: principal components of the pixels.
-        numbers: numbers of clusters.
+        components: number of principal components of the pixels.
+        numbers: numbers of clusters that are tried.
     """
     data = load_dataset("mnist", root=options.data_root)
     guide = load(weights).guide
@@ -54,7 +54,7 @@ def clusters(
 
 
 def flatten_parts(sets: Tensor) -> np.ndarray:
-    """Return part sets (N, 1, P, 7) as rows: presences, and poses, 0 where a part is off."""
+    """Flatten part sets (N, 1, P, 7) to rows of presences and poses; absent parts have pose 0."""
     presence, pose = sets[..., :1], sets[..., 1:]
     return torch.cat([presence, presence * pose], -1).flatten(1).numpy()
 
@@ -62,7 +62,7 @@ def flatten_parts(sets: Tensor) -> np.ndarray:
 def cluster(
     train_rows: np.ndarray, test_rows: np.ndarray, number: int, seed: int
 ) -> Sequence[Tensor]:
-    """Return the clusters of rows (N, D), one-hot (N, number), which training rows alone make."""
+    """Return the one-hot clusters (N, number) of rows (N, D), fitted to training rows alone."""
     from sklearn.cluster import KMeans
 
     clusters = KMeans(number, n_init=10, random_state=seed).fit(train_rows)

@@ -1,4 +1,4 @@
-"""Shape codes from images on, all levels in one short run: scikit-learn's digits, and letters."""
+"""Shape codes trained from images, all levels in one short run: scikit-learn's digits, letters."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,8 +36,8 @@ from capsule_zoo.zoo.shape_codes.entry import part_sets
 JITTERED = Inputs(transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1))
 SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
 LETTERS = "font-letters"
-EPOCHS = 100  # of the classifier that judges draws, on 324 letters
-CLEAR = 0.9  # probability of the class of a draw that can be read
+EPOCHS = 100  # epochs of the classifier that judges samples, on 324 letters
+CLEAR = 0.9  # probability of the predicted class above which a sample is clear
 
 
 @experiment("shape-codes/digits", data="digits", minutes=3)
@@ -93,7 +93,7 @@ def digits(
 
 
 def measure_codes(entry: Entry, data: Dataset) -> Numbers:
-    """Return the classes that kinds find, and linear probes on objects and on parts."""
+    """Measure the classes that kinds find, and linear probes on objects and on parts."""
     splits = data.train, data.test
     sets = [part_sets(entry.guide.with_scope("parts"), split).images for split in splits]
     objects = [read_objects(entry.guide, item, TEMPERATURE) for item in sets]
@@ -113,19 +113,18 @@ def letters(
 ) -> Result:
     """Train on 324 letters as `capsule-zoo train shape-codes` does, and draw new ones (20 minutes).
 
-    Draws of the prior are judged by a convolutional classifier of the same 324 letters:
-    `confidence` is the mean probability of the class that it names, `clear` the fraction of draws
-    with a probability above .9, and `classes` the number of classes that are drawn. Real letters of
-    a font family that nothing was trained on are judged in the same way. `probe` is a linear
-    classifier on the objects' beliefs, codes and poses, `probe_parts` one on parts and
-    `probe_pixels` one on pixels; all are tested on that font family, and so is `classes_found`,
-    where each kind of object is named by its commonest class. `core_minutes` is the processor time
-    of a training.
+    Samples of the prior are judged by a convolutional classifier of the 324 letters: `confidence`
+    is the mean probability of its predicted class, `clear` the fraction of samples with a
+    probability above .9, and `classes` the number of classes among the samples. Real letters of a
+    font family outside of training are judged too. `probe` is a linear classifier on the objects'
+    beliefs, codes and poses, `probe_parts` one on parts and `probe_pixels` one on pixels. All are
+    tested on the other font family, and so is `classes_found`, where each kind of object counts as
+    its commonest class. `core_minutes` is the processor time of a training.
 
     Args:
         steps: updates of all stages, with a row for each number; they shrink with minutes.
         seeds: number of seeds.
-        samples: number of draws of the prior.
+        samples: number of samples of the prior.
     """
     study = Study({f"{number}_steps": options.shorten_steps(number) for number in steps}, seeds)
     untimed, data = replace(options, minutes=None), load_dataset(LETTERS)
@@ -141,7 +140,7 @@ def letters(
 
 
 def learn_letters(job: Job[int], *, samples: int) -> Numbers:
-    """Train for the job's number of steps; return measures of codes and draws."""
+    """Train for the job's number of steps; return measures of codes and samples."""
     data, options = load_dataset(LETTERS), job.options
     entry = create_untrained("shape-codes", data, options)
     arguments: dict[str, Any] = dict(steps=job.variant, checks=Checks(clock="processor"))
@@ -155,12 +154,12 @@ def learn_letters(job: Job[int], *, samples: int) -> Numbers:
 
 
 def train_judge(data: Dataset) -> FeatureClassifier:
-    """Return a classifier of the training letters, the same on every call."""
+    """Train a classifier of the training letters, from a fixed seed."""
     return train_classifier(data.train, data.num_classes, epochs=EPOCHS)
 
 
 def judge_letters(judge: FeatureClassifier, images: Tensor) -> Numbers:
-    """Return how surely a classifier reads images (N, 1, H, W), and the number of their classes."""
+    """Return a classifier's confidence on images (N, 1, H, W), and the number of their classes."""
     answers = judge.read(images)
     return {
         "confidence": mean_and_error(answers.confidence),

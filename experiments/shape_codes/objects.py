@@ -35,21 +35,21 @@ from capsule_zoo.zoo.shape_codes.entry import (
 T = TypeVar("T", bound=tuple[Tensor, ...])
 REDRAWS, PROBED = 10, 10_000
 ROTATIONS = 24
-TEMPERATURE = 100.0  # of the belief in the features of the probes; see `Object`
-PENALTY = 0.1  # inverse strength of the penalty of the probes on objects
+TEMPERATURE = 100.0  # temperature of the belief in the features of the probes; see `Object`
+PENALTY = 0.1  # inverse strength of the regularization of probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
 REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
 
 
 @dataclass(frozen=True)
 class ObjectSettings:
-    """The settings of objects on published parts.
+    """Settings of objects on published parts.
 
     Args:
         parts_of: name of the published weights whose parts are used.
-        main: the number of kinds that is measured in all ways.
-        sigma_min: least standard deviation of a part's pose.
-        steps: updates after the start from factor analyzers.
+        main: the number of kinds for which all measures are computed.
+        sigma_min: smallest standard deviation of a part's pose.
+        steps: updates after the initialization from factor analyzers.
     """
 
     parts_of: str = "shape-codes-mnist"
@@ -64,10 +64,10 @@ class Settings(ObjectSettings):
 
     Args:
         kinds: numbers of kinds that are tried.
-        images: images in every Frechet distance.
-        held_out: images on which the loss of redrawn parts is measured.
-        rotated: digits that are rotated by any angle.
-        seeds: number of seeds of what is measured again with other starts of the objects.
+        images: number of images in every Frechet distance.
+        held_out: number of images on which the loss of redrawn parts is measured.
+        rotated: number of digits that are rotated by any angle.
+        seeds: number of initializations of the objects for measures over seeds.
     """
 
     kinds: tuple[int, ...] = (10, 64)
@@ -79,13 +79,13 @@ class Settings(ObjectSettings):
 
 @experiment("shape-codes/objects", data="mnist", minutes=30)
 def objects(options: Options, settings: Settings) -> Result:
-    """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
+    """Train objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
     and the classes found without labels (each kind counts as its commonest training class). For
-    64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
-    that are rotated by any angle, read at the rotation at which the objects explain the parts best.
-    `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
+    64 kinds also: the loss when parts are redrawn from their object, linear probes, and digits
+    rotated by any angle and encoded at the rotation at which the objects explain the parts best.
+    `..._over_seeds` is the mean over several initializations of the objects, `..._worst` the worst.
     """
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
@@ -95,7 +95,7 @@ def objects(options: Options, settings: Settings) -> Result:
     sets = parse_dataset(data, options.seed, guide=published, tested=None)
 
     def learn(kinds: int, seed: int) -> tuple[Entry, list[Object], Tensor, Numbers]:
-        """Return trained objects, what they infer, samples, and what is measured of all kinds."""
+        """Train objects; return them, what they infer, samples, and measures of the kinds."""
         entry = create_on_published_parts(kinds, settings, seed)
         train_objects(entry, sets, settings, replace(options, seed=seed))
         splits = sets.train, sets.test
@@ -147,12 +147,12 @@ def measure_main(
     settings: Settings,
     seed: int,
 ) -> Numbers:
-    """Measure what objects lose of the images, linear probes, and rotated digits.
+    """Measure the objects' loss of explained parts, linear probes, and rotated digits.
 
     Args:
         entry: the trained entry.
-        data, sets: images, and the part sets that were found in them.
-        inferred: what the guide infers of training and test sets.
+        data, sets: images, and the part sets inferred from them.
+        inferred: objects that the guide infers from training and test sets.
     """
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
     features = [item.features() for item in inferred]
@@ -166,7 +166,7 @@ def measure_main(
 
 
 def create_on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -> Entry:
-    """Return an untrained entry whose parts are those of published weights."""
+    """Return an untrained entry with the parts of published weights."""
     source = load(settings.parts_of)
     pyro.set_rng_seed(seed)
     return create_from_parts(
@@ -175,7 +175,7 @@ def create_on_published_parts(kinds: int, settings: ObjectSettings, seed: int) -
 
 
 def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options: Options) -> None:
-    """Train objects on part sets."""
+    """Train the objects of an entry on part sets."""
     options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={settings.sigma_min}")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     arguments: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
@@ -187,17 +187,16 @@ def train_objects(entry: Entry, sets: Dataset, settings: ObjectSettings, options
 class Object(NamedTuple):
     """The objects that a guide infers from N part sets.
 
-    The distribution of a part set has about a hundred numbers, so that q(k) is nearly always
-    certain of one
-    kind: what the likeliest kind cannot say of a part set is lost. The features therefore weigh
-    kinds by a tempered belief, softmax_k(log q(k) / T). At T = 7 P the weights are those of the
-    geometric mean density of a number of the part set.
+    A part set has about a hundred numbers, so that q(k) is nearly always certain of one kind, and
+    information beyond the likeliest kind is lost. The features therefore weigh kinds by a tempered
+    belief, softmax_k(log q(k) / T). At T = 7 P the weights follow the geometric mean density of a
+    number of the part set.
 
     Attributes:
         belief: q(k), (N, K).
         tempered: belief at the temperature T, (N, K).
-        pose: mean over the tempered belief of the pose's center for every kind, (N, 6).
-        codes: center of the code for every kind, times the tempered belief in it, (N, K, d).
+        pose: mean of the kinds' central poses, weighted by the tempered belief, (N, 6).
+        codes: central code of every kind, times the tempered belief in the kind, (N, K, d).
         explained: estimate of log p(parts), (N,), in nats.
     """
 
@@ -208,9 +207,9 @@ class Object(NamedTuple):
     explained: Tensor
 
     def features(self) -> np.ndarray:
-        """Return the tempered belief, the codes and the pose side by side.
+        """Return the tempered belief, the codes and the pose as columns of one matrix.
 
-        The codes of different kinds have different meanings, so each kind has columns of its own.
+        The codes of different kinds have different meanings, so each kind has its own columns.
         """
         return torch.cat([self.tempered, self.codes.flatten(1), self.pose], dim=-1).numpy()
 
@@ -220,8 +219,8 @@ class Kinds(NamedTuple):
 
     Attributes:
         logits: log q(k) up to a constant, an estimate of log p(parts, k), (N, K).
-        pose: center of the pose, were the object of kind k, (N, K, 6).
-        code: center of the code, were the object of kind k, (N, K, d).
+        pose: central pose if the object is of kind k, (N, K, 6).
+        code: central code if the object is of kind k, (N, K, d).
     """
 
     logits: Tensor
@@ -229,7 +228,7 @@ class Kinds(NamedTuple):
     code: Tensor
 
     def weigh_kinds(self, temperature: float = 1.0) -> Object:
-        """Return the objects, with kinds weighed by the belief in them at this temperature."""
+        """Return the objects with kinds weighted by their belief at a temperature."""
         tempered = (self.logits / temperature).softmax(-1)
         codes = tempered[..., None] * self.code
         pose = (tempered[..., None] * self.pose).sum(-2)
@@ -239,7 +238,7 @@ class Kinds(NamedTuple):
 
 @torch.no_grad()
 def read_kinds(guide: ShapeCodesGuide, sets: Tensor) -> Kinds:
-    """Infer what every kind of object would be in part sets (N, 1, P, 7)."""
+    """Infer an object of every kind from part sets (N, 1, P, 7)."""
     guide, results = guide.with_scope("objects"), []
     for batch in sets.split(500):
         parts = from_part_sets(batch)
@@ -252,18 +251,18 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0)
     """Infer the objects of part sets (N, 1, P, 7).
 
     Args:
-        temperature: T, of the belief in the features.
+        temperature: temperature T of the belief in the features.
     """
     return read_kinds(guide, sets).weigh_kinds(temperature)
 
 
 def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Tensor]:
-    """Return, for every image (or image and kind), the reading with the highest score.
+    """Return the reading with the highest score for every image, or every image and kind.
 
     The first reading is changed in place.
 
     Returns:
-        The chosen readings, and their numbers, in the shape of a score.
+        The best readings, and their indices in the shape of a score.
     """
     best: T | None = None
     numbers = torch.zeros(())
@@ -282,21 +281,21 @@ def best_of(readings: Iterable[T], score: Callable[[T], Tensor]) -> tuple[T, Ten
 def encode_at_each_rotation(
     guide: ShapeCodesGuide, views: Iterable[Tensor], temperature: float = 1.0
 ) -> Object:
-    """Infer the objects of images, each kind at the rotation at which it explains the parts best.
+    """Infer the objects of images, each kind at the rotation at which it explains parts best.
 
-    Kinds that were fitted to rotated images have an upright of their own, so that what they explain
-    can be compared only at a rotation that each of them chooses.
+    Kinds that were fitted to rotated images have their own upright directions, so that kinds can be
+    compared only if each chooses its rotation.
 
     Args:
         views: part sets (N, 1, P, 7) of the images, at each of their rotations.
-        temperature: T, of the belief in the features.
+        temperature: temperature T of the belief in the features.
     """
     kinds, _ = best_of((read_kinds(guide, sets) for sets in views), lambda view: view.logits)
     return kinds.weigh_kinds(temperature)
 
 
 def sets_at_rotations(guide: ShapeCodesGuide, split: Split, rotations: int) -> Iterator[Tensor]:
-    """Yield the part sets (N, 1, P, 7) of images at `rotations` even steps of the circle."""
+    """Yield the part sets (N, 1, P, 7) of images at `rotations` angles, evenly over the circle."""
     reader = guide.with_scope("parts")
     for rotation in range(rotations):
         angle = split.images.new_full((len(split),), 2 * math.pi * rotation / rotations)
@@ -309,7 +308,7 @@ def encode_at_best_rotation(
     """Infer the objects of images at the rotation at which the objects explain the parts best.
 
     Returns:
-        The objects, and the number of the rotation of every image, (N,).
+        The objects, and the index of every image's rotation, (N,).
     """
     views = (
         read_objects(guide, s, temperature) for s in sets_at_rotations(guide, split, rotations)
@@ -318,17 +317,17 @@ def encode_at_best_rotation(
 
 
 def count_classes(belief: Tensor, labels: Tensor) -> Tensor:
-    """Return how many images of each class (N,) have each kind as the likeliest (N, K), (K, C)."""
+    """Count the images of each class by likeliest kind, (K, C), from (N, K) and classes (N,)."""
     count = torch.zeros(belief.shape[1], int(labels.max()) + 1)
     return count.index_put_((belief.argmax(-1), labels), torch.ones(len(belief)), accumulate=True)
 
 
 def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
-    """Measure how well kinds match the classes, which training never saw, and how many are used.
+    """Measure how well kinds match the classes, unknown in training, and how many are used.
 
     A kind counts as its commonest class among training images, for the likeliest kind
-    (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
-    classes, also with one kind for each class (`classes_one_to_one`).
+    (`classes_found`) and for a sampled kind (`drawn_class`). If there are as many kinds as classes,
+    kinds are also matched with classes one to one (`classes_one_to_one`).
 
     Args:
         beliefs: q(k) of training and test images, (N, K) each.
@@ -355,7 +354,7 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
 
 
 def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
-    """Measure the fraction of what parts explain that is lost if their object draws them again."""
+    """Return the fraction of the parts' explanation that is lost if an object redraws its parts."""
     drawn = infer(entry.guide, images, seed=seed)
     objects = {name: drawn[name] for name in OBJECT}
     empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
@@ -369,7 +368,7 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
 def probes(
     features: Sequence[np.ndarray], sets: Dataset, name: str, penalty: float = 1.0
 ) -> Numbers:
-    """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
+    """Fit linear probes on 10,000 and on all training images; return their test accuracies."""
     (train, test), labels = features, sets.train.labels
     return {
         name + ending: linear_probe(train[:n], labels[:n], test, sets.test.labels, penalty)
@@ -380,7 +379,7 @@ def probes(
 def rotated_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     """Classify digits rotated by any angle with a probe that was fitted on upright ones.
 
-    Each is parsed at every one of 24 rotations, and read where its parts are explained best.
+    Each digit is parsed at 24 rotations, and encoded where its parts are explained best.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)

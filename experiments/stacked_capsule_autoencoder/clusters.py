@@ -1,4 +1,4 @@
-"""Stacked capsule autoencoders: classes that clusters of their capsules find, and probes."""
+"""Stacked capsule autoencoders: classes found by clusters of their capsules, and probes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ SITES = {
     "presence_pose": ["object_presence", "object_pose"],
     "part_presence_pose": ["part_presence", "part_pose"],
 }
-BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
+BATCH_SIZE = 32  # batch size of both models; larger batches learn less in equal time
 STACKED = "stacked-capsule-autoencoder"
 SIZES: dict[str, Mapping[str, Any]] = {  # on 40x40 pixels digits are as large as on 28x28
     STACKED: {"guide": dict(reader=dict(max_scale=0.8 * 28 / 40, coordinates=True))},
@@ -44,7 +44,7 @@ RUNS = (WEIGHTS, f"runs/{WEIGHTS}-1", f"runs/{WEIGHTS}-2")
 
 
 def explained_fractions(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
-    """Return the fraction of the parts that each object explains, (N, objects), without noise."""
+    """Return the expected fraction of the parts that each object explains, (N, objects)."""
     guide, fractions = entry.guide, []
     quiet = guide.with_switches(noise="none") if hasattr(guide, "with_switches") else guide
     with torch.no_grad(), eval_mode(guide), use_seed(0):
@@ -56,7 +56,7 @@ def explained_fractions(entry: Entry, images: Tensor, batch_size: int = 500) -> 
 
 
 def compute_features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
-    """Return what probes and clusters read: presences, poses, and what objects explain."""
+    """Return the features of probes and clusters: presences, poses, and explained fractions."""
     features = {name: latents(entry.guide, images, sites) for name, sites in SITES.items()}
     if entry.name == STACKED:
         features["explained"] = explained_fractions(entry, images)
@@ -64,7 +64,7 @@ def compute_features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
 
 
 def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
-    """Return probes and matched clusters on latents, and the squared error of reconstructions."""
+    """Measure probes and matched clusters on latents, and the error of reconstructions."""
     train_images, labels = data.train.images[:probed], data.train.labels[:probed]
     images, answers = data.test.images[:tested], data.test.labels[:tested]
     train_features, features = (compute_features(entry, x) for x in (train_images, images))
@@ -80,12 +80,12 @@ def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `affnist`.
+    """Settings of `affnist`.
 
     Args:
         probed: number of training images that probes and clusters are fitted on.
         tested: number of test images.
-        seeds: number of seeds; they share the minutes.
+        seeds: number of seeds, among which the minutes are divided.
     """
 
     probed: int = 10_000
@@ -95,11 +95,11 @@ class Settings:
 
 @experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120)
 def affnist(options: Options, settings: Settings) -> Result:
-    """Train both on shifted digits, and read digits under affine maps (two hours).
+    """Train both models on shifted digits, and classify digits under affine maps (two hours).
 
     Images have 40x40 pixels, and every image is seen with its ink in the middle. Models, probes
     and clusters see shifted training digits only. `probe_...` are linear probes and `clusters_...`
-    clusters that are matched with the classes, on presences, poses, and what objects explain.
+    clusters that are matched with the classes, on presences, poses, and explained fractions.
     """
     timed = replace(options, minutes=options.budget)
     study = Study(dict.fromkeys(SIZES), settings.seeds)
@@ -111,7 +111,7 @@ def affnist(options: Options, settings: Settings) -> Result:
 
 
 def load_centered(options: Options) -> Dataset:
-    """Return affNIST with all ink in the middle."""
+    """Load affNIST with all ink in the middle."""
     return load_dataset("affnist", root=options.data_root).transform_images(center_ink)
 
 
@@ -139,10 +139,10 @@ def seeds(
 ) -> Result:
     """Measure the published weights and runs from other seeds (2 minutes).
 
-    The quantities are those of `affnist`. The other runs are trained first, each by the command on
-    the card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder --data
-    mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds, with
-    the standard error of the mean. The pictures are of the first run.
+    The quantities are defined at `affnist`. The other runs are trained first, each by the command
+    on the card of the weights with another seed: `capsule-zoo train stacked-capsule-autoencoder
+    --data mnist --batch-size 32 --steps 60000 --seed 1`. Rows are seeds; `mean` is over the seeds,
+    with the standard error of the mean. The pictures are of the first run.
 
     Args:
         runs: names of weights, or run folders.

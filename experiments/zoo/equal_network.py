@@ -1,6 +1,6 @@
-"""Capsules beside an equal network without them: one stem, as many weights, equal minutes.
+"""Capsules compared with an equal network without capsules: equal stem, weights and minutes.
 
-Both networks are tuned on each data set by the same search: every learning rate with every weight
+Both networks are tuned on each data set by one search: every learning rate with every weight
 decay (AdamW), for a part of the time and from one seed. The pair with the lowest error on
 validation images is trained from all seeds. The network without capsules makes more updates in its
 minutes, so it is trained a third time, for the updates of the capsules.
@@ -24,9 +24,9 @@ from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry
 
-SHIFT = transforms.Shift(1)  # pixels, of training images
+SHIFT = transforms.Shift(1)  # random shift of training images by pixels
 NETWORKS = ("capsules", "plain")
-LABELS = {  # of legends
+LABELS = {  # labels in legends
     "capsules": "capsules",
     "plain": "CNN of equal size",
     "plain_equal_updates": "CNN, equal updates",
@@ -35,14 +35,14 @@ LABELS = {  # of legends
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of a search, and of the trainings that follow it.
+    """Settings of a search, and of the trainings that follow it.
 
     Args:
         rates: learning rates that are tried.
-        decays: weight decays that are tried with each of them.
-        tried: length of a try, as a part of the length of a training.
+        decays: weight decays that are tried with each learning rate.
+        tried: length of a try, as a fraction of the length of a training.
         seeds: number of seeds of each network.
-        sizes: sizes of the entry with capsules; by default a small network.
+        sizes: arguments of the entry with capsules; by default a small network.
     """
 
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
@@ -54,14 +54,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Equal(Search):
-    """The settings of a comparison: `Search`, the data, and the changes of test images.
+    """Settings of a comparison: `Search`, the data, and the changes of test images.
 
     Args:
         data: names of the data sets on which both networks are tuned.
         moved: data sets with moved test images, for which the first data set's tuning serves.
         degrees: angles by which test images are rotated, counterclockwise.
         epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
-        images: number of the test images that are rotated or attacked.
+        images: number of test images that are rotated or attacked.
     """
 
     data: tuple[str, ...] = ("mnist", "fashion-mnist")
@@ -76,7 +76,7 @@ S = TypeVar("S", bound=Search)
 
 @dataclass(frozen=True)
 class Task(Generic[S]):
-    """One training: of which network, on what data, how, and for how many updates, if not a time.
+    """One training: the network, the data, learning rate and decay, and the updates or the time.
 
     A try measures validation images only.
     """
@@ -103,7 +103,7 @@ Learn = Callable[[Job[Task[S]]], Mapping[str, Any]]
 def compare_vector_capsules_at_length(options: Options, settings: Equal) -> Result:
     """Compare the capsule network with an equal network on digits, ten minutes each (two hours).
 
-    Rates are searched at full length, as short tries choose one that is too high for it. See
+    Learning rates are searched at full length, as short tries choose a rate that is too high. See
     `matrix-capsules/equal-network` for the quantities.
     """
     return compare_with_plain_network(
@@ -115,11 +115,11 @@ def compare_vector_capsules_at_length(options: Options, settings: Equal) -> Resu
 def compare_matrix_capsules(options: Options, settings: Equal) -> Result:
     """Compare matrix capsules with an equal network without capsules (40 core-minutes).
 
-    Minutes are of the processor, and all trainings and tries share them; those of equal updates and
-    the measurements come on top. Errors are means over the seeds. `error_15_degrees` is of turned
-    test images, `error_fgsm_50` under an attack that changes pixels by .050. `validation_...` are
-    the errors of all tries, and `rate` and `decay` what was chosen by them. `weights` are those
-    that read the image.
+    Minutes of the processor are divided among all trainings and tries; trainings for equal updates
+    and measurements take further time. Errors are means over the seeds. `error_15_degrees` is on
+    rotated test images, `error_fgsm_50` under an attack that changes pixels by .050.
+    `validation_...` are the errors of all tries, which choose `rate` and `decay`. `weights` is the
+    number of weights between image and class.
     """
     return compare_with_plain_network("matrix-capsules", NETWORK, settings, options)
 
@@ -127,7 +127,7 @@ def compare_matrix_capsules(options: Options, settings: Equal) -> Result:
 def compare_with_plain_network(
     like: str, sizes: Mapping[str, Any], settings: Equal, options: Options
 ) -> Result:
-    """Tune, train and measure both networks on all data."""
+    """Tune, train and measure both networks on all data sets, and return the comparison."""
     settings = replace(settings, sizes=settings.sizes or sizes)
     outcomes, errors, tasks = tune(learn, like, settings, options, settings.data, settings.moved)
     numbers = means_of(outcomes)
@@ -174,11 +174,11 @@ def tune(
     datasets: Sequence[str],
     moved: Sequence[str] = (),
 ) -> tuple[dict[str, list], dict[str, Number], dict[str, Task[S]]]:
-    """Tune both networks on data sets, and train them there and on moved data.
+    """Tune both networks on data sets, and train them on these and on moved data.
 
     Returns:
-        What every seed measured (by data set and network: "mnist-plain"), the validation errors of
-        all tries ("mnist-plain-rate_0_01_decay_0"), and the tasks of the trainings.
+        The outcomes of every seed (by data set and network: "mnist-plain"), the validation errors
+        of all tries ("mnist-plain-rate_0_01_decay_0"), and the tasks of the trainings.
     """
     names, ways = (*datasets, *moved), len(settings.rates) * len(settings.decays)
     parts = settings.seeds * len(names) + settings.tried * ways * len(datasets)
@@ -207,13 +207,13 @@ def run_tasks(
     name: str,
     minutes: float | None = None,
 ) -> dict[str, list]:
-    """Run tasks from some seeds, each for some minutes or its own updates; return all outcomes."""
+    """Run tasks from several seeds, each for some minutes or its updates; return all outcomes."""
     whole = None if minutes is None else minutes * seeds * len(tasks)
     return Study(tasks, seeds).run(learn, replace(options.within(name), minutes=whole))
 
 
 def under(start: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values whose names have this start, by the rest of the name."""
+    """Select the values whose names have a prefix, by the rest of the name."""
     return {name.removeprefix(start): x for name, x in values.items() if name.startswith(start)}
 
 
@@ -256,19 +256,19 @@ def create_network(data: Dataset | Split, task: Task[S], options: Options, class
 
 
 def training_of(task: Task[S]) -> dict[str, Any]:
-    """Return how a task's network is trained: its rate, decay and clock."""
+    """Return the arguments of a task's training: learning rate, decay and clock."""
     adam = partial(torch.optim.AdamW, weight_decay=task.decay, fused=True)
     return dict(lr=task.rate, optimizer=adam, checks=Checks(clock="processor"))
 
 
 def reader_of(entry: Entry) -> Any:
-    """Return the model or guide that gives scores to images, or the model's part that does."""
+    """Return the module that computes scores of images: the model, a part of it, or the guide."""
     reader = entry.model if entry.model.supervised else entry.guide
     return getattr(entry.model, "reader", reader)
 
 
 def errors_of_changed(entry: Entry, split: Split, settings: Equal) -> Numbers:
-    """Return the errors on turned and on attacked images."""
+    """Return the errors on rotated and on attacked images."""
     changed = {}
     for angle in settings.degrees:
         images = transforms.warp_images(split.images, transforms.motion(float(angle)))

@@ -1,9 +1,9 @@
-"""What guides lose of log p(data) on eight textbook programs, written for Pyro alone.
+"""The nats that guides lose of log p(data) on eight textbook programs, written for Pyro alone.
 
 The programs are in `examples/`. Each is small enough for the exact evidence: PCA in closed form,
 eight schools with the effects integrated by hand, item response with the abilities integrated at
-given difficulties, all others on a grid of their two latent numbers. The densities are written out
-here and share nothing with the programs.
+given difficulties, all others on a grid of their two latent numbers. The densities are written
+here independently of the programs.
 """
 
 import math
@@ -29,7 +29,7 @@ NAMES = (
     *("gaussian_mixture", "item_response", "robust_regression", "vae_digits"),
 )
 SHORT = {"probabilistic_pca": "ppca"}  # names in the record, where they differ
-_NEGLIGIBLE_GAP = 0.5  # nats between the bounds, in the median
+_NEGLIGIBLE_GAP = 0.5  # largest median gap between the bounds that is negligible, in nats
 _COLUMNS = "elbo", "iwae_100", "iwae", "ess", "pareto_k", "lost_elbo", "lost_iwae", "seconds"
 
 
@@ -45,7 +45,7 @@ def examine_programs(
     temperatures: int = 200,
     particles: int = 1000,
 ) -> Result:
-    """Measure what each guide loses on eight textbook programs, next to their exact evidence.
+    """Measure the nats that each guide loses on eight textbook programs with known evidence.
 
     Args:
         programs: modules of `examples`.
@@ -53,7 +53,7 @@ def examine_programs(
         rows: rows of the data that are measured.
         training: updates of the encoder.
         fitting: updates of every other guide.
-        temperatures: annealed distributions between the start and the posterior.
+        temperatures: number of annealed distributions between initialization and posterior.
         particles: draws of each guide for its largest bound.
     """
     metrics: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def examine_programs(
 
 
 def plot_losses(result: dict[str, Examination]) -> Figure:
-    """Draw what each guide loses by its ELBO and with importance weights, a panel a program."""
+    """Plot each guide's loss by its ELBO and by importance weights, a panel a program."""
     figure, grid = panels(2, -(-len(result) // 2), (4.5, 1.9), (0, 0.6), sharex=True)
     axes_in_order = grid.T.flatten()
     for axes in axes_in_order[len(result) :]:
@@ -119,14 +119,14 @@ def plot_losses(result: dict[str, Examination]) -> Figure:
 
 
 def on_grid(log_joint: Callable[[Tensor, Tensor], Tensor], width: float, steps: int = 601) -> float:
-    """Return the log of the integral of a density of two numbers over a square around 0."""
+    """Return the log integral of a density of two numbers over a square around 0."""
     line = torch.linspace(-width, width, steps, dtype=torch.float64)
     joint = log_joint(line[:, None], line[None])
     return joint.flatten().logsumexp(0).item() + 2 * math.log(line[1] - line[0])
 
 
 def by_row(log_joint: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Tensor) -> float:
-    """Return the mean over rows of `on_grid`, for latents with a standard normal prior."""
+    """Return the mean of `on_grid` over rows of data, for a standard normal prior."""
     prior = Normal(0.0, 1.0)
     result = []
     for row in rows:
@@ -139,7 +139,7 @@ def by_row(log_joint: Callable[[Tensor, Tensor, Tensor], Tensor], rows: Tensor) 
 
 
 def exact_pca(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return the mean log p of rows of flowers."""
+    """Return the exact mean log p of rows of the PCA program's flowers."""
     loadings, noise = module.loadings.double(), module.noise.double()
     covariance = loadings @ loadings.T + noise.square() * torch.eye(4)
     distribution = MultivariateNormal(torch.zeros(4).double(), covariance)
@@ -147,7 +147,7 @@ def exact_pca(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_schools(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return log p of the schools' data: mean and logarithm of the spread are on a grid."""
+    """Return the exact log p of eight schools; mean and log standard deviation are on a grid."""
     mean = torch.linspace(-40, 40, 1201, dtype=torch.float64)
     log_spread = torch.linspace(-14, 9, 1601, dtype=torch.float64)[:, None]
     spread = log_spread.exp()
@@ -160,7 +160,7 @@ def exact_schools(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_poisson(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return the mean log p of rows of counts."""
+    """Return the exact mean log p of rows of the Poisson program's counts."""
     loadings, base = module.loadings.double(), module.base.double()
 
     def log_joint(a: Tensor, b: Tensor, row: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def exact_poisson(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_curve(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return log p of the points around the line."""
+    """Return the exact log p of the points of the line with outliers."""
     x, y = module.x.double(), rows[0]
 
     def log_joint(a: Tensor, b: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def exact_curve(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_mixture(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return log p of the points of the mixture."""
+    """Return the exact log p of the points of the Gaussian mixture."""
     weights = module.weights.double().log()
 
     def log_joint(a: Tensor, b: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def exact_mixture(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_regression(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return log p of the cases of the regression."""
+    """Return the exact log p of the cases of the robust regression."""
     x = module.x.double()
 
     def log_joint(a: Tensor, b: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def exact_regression(module: Any, program: Callable, rows: Tensor) -> float:
 
 
 def exact_vae(module: Any, program: Any, rows: Tensor) -> float:
-    """Return the mean log p of rows of pixels."""
+    """Return the exact mean log p of rows of the VAE's pixels."""
     decoder = program.__self__.decoder
 
     @torch.no_grad()
@@ -225,7 +225,7 @@ def exact_vae(module: Any, program: Any, rows: Tensor) -> float:
 
 
 def exact_responses(module: Any, program: Callable, rows: Tensor) -> float:
-    """Return log p of the answers, by Gauss-Hermite quadrature of difficulties and abilities."""
+    """Return log p of item responses by quadrature of difficulties and abilities."""
     answers = rows[0].view(20, 5)
     nodes, weights = (torch.tensor(element) for element in np.polynomial.hermite_e.hermegauss(14))
     weights = (weights / weights.sum()).log()

@@ -1,9 +1,9 @@
-"""All guides of one trained model compared, and the nats that guides of each family lose.
+"""Comparison of all guides to one trained model, and the nats that guides of each family lose.
 
-`shape-codes/guides` compares all guides that fit a trained model on the same held-out images: those
-of its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
-anneals to the posteriors of trained models from both sides, so that log p(image) is known, and says
-how many nats of it each guide loses.
+`shape-codes/guides` compares all guides that fit a trained model on common held-out images: the
+guides of its entry, tuned with the model frozen, and general guides, fitted to the images.
+`zoo/gaps` bounds log p(image) of trained models from both sides by annealing, and measures the nats
+that each guide loses.
 
 Models of binary pixels are measured on images binarized once, with seed 0. The models are the
 published ones where there are any; other models are trained first.
@@ -44,11 +44,11 @@ ANNEALED = (
     *("vae", "conditional-autoencoder", "generative-capsnet", CONTINUOUS),
     *("capsule-helmholtz", "recurrent-capsules", "shape-codes", "part-whole", "draw", "scenes"),
 )
-IMAGES: dict[str, int] = {  # of entries with slow guides
+IMAGES: dict[str, int] = {  # largest numbers of images, for entries with slow guides
     **{CONTINUOUS: 8, "recurrent-capsules": 8, "draw": 8},
     **{"shape-codes": 8, "part-whole": 8, "conditional-autoencoder": 16, "scenes": 16},
 }
-SIMULATED = 16  # images drawn from each model
+SIMULATED = 16  # number of images sampled from each model
 ANNEALING = dict(chains=4, temperatures=100, leapfrogs=5, refinement=100, modes=4)
 HIDDEN = dict(prior_fraction=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "scenes": HIDDEN | dict(temperatures=2000, climbing=256),
     "capsule-helmholtz": dict(temperatures=200),
 }
-OBJECTS = 2  # of the scenes that are annealed
+OBJECTS = 2  # number of objects in the annealed scenes
 GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
@@ -71,8 +71,8 @@ def published_weights(name: str, *data: str) -> str | None:
 def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
-    It is the run that the options name, else the entry's published weights, else a new entry,
-    trained on MNIST for a number of updates.
+    The entry is the run that the options name, else the entry's published weights, else a new
+    entry, trained on MNIST for a number of updates.
     """
     if source := options.run or published_weights(name, "mnist", "multi-mnist"):
         root = None if options.data_root is None else Path(options.data_root)
@@ -88,7 +88,7 @@ def open_trained(name: str, options: Options, steps: int) -> tuple[Entry, Datase
 
 
 def with_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Dataset]:
-    """Return the pair, and the test scenes, of exactly so many objects."""
+    """Condition an entry of scenes, and select test scenes, on a number of objects."""
     guide = entry.guide_of(SceneGuide).with_objects(number)
     test = data.test[data.test.objects.counts == number]
     return replace(entry, model=guide.model, guide=guide), replace(data, test=test)
@@ -147,7 +147,7 @@ def gaps(
     fitting: int = 200,
     training: int = 1500,
 ) -> Result:
-    """Anneal to the posteriors of trained models from both sides, and say what guides lose (hours).
+    """Bound log p of trained models from both sides by annealing; measure guides' losses (hours).
 
     Chains start at the guide with the highest importance-weighted bound: the entry's own, or
     Gauss-Newton distributions at refined points, or a free-form or corrected guide.
@@ -161,8 +161,8 @@ def gaps(
     Args:
         entries: names of entries, with ENTRY:PRESET for a preset of one; the first stands for the
             run, if one is given.
-        guides: general guides; an entry's own guide is always there, as the encoder.
-        images: number of held-out images, of slow entries no more than `IMAGES`.
+        guides: general guides; an entry's own guide is always included, as the encoder.
+        images: number of held-out images; at most `IMAGES` for slow entries.
         particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
         fitting: updates of every general guide.
         training: updates of an entry without published weights.
@@ -192,7 +192,7 @@ def gaps(
 
 
 def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
-    """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
+    """Anneal a trained entry: return its name, its annealed bounds, and its guides' numbers."""
     settings = {**job.variant, "seed": job.options.seed}
     training, guides = settings.pop("training"), settings.pop("guides")
     entry, data = open_trained(job.name, job.options, training)
@@ -209,7 +209,7 @@ def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
 
 
 def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
-    """Return the finite numbers with standard errors, None where there are none, and counts."""
+    """Return the finite numbers of a row, with their standard errors, if any, and counts."""
     numbers: Numbers = {}
     for name in names:
         if np.isfinite(row.get(name, np.nan)):  # pareto_k is infinite without a tail
@@ -222,7 +222,7 @@ def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -
 
 
 def entry_title(entry: str, bounds: Numbers) -> str:
-    """Return the name of an entry with its gap, and on how many images its lower bound is low."""
+    """Return an entry's title: its name, its gap, and on how many images a guide exceeds it."""
     gaps = [bounds[name][0] for name in GAPS if name in bounds]
     text = ": gap {:.2g}, median {:.2g}, largest {:.2g}".format(*gaps) if gaps else ""
     exceeded, _, images = bounds["images_exceeded"]
@@ -231,7 +231,7 @@ def entry_title(entry: str, bounds: Numbers) -> str:
 
 
 def plot_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:
-    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry.
+    """Plot the nats that each guide loses by ELBO and by IWAE, a panel for each entry.
 
     Args:
         bounds: numbers of `annealed_bounds` by entry, in snake case, for the titles.

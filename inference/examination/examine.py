@@ -42,11 +42,11 @@ GENERAL = (
 )
 NORMALS = "auto_low_rank", "auto_laplace"
 KINDS = "encoder", *GENERAL, *NORMALS, "nuts"
-_GROUP_SIZE = 100  # draws of the smaller importance-weighted bound
-STARTS = "free_form", "corrected", "mixture"  # at which chains may start, besides the encoder
-_MODES, _CLIMBING = 4, 16  # of the mixture
-_CHAINS = {True: 8, False: 256}  # by whether a row is one of many
-_PRIOR_FRACTION = {True: 0.0, False: 0.5}  # of chains: an encoder of all data fits no others
+_GROUP_SIZE = 100  # draws of the importance-weighted bound with fewer draws
+STARTS = "free_form", "corrected", "mixture"  # guides to start chains at, besides "encoder"
+_MODES, _CLIMBING = 4, 16  # modes, and climbing prior draws, of the mixture
+_CHAINS = {True: 8, False: 256}  # number of chains, by `by_row`
+_PRIOR_FRACTION = {True: 0.0, False: 0.5}  # fraction of chains that start at the prior, by `by_row`
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds above which the verdict calls them loose
@@ -239,7 +239,7 @@ class Fits:
 
     Attributes:
         model, encoder, rows: the model, the first guess, and the data (B, F).
-        steps, seed: of each fit.
+        steps, seed: steps and seed of each fit.
         bar: the progress of the whole call.
         left_out: why guides could not be fitted, by name.
         disagreement: the largest R-hat of chains, by name.

@@ -42,32 +42,32 @@ TRAINING: dict[str, Any] = dict(
 
 
 def uniform(entry: Entry) -> RoutedCapsules:
-    """Class capsules without routing: all votes count alike."""
+    """Class capsules without routing: all votes have equal weights."""
     return entry.guide.with_routing(ROUTINGS["uniform"])
 
 
 def em(entry: Entry) -> RoutedCapsules:
-    """Class capsules by expectation maximization, on the same votes."""
+    """Class capsules by expectation maximization on the votes."""
     return entry.guide.with_routing(ROUTINGS["em"])
 
 
 def vb(entry: Entry) -> RoutedCapsules:
-    """Class capsules by variational Bayes, on the same votes."""
+    """Class capsules by variational Bayes on the votes."""
     return entry.guide.with_routing(ROUTINGS["vb"])
 
 
 def attention(entry: Entry) -> RoutedCapsules:
-    """Class capsules by self-attention, and a learned number for each coupling."""
+    """Class capsules by self-attention, with a learned number for each coupling."""
     return entry.guide.with_routing(ROUTINGS["attention"])
 
 
 def self_routing(entry: Entry) -> RoutedCapsules:
-    """Every primary capsule chooses its class by itself, by learned weights."""
+    """Every primary capsule chooses its class by learned weights, without agreement."""
     return entry.guide.with_routing(ROUTINGS["self"])
 
 
 def uncertain(entry: Entry) -> RoutedCapsules:
-    """Couplings that all images share, with a learned posterior."""
+    """Couplings common to all images, with a learned posterior."""
     return entry.guide.with_routing(ROUTINGS["uncertain"])
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the capsule network: the meaning of a capsule's numbers."""
+"""Figures of the capsule network: reconstructions, and the meaning of a capsule's numbers."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from capsule_zoo.models.routing.vector_capsules import squash
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
+STEPS = torch.linspace(-0.25, 0.25, 11)  # changes of a number, as in the paper
 
 
 @torch.no_grad()
@@ -30,7 +30,7 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
 def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> "Figure":
     """Draw the first image with one number of its longest capsule changed by -.25 to .25.
 
-    Shown are the numbers that change the drawing most; each row is one number.
+    The figure has a row for each of the numbers that change the image most.
     """
     with eval_mode(entry.guide):
         capsules = squash(entry.guide.poses(images[:1]))  # (1, J, 16)

@@ -1,4 +1,4 @@
-"""Capsule RBM, and the RBM that it is compared with (Li and Zhu 2019)."""
+"""Capsule RBM, and its baseline, an RBM (Li and Zhu 2019)."""
 
 from functools import partial
 from typing import Any

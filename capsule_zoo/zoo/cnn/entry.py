@@ -19,11 +19,11 @@ def equal(
     like: str,
     image_shape: tuple[int, int, int] = (1, 28, 28),
     classes: int = 10,
-    capsules: Mapping[str, Any] = {},  # read only
+    capsules: Mapping[str, Any] = {},  # never changed
 ) -> EqualClassifier:
-    """Return a network without capsules, equal to a classifier with them.
+    """Return the network without capsules that is the equal baseline of a capsule classifier.
 
-    It has the stem of that classifier, and as many parameters as read images there.
+    It has the stem of the classifier, and as many parameters as the classifier uses for images.
 
     Args:
         like: the entry of the classifier.

@@ -15,8 +15,8 @@ from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
 
-SCENES = 256  # from which templates are learned
-STEPS = 800  # of the guide, on samples of the model; see `constellations/learned`
+SCENES = 256  # number of scenes from which templates are learned
+STEPS = 800  # updates of the guide on samples of the model; see `constellations/learned`
 
 PICTURES = {
     "parses": lambda entry, points: scene_parses(entry.model, entry.guide, points),
@@ -26,9 +26,9 @@ PICTURES = {
 
 
 def learn_from(model: Constellations, points: Tensor, seed: int = 0, **options: Any) -> list[float]:
-    """Learn a model's templates from the first scenes that are not too large, and return nats.
+    """Learn a model's templates from scenes of few points; return the objective in nats.
 
-    Scenes of at most two objects are small, and say as much of the templates as the others.
+    Scenes of at most two objects are fast, and as informative on the templates as larger scenes.
 
     Args:
         points: (S, N, 2), NaN where absent.
@@ -39,7 +39,7 @@ def learn_from(model: Constellations, points: Tensor, seed: int = 0, **options: 
 
 
 def stages(entry: Entry) -> list[Stage]:
-    """Return a stage in which templates are learned, or the guide; none if both are given."""
+    """Return the stage that learns the templates or the guide; no stage if both are given."""
     asleep = isinstance(entry.guide, AmortizedMatching)
     learned = entry.settings.get("learned", False)
     if not (asleep or learned):
@@ -74,13 +74,13 @@ def shapes(
 
     Args:
         objects: names of shapes: square, triangle, pentagon, corner.
-        sigma: noise on the templates, in their units; squares are 2 wide.
-        sigma_floor: noise on the scene.
+        sigma: standard deviation of noise on the templates, in their units; squares are 2 wide.
+        sigma_floor: standard deviation of noise on the scene.
         sigma_pose: standard deviation of every number of a pose.
         presence: prior probability that an object is in a scene.
         clutter: the largest number of clutter points.
-        learned: start with random templates, of which training learns shapes and noise by exact EM;
-            only the numbers of corners of `objects` are used.
+        learned: initialize random templates, whose shapes and noise training learns by exact EM;
+            of `objects` only the numbers of corners are used.
     """
     for name in objects:
         check_known("shape", name, SHAPES)

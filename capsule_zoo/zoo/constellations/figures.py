@@ -1,4 +1,4 @@
-"""Pictures of scenes of points: points colored by object, and templates drawn through them."""
+"""Figures of scenes of points: points colored by object, and the fitted templates."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 CLUTTER = "#777777"
-MAX_SCENES = 6  # scenes
+MAX_SCENES = 6  # most scenes in a figure
 
 Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
@@ -33,15 +33,15 @@ def scene_rows(
     title: str,
     others: Mapping[str, SceneDistribution] = MappingProxyType({}),
 ) -> "Figure":
-    """Draw up to six scenes, once for each parse, with templates through their points.
+    """Draw up to six scenes, in a row for each parse, with templates fitted to their points.
 
-    A template is laid through an object's points by least squares. Clutter is a gray cross.
+    Templates are fitted to an object's points by least squares. Clutter is a gray cross.
 
     Args:
-        distribution: holds the templates.
+        distribution: the scene distribution with the templates.
         points: (S, N, 2), NaN where a point is absent.
         rows: parses of the scenes by name.
-        others: holds the templates of rows that have their own, by name.
+        others: scene distributions with other templates, by the name of their row.
     """
     points = points[:MAX_SCENES].double()
     shape = len(points), len(rows)
@@ -81,10 +81,10 @@ def template_rows(
 ) -> "Figure":
     """Draw the templates of each distribution in one row, with a disk of noise at each corner.
 
-    Templates are centered and scaled, and turned so that the first corner points upwards.
+    Templates are centered, scaled, and rotated so that the first corner points upwards.
 
     Args:
-        distributions: by name.
+        distributions: scene distributions by the name of their row.
     """
     from matplotlib.patches import Circle
 
@@ -110,14 +110,14 @@ def template_rows(
 
 
 def sort_by_angle(corners: Tensor) -> Tensor:
-    """Return complex corners in the order of their angles, turned so that the first points up."""
+    """Sort complex corners by angle, and rotate them so that the first one points up."""
     ordered = corners[corners.angle().argsort()]
     return ordered * 1j * ordered[0].conj() / ordered[0].abs()
 
 
 @torch.no_grad()
 def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> "Figure":
-    """Draw up to six scenes as the guide parses them."""
+    """Draw the guide's parses of up to six scenes."""
     matchings = guide.parse(points[:MAX_SCENES])
     rows = {"parse": (matchings.objects, matchings.corners)}
     return scene_rows(
@@ -130,7 +130,7 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
 
 @torch.no_grad()
 def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
-    """Draw six scenes from the prior, with the objects that they were drawn from."""
+    """Draw six scenes sampled from the prior, with their true objects."""
     with use_seed(seed):
         nodes = poutine.trace(model).get_trace(batch_size=MAX_SCENES).nodes
     distribution = model.distribution()

@@ -1,6 +1,6 @@
 """Generative CapsNets (Potapov 2018), and the baseline decoders without capsules.
 
-Both entries take the same guides: "variational" (with densities, so the loss is a bound) and
+Both entries have two guides: "variational" (with densities, so the loss is a bound) and
 "deterministic" (the article's autoencoder).
 """
 
@@ -16,24 +16,24 @@ from capsule_zoo.registry import Entry, register
 
 
 def make_encoder(entry: Entry, deterministic: bool) -> ConditionalEncoder:
-    """Return a new encoder with the other arguments of the entry's guide."""
+    """Return a new encoder of a variant, with the arguments of the entry's guide."""
     arguments = entry.guide_of(ConditionalEncoder).arguments
     changes = {"model": entry.model, "deterministic": deterministic}
     return ConditionalEncoder(**{**arguments, **changes})
 
 
 def deterministic(entry: Entry) -> ConditionalEncoder:
-    """The code of an image is a point, as in an autoencoder."""
+    """The code of an image is a point estimate, as in an autoencoder."""
     return make_encoder(entry, deterministic=True)
 
 
 def variational(entry: Entry) -> ConditionalEncoder:
-    """The code of an image is a normal distribution, as in a VAE."""
+    """The posterior of an image's code is a normal distribution, as in a VAE."""
     return make_encoder(entry, deterministic=False)
 
 
 def presets_of(base: Any, preset: str, **changes: Any) -> dict[str, dict[str, Any]]:
-    """Return presets for requests of shifts, and for another model, with either requests.
+    """Return the presets for shifts, for another model, and for shifts of the other model.
 
     Args:
         base: the class of the entry's model.

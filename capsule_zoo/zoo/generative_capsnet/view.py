@@ -1,9 +1,9 @@
 """The explorer's view of models that render on request: request, code and part addresses.
 
-Reading an image infers its transformation (`inference.transformations`) and the guide's code of the
-image moved back. The request is the transformation that the model gets. Parts of a generative
-CapsNet are written at their addresses. A part moved by hand keeps its offset from its address for
-all later requests: the site `part_jitter`.
+For an image the view infers its transformation (`inference.transformations`) and the guide's code
+of the image moved back. The request is the transformation that the model gets. Parts of a
+generative CapsNet are written at their addresses. A part moved by hand keeps its offset from its
+address for all later requests: the site `part_jitter`.
 """
 
 import math
@@ -23,7 +23,7 @@ from capsule_zoo.models.networks.on_request import OnRequest
 
 REQUEST, CODE = 0, 1  # handles; the parts come after them
 ASKED, JITTER = "request", "part_jitter"
-DEGREES, PER_AXIS = 15, 9  # spacing of rotations, and shifts per axis, tried when an image is read
+DEGREES, PER_AXIS = 15, 9  # grid of the search: degrees between rotations, and shifts per axis
 
 
 def requests_of(model: OnRequest, guide: ConditionalEncoder) -> Requests:
@@ -73,7 +73,7 @@ class RequestView(View):
         return self._parsed(self.parse[ASKED], steps)
 
     def _parsed(self, grid: Tensor, steps: int) -> tuple[State, float]:
-        """Return the best request from a grid, with its code, and the gain of the ascent."""
+        """Infer the request, from a grid and then by ascent, and the code; return the gain too."""
         result = infer_transformation(
             self.model, self.guide, self.image, self.requests, grid=grid, starts=1, steps=steps
         )
@@ -118,20 +118,20 @@ class RequestView(View):
             super()._set(handle, name, value, control)
 
     def _shift(self, handle: int, step: Tensor) -> None:
-        """Move the address of a part, by its jitter."""
+        """Move the address of a part by its jitter."""
         jitter = self.state.get(JITTER, torch.zeros_like(self._address())).clone()
         jitter[0, handle - 2] += step
         self.state = {**self.state, JITTER: jitter}
 
     @torch.no_grad()
     def grab(self, position: Position, part: bool) -> int | None:
-        """Return the part whose address is nearest, or the request."""
+        """Return the handle of the part with the nearest address, or of the request."""
         if not (part and self.on_grid):
             return REQUEST
         return 2 + int((self._positions() - torch.tensor(position)).norm(dim=-1).argmin())
 
     def drag(self, handle: int, start: Position, end: Position) -> None:
-        """Move a part's address; with any other handle, rotate or shift the request."""
+        """Move the address of a part; another handle rotates or shifts the request."""
         (x0, y0), (x1, y1), asked = start, end, self.state[ASKED]
         if handle > CODE and self.on_grid:
             self._shift(handle, asked.new_tensor([y1 - y0, x1 - x0]) / self._spread())
@@ -149,7 +149,7 @@ class RequestView(View):
 
     @torch.no_grad()
     def color_parts(self) -> Tensor | None:
-        """Return colours of the parts on the grid of cells, weighted by activation."""
+        """Return the parts' colors on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
         strength = self._capsules().activation.mean(-1, keepdim=True)  # (1, parts, 1)
@@ -180,9 +180,9 @@ class RequestView(View):
         return self._capsules().address + self.state.get(JITTER, 0.0)
 
     def _spread(self) -> Tensor:
-        """Return the offset (row, column) of the last cell's middle from the image's middle."""
+        """Return the offset (row, column) of the last cell's center from the image's center."""
         return torch.tensor([max(n - 1, 1) / n for n in self.model.canvas.grid])
 
     def _positions(self) -> Tensor:
-        """Return the addresses as x and y in the image's frame, (parts, 2)."""
+        """Return the positions of the addresses, x and y in the image's frame, (parts, 2)."""
         return (self._address()[0] * self._spread()).flip(-1)

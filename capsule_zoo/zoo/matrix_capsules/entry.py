@@ -14,7 +14,7 @@ from capsule_zoo.zoo.matrix_capsules.figures import votes
 
 
 def loss_of(model: MatrixCapsules) -> ELBO:
-    """Return the spread loss, or the negative log likelihood of a categorical label."""
+    """Return the entry's loss: the spread loss, or the negative log likelihood of the label."""
     return SpreadLoss() if model.likelihood == "spread" else Trace_ELBO()
 
 

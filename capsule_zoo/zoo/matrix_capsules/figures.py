@@ -1,4 +1,4 @@
-"""Pictures of matrix capsules: mistakes, and the history of votes."""
+"""Figures of matrix capsules: mistakes, and the history of votes."""
 
 from typing import TYPE_CHECKING
 

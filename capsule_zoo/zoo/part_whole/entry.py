@@ -10,22 +10,22 @@ from capsule_zoo.zoo.part_whole.figures import PAINTED
 
 
 def delta(entry: Entry) -> PartWholeGuide:
-    """Networks give parts and objects; poses are point estimates."""
+    """Networks infer parts and objects; poses are point estimates."""
     return entry.guide_of(PartWholeGuide).with_poses("delta")
 
 
 def normal(entry: Entry) -> PartWholeGuide:
-    """Networks give parts and objects; poses are normal distributions, which gives a bound."""
+    """Networks infer parts and objects; poses have normal distributions, which gives a bound."""
     return entry.guide_of(PartWholeGuide).with_poses("normal")
 
 
 def low_rank(entry: Entry) -> PartWholeGuide:
-    """Networks give parts and objects; coordinates of poses are normal and correlated."""
+    """Networks infer parts and objects; the numbers of all poses are normal and correlated."""
     return entry.guide_of(PartWholeGuide).with_poses("low_rank")
 
 
 def routing(entry: Entry) -> PartWholeGuide:
-    """A network gives the parts, the agreement of their votes the objects."""
+    """A network infers the parts; routing by agreement of their votes infers the objects."""
     return delta(entry).with_above(EMObjects)
 
 

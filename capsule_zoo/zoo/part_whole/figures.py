@@ -1,4 +1,4 @@
-"""Pictures of part-whole capsules: parses into colored parts, templates, prior samples."""
+"""Figures of part-whole capsules: parses into colored parts, templates, prior samples."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ def colored_parts(model: PaintedParts, parts: Capsules) -> Tensor:
 
 
 def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
-    """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
+    """Return each part's contribution to the mean image, colors averaged, (parts, B, H, W)."""
     color, alpha = model.layers(parts)
     if model.painting.likelihood == "mixture":
         fraction = model.image_distribution(parts).mixing[1:]
@@ -36,7 +36,7 @@ def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
 
 @torch.no_grad()
 def infer_parts(guide: Guide, images: Tensor) -> Capsules:
-    """Return the parts that the guide draws for the discrete model."""
+    """Sample the parts of images from the guide to the discrete model."""
     with eval_mode(guide):
         nodes = poutine.trace(guide.discretize()).get_trace(images).nodes
     return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
@@ -70,7 +70,7 @@ def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
     return image_rows(split_into_rows("samples", images), "Samples from the prior (mean images)")
 
 
-PAINTED: dict[str, Any] = {  # pictures of an entry and images (B, C, H, W)
+PAINTED: dict[str, Any] = {  # figures of an entry and images (B, C, H, W)
     "parses": lambda entry, images: parses(entry.model, entry.guide, images),
     "templates": lambda entry, images: learned_templates(entry.model),
     "samples": lambda entry, images: prior_samples(entry.model),

@@ -29,7 +29,7 @@ MIN_SIZE = 0.02
 
 
 class PaintedPartsView(View):
-    """The base of the views of models whose parts paint the image; a capsule is a handle.
+    """The base class of views of models whose parts paint the image; a capsule is a handle.
 
     The state has `presence` and `parent` (capsules,) and `pose` (capsules, 6), and of the guide
     that inferred it: `drawn`, its draws by site, and `guide`. A subclass writes also
@@ -70,7 +70,7 @@ class PaintedPartsView(View):
         return self._drawn(guide), (guide.refinement.end - guide.refinement.start).item()
 
     def counterfactual(self, do: Sites) -> State:
-        """Return the state where sites (1, ...) have other values and all noise of the parse stays.
+        """Return the counterfactual state: sites (1, ...) get other values, and noise is kept.
 
         See `capsule_zoo.inference.intervene`.
         """
@@ -79,7 +79,7 @@ class PaintedPartsView(View):
         return self.state_of({name: value[0] for name, value in result.latents.items()})
 
     def place_capsules(self) -> Capsules:
-        """Return presences (capsules,), given nothing, and poses (capsules, 6)."""
+        """Return the marginal presences (capsules,) and the poses (capsules, 6) of the capsules."""
         presence, parents = self.state["presence"].clone(), self.state["parent"]
         for level in self.levels[1:]:
             parent = parents[level]
@@ -92,13 +92,13 @@ class PaintedPartsView(View):
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
 
     def root(self, capsule: int) -> int:
-        """Return the highest capsule that this one belongs to."""
+        """Return the top-level capsule that a capsule belongs to."""
         while (parent := int(self.state["parent"][capsule])) >= 0:
             capsule = parent
         return capsule
 
     def move(self, handle: int, pose: Tensor) -> None:
-        """Move a capsule, and all below it, to a pose (6,) in the image."""
+        """Move a capsule, with all capsules below it, to a pose (6,) in the image."""
         state = move_capsule(self.state, handle, pose, self.levels)
         self.state = self.follow_mode(state, self.level_of(handle), changed=False)
 
@@ -165,7 +165,7 @@ class PaintedPartsView(View):
 
 
 def move_capsule(state: State, capsule: int, pose: Tensor, levels: list[slice]) -> State:
-    """Return the state with one capsule and all below it moved to a pose (6,) in the image."""
+    """Return the state with a capsule, and all below it, moved to a pose (6,) in the image."""
     motion = poses.compose(pose, poses.inverse(state["pose"][capsule]))
     moves = torch.zeros(len(state["pose"]), dtype=torch.bool)
     moves[capsule] = True
@@ -219,7 +219,7 @@ class PartWholeView(PaintedPartsView):
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
-        """Show the capsules below the top level in one of the modes; the top level stays."""
+        """Set the mode of the capsules below the top level; the top level stays."""
         super().set_mode(mode)
         if mode != "posterior":
             self.state = self.follow_mode(self.state, level=0)

@@ -1,4 +1,4 @@
-"""Recurrent capsules (Sastry), and the DRAW that they are compared with (Gregor et al. 2015)."""
+"""Recurrent capsules (Sastry), and their baseline DRAW (Gregor et al. 2015)."""
 
 from functools import partial
 from typing import Any

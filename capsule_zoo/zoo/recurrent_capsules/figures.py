@@ -1,4 +1,4 @@
-"""Pictures of recurrent capsules: the canvas after each step, with the window of the step."""
+"""Figures of recurrent capsules: the canvas after each step, with the window of the step."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
-    """Return the guide's drawing of images (B, C, H, W), before the first and after each step."""
+    """Reconstruct images (B, C, H, W) with the guide: before the first step and after each step."""
     with use_seed(seed), eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
@@ -43,7 +43,7 @@ def strokes(entry: Entry, images: Tensor) -> "Figure":
 
 @torch.no_grad()
 def add_frames(pictures: "Iterable[AxesImage]", model: RecurrentCapsules, drawing: Drawing) -> None:
-    """Add a frame around each image's window to pictures of `image_rows`, if there are windows."""
+    """Add a frame around every window, if any, to a figure of `image_rows`."""
     from matplotlib.patches import Rectangle
 
     if model.window_size is None:
@@ -60,7 +60,7 @@ def add_frames(pictures: "Iterable[AxesImage]", model: RecurrentCapsules, drawin
 
 
 def animation(entry: Entry, images: Tensor) -> "FuncAnimation":
-    """Draw an animation of the steps, one frame each; `.to_jshtml()` plays it in a notebook."""
+    """Return an animation with a frame for each step; `.to_jshtml()` plays it in a notebook."""
     from matplotlib import pyplot as plt
     from matplotlib.animation import FuncAnimation
 

@@ -36,16 +36,16 @@ def part_entry(
     role: str,
     others: tuple[str, ...] = (),
 ) -> Entry:
-    """Return the entry whose model draws objects or grounds: an untrained one, or trained weights.
+    """Return the entry whose model draws objects or grounds, untrained or from trained weights.
 
-    Where poses are points in its guide they become normal, with the same weights: which slots hold
-    an object follows from densities, and points have none.
+    Poses that are points in its guide become normal, with unchanged weights, because presences of
+    slots follow from densities, and points have no density.
 
     Args:
         name: the name of an entry, or of trained weights or a run folder.
         settings: settings of an untrained entry, unless `settings` replace them.
         role: the name of the argument of `scenes`.
-        others: further values of it.
+        others: further values of the argument.
 
     Raises:
         ValueError: an unknown name; an entry of points; settings for trained weights.
@@ -65,7 +65,7 @@ def part_entry(
 
 
 def readers_of(entry: Entry) -> dict[str, Any]:
-    """Return copies of the guides that read an object and the ground; a guide has one owner."""
+    """Copy the guides that infer an object and the ground, because a guide has one owner."""
     if isinstance(entry.guide, WindowReader):
         readers = entry.guide.reader, entry.guide.ground_reader
     else:
@@ -75,9 +75,9 @@ def readers_of(entry: Entry) -> dict[str, Any]:
 
 
 def pair_with_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry:
-    """Return the pair for another canvas with so many slots, of which each has odds of one half.
+    """Return a model and guide of scenes for another canvas and number of slots.
 
-    Objects keep their size in pixels.
+    Objects keep their size in pixels. The odds of a slot are one half.
     """
     model = entry.model.with_canvas(height, width, slots, rate=0.5)
     return replace(entry, model=model, guide=entry.guide_of(WindowReader).on_model(model))
@@ -86,7 +86,7 @@ def pair_with_canvas(entry: Entry, height: int, width: int, slots: int) -> Entry
 def scenes(
     image_shape: tuple[int, int, int] = (1, 50, 50),
     thing: str = "vae",
-    thing_settings: Mapping[str, Any] = {},  # read only, as ground_settings
+    thing_settings: Mapping[str, Any] = {},  # never changed, as ground_settings
     window: int = 28,
     texture: bool = False,
     train_thing: bool = True,
@@ -99,14 +99,14 @@ def scenes(
 
     Args:
         image_shape: (channels, height, width).
-        thing: what draws an object: the name of an entry, which is trained with the scenes, or of
-            trained weights or a run folder.
+        thing: the model of an object: the name of an entry, which is trained with the scenes, of
+            trained weights or of a run folder.
         thing_settings: settings of the entry `thing`.
         window: height and width of an object's own picture, in pixels, where `thing` is an entry.
         texture: objects have colors inside, and not one color each.
         train_thing: train the object model too; it is best kept as it is where it is trained.
-        ground: argument of `Scenes`, or what draws the ground: the name of an entry, or of trained
-            weights or a run folder.
+        ground: argument of `Scenes`, or the model of the ground: the name of an entry, of trained
+            weights or of a run folder.
         ground_settings: settings of the entry `ground`.
         train_ground: train the ground model too. Its guide is trained in any case, because objects
             hide parts of a ground.
@@ -154,7 +154,7 @@ def peeling(
 
 
 def two_sweeps(entry: Entry) -> Peeling:
-    """Peeling, and then each object again from what all others leave unexplained."""
+    """Peeling, then each object is inferred again from what all others leave unexplained."""
     arguments = {**entry.guide_of(Peeling).arguments, **readers_of(entry)}
     return Peeling(**{**arguments, "model": entry.model, "sweeps": 2})
 

@@ -1,4 +1,4 @@
-"""Figures of scenes: what was found, every object in its color and box, and draws of the prior."""
+"""Figures of scenes: found objects, each in its color and box, and fractions of correct counts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ DRAWN, COUNTED = (
 
 
 def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
-    """Return images whose objects have a color and a box each, (B, 3, ZOOM H, ZOOM W).
+    """Draw the objects of images, each in its color and box, (B, 3, ZOOM H, ZOOM W).
 
     Args:
         numbers: the slot, from 1, that each pixel shows; 0 for the ground, (B, H, W).
@@ -42,7 +42,7 @@ def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
 
 
 def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
-    """Draw the edge of a box, in pixels of the scene, around what it holds, in place."""
+    """Draw the frame of a box, in pixels of the scene, onto a picture, in place."""
     height, width = image.shape[-2:]
     left, top = (max(ZOOM * edge - 2, 0) for edge in box[:2])
     right, bottom = min(ZOOM * box[2] + 1, width - 1), min(ZOOM * box[3] + 1, height - 1)
@@ -54,7 +54,7 @@ def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
 def found_objects(entry: Entry, images: Tensor) -> "Figure":
     """Draw up to 8 images above their objects, each in its color and box.
 
-    More images are read than drawn, so that the warning of too few slots rests on more than eight.
+    Objects of more images are inferred, so that the warning of too few slots rests on more than 8.
     """
     detections = find_objects(entry.model, entry.guide, images[:COUNTED])
     images = images[:DRAWN]
@@ -72,9 +72,9 @@ def counts_against_time(
     """Draw the fraction of correct counts against minutes and against updates, a line for each run.
 
     Args:
-        curves: for each run, its seconds, updates and share.
-        published: a published fraction, drawn as a level line.
-        names: of the runs; by default the number of its seed.
+        curves: for each run, the seconds, updates and fractions of its measurements.
+        published: a published fraction, drawn as a horizontal line.
+        names: names of the runs; by default the numbers of their seeds.
     """
     figure, (axes,) = panels(2, size=(4, 3), sharey=True)
     names = names or [f"seed {number}" for number in range(len(curves))]
@@ -95,10 +95,10 @@ def counts_against_time(
 def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
     """Draw the fraction of wrong counts against their predicted probability.
 
-    There is a panel for each kind of scene. A dotted line shows where both are equal.
+    There is a panel for each set of scenes. A dotted line shows where both are equal.
 
     Args:
-        bins: by kind of scene and way to read, the fraction at each mean doubt.
+        bins: by set of scenes and inference method, the fraction at each mean probability.
     """
     figure = number_curves(bins, "probability that the count is wrong")
     places = torch.logspace(-9, 0, 200)
@@ -110,10 +110,10 @@ def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":
 
 
 def counts_by_number(fractions: "Mapping[str, Numbers]", max_trained_number: int) -> "Figure":
-    """Draw the fraction of correct counts against the true number of objects, a line for each way.
+    """Draw the fraction of correct counts by true number of objects, a line for each method.
 
     Args:
-        fractions: by way to read, the fraction at each number.
+        fractions: by inference method, the fraction at each number.
         max_trained_number: the largest number that was trained on; a dotted line lies above it.
     """
     figure = number_curves(

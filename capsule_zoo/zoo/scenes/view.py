@@ -1,6 +1,6 @@
 """The explorer's view of scenes: the inferred objects, to move, to remove and to add.
 
-Reading an image draws the guide's proposals several times, and keeps the draw and the presences of
+For an image the view samples the guide several times, and keeps the sample and the presences with
 the largest weight; see `guides.scenes.proposals`. A handle is a slot. The state holds values
 (1, ...) of all sites by name, slots that are off too, and the log weight of the draw, in nats.
 """
@@ -20,12 +20,12 @@ from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import AsObject, together, window
 from capsule_zoo.zoo.scenes.figures import colored_objects
 
-DRAWS = 10  # of the guide that are made at once
+DRAWS = 10  # samples of the guide that are drawn at once
 WEIGHT, PRESENCE, POSE = "log_weight", "scene_presence", "scene_pose"
 
 
 class ScenesView(View):
-    """The view of a scene, described at the top of this file."""
+    """The view of a scene; see the module's docstring."""
 
     help = (
         "Drag an object in the model's picture or in the picture of the objects; the sliders set "
@@ -59,7 +59,7 @@ class ScenesView(View):
 
     @torch.no_grad()
     def _best_of(self, number: int) -> State:
-        """Return the best of a number of draws of the guide, with its best presences."""
+        """Sample the guide several times, and return the best sample with its best presences."""
         copies = tile_batch(self.image, number)
         result = self.guide.draw_proposals(copies)
         presences = self.guide.presence_distribution(copies, result)
@@ -87,7 +87,7 @@ class ScenesView(View):
         return controls
 
     def act(self, action: str, handle: int) -> int:
-        """Remove an object, or put one drawn from the prior into an absent slot.
+        """Remove an object, or add one sampled from the prior in an absent slot.
 
         Raises:
             ValueError: no slot is absent, or another action.
@@ -133,7 +133,7 @@ class ScenesView(View):
 
     @torch.no_grad()
     def _rendering(self) -> Rendering:
-        """Return what `inference.objects.shown` says of the state."""
+        """Return the rendering of the state: every object's picture and visibility."""
         model, plate, placed = self.model, self.model.plate(1), []
         with poutine.condition(data=self.state):
             with AsObject("ground"):

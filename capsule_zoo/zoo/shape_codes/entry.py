@@ -18,17 +18,17 @@ from capsule_zoo.zoo.part_whole.figures import PAINTED
 from capsule_zoo.zoo.shape_codes.figures import bent_kinds, morphs
 
 STEPS = {"parts": 3000, "objects": 120, "all": 800, "anew": 80}  # see `shape-codes/letters`
-# Objects start at the best that closed forms can do: updates only have to keep and to adapt it.
+# Objects are initialized in closed form, so that updates have to adapt them only.
 # At a rate of .002 all ten kinds collapsed into one within 300 updates; at .0001 19 of 64 were left
 # after 8,000. While parts learn too, kinds die as well: 28 of 64 were left after 3,000 updates on
-# MNIST, and classes were found at .954. After a new start all 64 are in use, and classes at .969.
+# MNIST, and classes were found at .954. With a new initialization all 64 are used, and at .969.
 MAX_STEPS = 250
-TOGETHER = 2e-4  # rate while parts and objects learn
+TOGETHER = 2e-4  # learning rate while parts and objects learn together
 ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=1e-4, pace=Pace("linear", warmup=0))
 
 
 def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
-    """Return the parts that a guide draws for every image, as data of the scope "objects"."""
+    """Return the part sets that a guide samples for images, as data of the scope "objects"."""
     drawn = infer(guide, split.images, ["part_presence", "part_pose"], seed)
     sets = as_part_sets(Capsules(drawn["part_presence"], drawn["part_pose"]))
     return Split(sets, split.labels, f"parts of {split.name}")
@@ -37,7 +37,7 @@ def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
 def parse_dataset(
     data: Dataset, seed: int, *, guide: ShapeCodesGuide, tested: int | None = 1
 ) -> Dataset:
-    """Return a data set of part sets in place of images, of `tested` test images; None for all."""
+    """Return a data set with part sets in place of images; `tested` limits the test images."""
     reader = guide.with_scope("parts")
     train = part_sets(reader, data.train, seed)
     test = part_sets(reader, data.test[:tested], seed)
@@ -47,23 +47,23 @@ def parse_dataset(
 
 
 def start_objects(guide: ShapeCodesGuide, sets: Split, seed: int) -> None:
-    """Start the kinds of a guide's model, and the guide, from part sets, in place."""
+    """Initialize a guide and the kinds of its model from part sets, in place."""
     start_kinds(guide.model, sets.images, seed)
     guide.infer_objects.start_at_posterior(guide.model)
 
 
 def start_from_part_sets(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
-    """Return part sets in place of images, and start the kinds and the guide from them."""
+    """Return the part sets of images, after the kinds and the guide are initialized from them."""
     sets = parse_dataset(data, seed, guide=guide)
     start_objects(guide, sets.train, seed)
     return sets
 
 
 def stages(entry: Entry) -> list[Stage]:
-    """Return the stages of training: parts, objects on parsed parts, all together, objects anew.
+    """Return the stages of training: parts, objects on parsed parts, all together, objects again.
 
-    The objects start as a mixture of factor analyzers of parsed images, twice: while parts and
-    objects learn together, parts adapt to the objects, but kinds die.
+    The objects are initialized twice as a mixture of factor analyzers of parsed images: while parts
+    and objects learn together, parts adapt to the objects, but kinds die.
     """
     model, guide = entry.model, entry.guide
     on_part_sets: dict[str, Any] = dict(
@@ -96,11 +96,11 @@ def stages(entry: Entry) -> list[Stage]:
 
 
 def create_from_parts(source: Entry, **settings: Any) -> Entry:
-    """Return an untrained entry that reads and paints parts as a trained part-whole entry does.
+    """Return an untrained entry with the templates and the reader of a trained part-whole entry.
 
     Args:
         source: the entry whose templates and reader of parts are copied.
-        settings: of the new entry.
+        settings: settings of the new entry.
     """
     model = source.model
     entry = create(
@@ -121,22 +121,22 @@ def create_from_parts(source: Entry, **settings: Any) -> Entry:
 
 
 def delta(entry: Entry) -> ShapeCodesGuide:
-    """A network proposes an object of every kind; pose and code are normal, parts are points."""
+    """A network infers an object of every kind; pose and code are normal, parts are points."""
     return entry.guide_of(ShapeCodesGuide).with_distributions("delta", "normal")
 
 
 def normal(entry: Entry) -> ShapeCodesGuide:
-    """A network proposes an object of every kind; pose, code and parts are normal."""
+    """A network infers an object of every kind; pose, code and parts are normal."""
     return entry.guide_of(ShapeCodesGuide).with_distributions("normal", "normal")
 
 
 def points(entry: Entry) -> ShapeCodesGuide:
-    """A network proposes an object of every kind; pose, code and parts are point estimates."""
+    """A network infers an object of every kind; pose, code and parts are point estimates."""
     return entry.guide_of(ShapeCodesGuide).with_distributions("delta", "delta")
 
 
 def routing(entry: Entry) -> ShapeCodesGuide:
-    """A network gives the parts, ridge regressions pose and code of every kind."""
+    """A network infers the parts; ridge regressions infer pose and code of every kind."""
     return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of shape codes: kinds that their codes bend, and one digit that becomes another."""
+"""Figures of shape codes: kinds under different codes, and one digit that becomes another."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,8 @@ from capsule_zoo.models import Capsules, ShapeCodes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STEPS = 9  # columns
-_FARTHEST = 2.5  # standard deviations of a code's prior
+_STEPS = 9  # codes of a kind, or steps of a morph: columns of the figure
+_FARTHEST = 2.5  # largest code, in standard deviations of its prior
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) 
     """Return the parts that objects vote for, with the probabilities of their presence.
 
     Args:
-        kind, pose, code: of B objects, (B,), (B, 6) and (B, d).
+        kind, pose, code: kinds, poses and codes of B objects, (B,), (B, 6) and (B, d).
     """
     place, logits = model.shapes.votes(kind[:, None], pose[:, None], code[:, None])
     return Capsules(logits[:, 0].sigmoid(), place[:, 0])
@@ -30,9 +30,9 @@ def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) 
 
 @torch.no_grad()
 def bent_kinds(model: ShapeCodes) -> "Figure":
-    """Draw the six likeliest kinds, each bent by the first number of its code, from -2.5 to 2.5.
+    """Draw the six likeliest kinds with the first number of their codes from -2.5 to 2.5.
 
-    Codes of published weights begin with what parts show best.
+    In published weights the first number of a code is the one that parts determine best.
     """
     model = model.discretize()
     rows = {}
@@ -49,8 +49,8 @@ def bent_kinds(model: ShapeCodes) -> "Figure":
 def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
     """Draw how one image becomes another: the objects are inferred, and their parts move across.
 
-    Parts are where the objects vote for them, and move along straight lines. Between two objects of
-    one kind this is the same as moving the code.
+    Parts have the poses that the objects vote for, and move along straight lines. Between two
+    objects of one kind this is equivalent to moving the code.
 
     Args:
         images: (B, C, H, W); the first and the second are a pair, and so on, up to four pairs. A

@@ -1,7 +1,7 @@
 """The explorer's view of shape codes: the kind, the shape code and the pose of an object.
 
-Reading an image infers the object and its parts. The parts keep their distance from the votes of
-the object while the code bends it and its pose moves it ("posterior"). In the mode "prior mean"
+For an image the view infers the object and its parts. The parts keep their distance from the votes
+of the object while the code bends it and its pose moves it ("posterior"). In the mode "prior mean"
 parts are where the object votes for them, with its probabilities of presence. In the mode
 "counterfactual" they keep their noise, see `capsule_zoo.inference.intervene`. Another kind drops
 all inferred values except for the noise, because its parts have other positions.
@@ -37,7 +37,7 @@ class ShapeCodesView(PaintedPartsView):
         controls = super().controls(handle)
         if handle != OBJECT:
             return controls
-        del controls["presence"]  # the object is there
+        del controls["presence"]  # the object is always present
         codes = range(len(self.state["code"]))
         return {
             "kind": self.control("kind", 0, 0, self.model.kinds - 1, step=1),
@@ -55,14 +55,14 @@ class ShapeCodesView(PaintedPartsView):
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
-        """Show the parts in one of the modes; the object stays."""
+        """Set the mode of the parts; the object stays."""
         super().set_mode(mode)
         if mode != "posterior":
             self.state = self.follow_mode(self.state, level=0)
         elif self.state["kind"] == self.parse["kind"]:
             state = {**self.state, "presence": self.parse["presence"]}
             self.state = self._with_parts(state, self.parse)
-        else:  # what was inferred belongs to another kind
+        else:  # the inferred values belong to another kind
             self.state = self._predict_parts(self.state)
 
     def state_of(self, drawn: Sites) -> State:
@@ -91,18 +91,18 @@ class ShapeCodesView(PaintedPartsView):
         return shapes.place[kind] + shapes.pose_codes[kind] @ state["code"]
 
     def _with_parts(self, state: State, source: State) -> State:
-        """Return the object with the distances of parts from its votes as in another state."""
+        """Return a state with an object, and parts as far from its votes as in another state."""
         inside = poses.compose(poses.inverse(source["pose"][0]), source["pose"][1:])
         pose = self._votes(state) + inside - self._votes(source)
         return self._with_poses(state, pose)
 
     def _with_poses(self, state: State, inside: Tensor) -> State:
-        """Return the object with parts of poses (P, 6) in its frame."""
+        """Return a state with an object, and parts with poses (P, 6) in its frame."""
         top = state["pose"][:1]
         return {**state, "pose": torch.cat([top, poses.compose(top, inside)])}
 
     def _predict_parts(self, state: State) -> State:
-        """Return the object with the parts that it predicts."""
+        """Return a state with an object, and the parts that it predicts."""
         pose, code = state["pose"][None, :1], state["code"][None, None]
         _, logits = self.model.shapes.votes(state["kind"][None], pose, code)
         presence = torch.cat([state["presence"][:1], logits[0, 0].sigmoid()])

@@ -1,11 +1,11 @@
-"""The start of object capsules: a mixture of factor analyzers of the parts of many images.
+"""Initialization of object capsules: a mixture of factor analyzers of the parts of many images.
 
-Objects that start at random come to share out the parts between them, rather than the images: each
+After a random initialization objects divide the parts between them, rather than the images: each
 explains a few parts of every image, and all are always a little present. The losses of stacked
-capsule autoencoders do not bring them out of it within thousands of updates. Here each object
-starts as one cluster of parsed images. Its constellation is the mean of the cluster, its feature
-bends the constellation along the main directions of the cluster, and the encoder of objects learns
-by regression to tell the cluster, and the numbers along these directions, from the parts.
+capsule autoencoders do not change this within thousands of updates. Here each object is initialized
+as one cluster of parsed images. Its constellation is the mean of the cluster. Its feature bends the
+constellation along the main directions of the cluster. The encoder of objects learns by regression
+to predict the cluster, and the numbers along these directions, from the parts.
 """
 
 import math
@@ -29,17 +29,17 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteNetwork
 
 _CLUSTERED = 20_000  # images that the clusters are fitted to
-_FLOORS = (0.2, 0.1, 0.05)  # least standard deviations of poses in each round
-_FACTORS = 8  # directions along which an object bends, at most
+_FLOORS = (0.2, 0.1, 0.05)  # smallest standard deviation of poses in each round of clustering
+_FACTORS = 8  # most directions along which an object bends
 _SURE, _UNSURE = 0.9, 0.02  # presence of an object in images of its cluster, and in others
-_LEAST, _MOST = 0.02, 0.98  # bounds of the presences of votes, and of what is inverted
-_BATCH, _RATE = 128, 2e-3  # of the regression
+_LEAST, _MOST = 0.02, 0.98  # bounds of the presences of votes, and of inverted sigmoids
+_BATCH, _RATE = 128, 2e-3  # batch size and learning rate of the regression
 
 
 def start_objects(
     guide: StackedCapsuleGuide, reads: Tensor, seed: int = 0, updates: int = 400
 ) -> Tensor:
-    """Start the objects of a guide and its model from what was read of images, in place.
+    """Initialize the objects of a guide and its model from the parts of images, in place.
 
     Args:
         guide: the guide. An encoder without parameters of its own is left as it is.
@@ -49,8 +49,8 @@ def start_objects(
         updates: updates of the regression.
 
     Returns:
-        The cluster of each of the images that were clustered, from 0 to objects - 1, as they come
-        in a permutation of `torch.randperm` with this seed.
+        The clusters of the clustered images, from 0 to objects - 1. The images have the order of
+        the permutation of `torch.randperm` with this seed.
 
     Raises:
         ValueError: there are fewer images than objects, or `updates` is below 0.
@@ -79,13 +79,13 @@ def start_objects(
 
 
 def _factors(relation: VoteNetwork) -> int:
-    """Return how many directions the networks of the votes can represent."""
+    """Return the number of directions that the networks of the votes can represent."""
     _, features, hidden = relation.hidden_weight.shape
     return min(_FACTORS, features, hidden // 2) if relation.deformable else 1
 
 
 def _first_scale(guide: StackedCapsuleGuide) -> float:
-    """Return the size of objects for the encoder's first poses."""
+    """Return the size of objects in the poses of the untrained encoder."""
     if isinstance(guide.infer_objects, EMConstellations):
         return 1.0
     raw = torch.zeros(6)
@@ -94,9 +94,9 @@ def _first_scale(guide: StackedCapsuleGuide) -> float:
 
 
 def posterior_codes(mixture: FactorAnalyzers, parts: Capsules) -> Tensor:
-    """Compute the mean of the code under every kind, (N, K, d), of kinds with principal codes.
+    """Return the posterior mean of the code under every kind with principal codes, (N, K, d).
 
-    It is exact where all parts are present.
+    The mean is exact where all parts are present.
     """
     weighted = mixture.loadings / mixture.variance[..., None]  # (K, P, 6, d)
     precision = mixture.posterior_precision().diagonal(dim1=-2, dim2=-1)  # (K, d)
@@ -106,7 +106,7 @@ def posterior_codes(mixture: FactorAnalyzers, parts: Capsules) -> Tensor:
 
 
 def to_parameters(pose: Tensor) -> Tensor:
-    """Return numbers (..., 6) of which `poses.from_parameters` makes the nearest pose it can."""
+    """Return the numbers (..., 6) from which `poses.from_parameters` makes the nearest pose."""
     x, y, angle, size, stretch, shear = poses.to_components(pose).unbind(-1)
     width, height = size.abs() * stretch.sqrt(), size.abs() * stretch.rsqrt()
     scales = [(s - 0.01).clamp(_LEAST, _MOST).logit() for s in (width, height)]
@@ -115,7 +115,7 @@ def to_parameters(pose: Tensor) -> Tensor:
 
 
 def _start_votes(relation: VoteNetwork, mixture: FactorAnalyzers, scale: float) -> None:
-    """Set the networks of the votes to a mixture, one kind for each object.
+    """Initialize the networks of the votes from a mixture, one kind for each object.
 
     The first 2 d hidden units are the positive and the negative parts of the d numbers of a code.
     """
@@ -135,7 +135,7 @@ def _start_votes(relation: VoteNetwork, mixture: FactorAnalyzers, scale: float) 
     relation.hidden_weight[:, :factors, : 2 * factors] = both
     step = mixture.loadings.movedim(-1, 0) / scale  # (d, K, P, 6)
     slope = (to_parameters(mixture.mean / scale + step) - static).movedim(0, 1)  # (K, d, P, 6)
-    slope[..., 2] = (slope[..., 2] + 0.5).remainder(1) - 0.5  # an angle, in turns
+    slope[..., 2] = (slope[..., 2] + 0.5).remainder(1) - 0.5  # a fraction of a circle
     slope = F.pad(slope, (2, 0)).flatten(-2)  # in front, presence and scale of the vote
     relation.read_weight[:, : 2 * factors] = torch.cat([slope, -slope], dim=1)
 
@@ -148,7 +148,7 @@ def _teach(
     seed: int,
     updates: int,
 ) -> None:
-    """Teach the encoder of objects, by regression, what it is to say of each image.
+    """Train the encoder of objects, by regression, to predict presences and features of images.
 
     Args:
         presence: probabilities that each object is present, (N, objects).

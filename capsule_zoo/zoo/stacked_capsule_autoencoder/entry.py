@@ -20,7 +20,7 @@ from capsule_zoo.registry import Entry, register
 from capsule_zoo.zoo.stacked_capsule_autoencoder.clustered_objects import start_objects
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
-STEPS = {"parts": 1350, "objects": 450, "all": 1200}  # as in the record of its ablations
+STEPS = {"parts": 1350, "objects": 450, "all": 1200}  # updates of each stage of training
 JOINT: dict[str, Any] = dict(
     lr={"model": 7.5e-3, "guide": 1.5e-3}, pace=Pace("linear", warmup=50, clip=1e4), batch_size=64
 )
@@ -30,14 +30,14 @@ TOGETHER: dict[str, Any] = dict(lr=2e-4, pace=Pace("linear", warmup=50))
 
 
 def reads(guide: StackedCapsuleGuide, split: Split) -> Split:
-    """Return what a guide reads of the parts in every image, as data of the scope "objects"."""
+    """Return the parts that a guide infers from images, as data of the scope "objects"."""
     return Split(guide.reads(split.images), split.labels, f"parts of {split.name}")
 
 
 def start_from_reads(
     data: Dataset, seed: int, *, guide: StackedCapsuleGuide, start: bool
 ) -> Dataset:
-    """Return reads in place of images, and start the objects from them where `start`."""
+    """Return the inferred parts of images; if `start`, initialize the objects from them."""
     held_out = data.validation
     train, test = reads(guide, data.train), reads(guide, data.test[:1])
     validation = reads(guide, held_out) if len(held_out) else test[:0]
@@ -47,10 +47,10 @@ def start_from_reads(
 
 
 def stages(entry: Entry, start: bool = True) -> list[Stage]:
-    """Return the stages of training: parts, objects on what was read of parts, all together.
+    """Return the stages of training: parts, objects on inferred parts, all together.
 
     Args:
-        start: whether objects start as clusters of the parsed images; otherwise at random.
+        start: whether clusters of parsed images initialize the objects, in place of random numbers.
     """
     model, guide = entry.model, entry.guide_of(StackedCapsuleGuide)
     lower = model.with_scope("parts"), guide.with_scope("parts")
@@ -80,17 +80,17 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
 
 
 def normal(entry: Entry) -> StackedCapsuleGuide:
-    """Networks give parts and objects; poses are normal distributions."""
+    """Networks infer parts and objects; poses have normal distributions."""
     return entry.guide_of(StackedCapsuleGuide).with_poses("normal")
 
 
 def em(entry: Entry) -> StackedCapsuleGuide:
-    """A network gives the parts, expectation maximization the objects."""
+    """A network infers the parts; expectation maximization infers the objects."""
     return entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations)
 
 
 def paper_preset(parts: int) -> dict[str, Any]:
-    """Return the preset with the sizes and the joint training of the paper."""
+    """Return the preset with the paper's arguments and joint training."""
     reader = partial(PartReader, channels=128, max_scale=1.01, anisotropy=None)
     above = partial(SetTransformerObjects, width=128, heads=4, blocks=3, inducing=16)
     model = partial(StackedCapsuleAutoencoder, objects=24, parts=parts, sigma_image=1.0)

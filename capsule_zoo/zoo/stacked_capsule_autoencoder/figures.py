@@ -1,4 +1,4 @@
-"""Pictures of stacked capsule autoencoders: reconstructions, templates, parts by object."""
+"""Figures of stacked capsule autoencoders: reconstructions, templates, parts by object."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def color_parts(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
-    """Return the mean image (B, H, W, 3), the light of every part in its hue (B, parts, 3)."""
+    """Return the mean image (B, H, W, 3), with every part in its color `hues` (B, parts, 3)."""
     distribution = model.image_distribution(parts)
     color, _ = distribution.layers()  # (parts, C, B, H, W)
     light = (distribution.mixing[1:] * color).mean(1)  # (parts, B, H, W)
@@ -52,7 +52,7 @@ def reconstructions(entry: Entry, images: Tensor) -> "Figure":
 
 @torch.no_grad()
 def learned_templates(entry: Entry, images: Tensor | None = None) -> "Figure":
-    """Draw every part's template, above the alpha that claims its pixels."""
+    """Draw every part's template above the alpha of its pixels."""
     color, alpha = entry.model.templates()
     rows = {**split_into_rows("templates", color), **split_into_rows("opacity", alpha)}
     return image_rows(rows, "Learned templates of the parts, and their opacity")
