@@ -97,7 +97,7 @@ def _check(segments: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int]
     """Check the shapes of two segmentations, and return the number of objects."""
     if not segments.shape == true.shape == present.shape or segments.dim() != 2:
         raise ValueError(
-            "found, true and present must be (S, N), all of one shape, not "
+            "segments, true and present must be (S, N), all of one shape, not "
             f"{tuple(segments.shape)}, {tuple(true.shape)} and {tuple(present.shape)}"
         )
     if not present.any(1).all():

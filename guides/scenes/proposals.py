@@ -284,7 +284,7 @@ class SceneGuide(Guide[Scenes]):
 
     def draw_proposals(self, images: Tensor) -> SceneProposals:
         """Sample proposals of an object for every slot of images (B, C, H, W)."""
-        raise NotImplementedError(f"{type(self).__name__} must write found")
+        raise NotImplementedError(f"{type(self).__name__} must define draw_proposals")
 
     def plate(self, images: Tensor) -> pyro.plate:
         """Return the plate of a batch for `propose`, hidden from outer handlers."""

@@ -123,7 +123,7 @@ class AttendInferRepeat(WindowReader):
         """Return q(z | u) over prefixes: the first n slots are on."""
         states, slots = scene_proposals.states, len(scene_proposals.proposals)
         if states is None:
-            raise ValueError("found must hold states; use the proposals of this guide's own found")
+            raise ValueError("scene_proposals must hold states; use this guide's draw_proposals")
         log_q = prefix_log_probs(self.stay(states)[..., 0])
         rows = images.new_ones(slots + 1, slots).tril(-1)
         weight = self.log_weights(images, scene_proposals, rows)
