@@ -30,6 +30,7 @@ NAMES = (
 )
 SHORT = {"probabilistic_pca": "ppca"}  # names in the record, where they differ
 _NEGLIGIBLE_GAP = 0.5  # largest median gap between the bounds that is negligible, in nats
+_LARGEST_LOSS = 10.0  # nats, the right end of the figure
 _COLUMNS = "elbo", "iwae_100", "iwae", "ess", "pareto_k", "lost_elbo", "lost_iwae", "seconds"
 
 
@@ -56,7 +57,8 @@ def examine_programs(
         temperatures: number of annealed distributions between initialization and posterior.
         particles: draws of each guide for its largest bound.
     """
-    metrics: dict[str, Any] = {}
+    quantities = "seconds", "exact", "lower", "error", "gap_median", "gap_largest"
+    metrics: dict[str, Numbers] = {quantity: {} for quantity in quantities}
     numbers: dict[str, Numbers] = {}
     result: dict[str, Examination] = {}
     for program in programs:
@@ -77,27 +79,30 @@ def examine_programs(
             seed=options.seed,
             progress=options.progress,
         )
-        metrics[f"seconds_{name}"] = single(time.process_time() - began)
+        metrics["seconds"][name] = single(time.process_time() - began)
         truth = EXACT[program](module, call, one.rows.double())
-        metrics[f"exact_{name}"] = single(truth)
-        metrics[f"lower_{name}"] = one.lower, one.lower_error, len(one.rows)
-        metrics[f"error_{name}"] = single(abs(one.lower - truth), len(one.rows))
+        metrics["exact"][name] = single(truth)
+        metrics["lower"][name] = one.lower, one.lower_error, len(one.rows)
+        metrics["error"][name] = single(abs(one.lower - truth), len(one.rows))
         simulated = one.bounds["num_simulated"]
-        metrics[f"gap_median_{name}"] = single(one.bounds["gap_median"], simulated)
-        metrics[f"gap_largest_{name}"] = single(one.bounds["gap_largest"], simulated)
+        metrics["gap_median"][name] = single(one.bounds["gap_median"], simulated)
+        metrics["gap_largest"][name] = single(one.bounds["gap_largest"], simulated)
         for column in _COLUMNS:
             for guide, value in one.table[column].items():
                 if np.isfinite(value):
                     by_guide = numbers.setdefault(f"{column}_{name}", {})
                     by_guide[str(guide)] = single(value, len(one.rows))
-    gaps = [metrics[f"gap_median_{SHORT.get(name, name)}"][0] for name in programs]
-    metrics["gaps_below_half"] = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
+    gaps = [gap for gap, _, _ in metrics["gap_median"].values()]
+    below = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
     tables = {"guides": Table(numbers, "{quantity}_{variant}")}
-    return Result(metrics | tables, {"": plot_losses(result)})
+    return Result({**metrics, "gaps_below_half": below, **tables}, {"": plot_losses(result)})
 
 
 def plot_losses(result: dict[str, Examination]) -> Figure:
-    """Plot each guide's loss by its ELBO and by importance weights, a panel a program."""
+    """Plot each guide's loss by its ELBO and by importance weights, a panel a program.
+
+    Losses above 10 nats are drawn at 10.
+    """
     figure, grid = panels(2, -(-len(result) // 2), (4.5, 1.9), (0, 0.6), sharex=True)
     axes_in_order = grid.T.flatten()
     for axes in axes_in_order[len(result) :]:
@@ -105,10 +110,10 @@ def plot_losses(result: dict[str, Examination]) -> Figure:
     for axes, (name, one) in zip(axes_in_order, result.items(), strict=False):
         height = np.arange(len(one.table))[::-1]
         for column, label in (("lost_elbo", "ELBO"), ("lost_iwae", "1,000 importance weights")):
-            axes.plot(one.table[column], height, "o", label=label)
+            axes.plot(np.minimum(one.table[column], _LARGEST_LOSS), height, "o", label=label)
         axes.set_yticks(height, [guide.replace("_", " ") for guide in one.table.index], fontsize=6)
         axes.set_xscale("symlog", linthresh=0.1)
-        axes.set_xlim(left=-0.2)
+        axes.set_xlim(-0.3, 1.3 * _LARGEST_LOSS)
         axes.axvline(0, color="0.8", zorder=0)
         axes.set_title(name.replace("_", " "), loc="left", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
