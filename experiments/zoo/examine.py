@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.distributions import Bernoulli, Cauchy, HalfCauchy, MultivariateNormal, Normal, Poisson
 
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import single
-from capsule_zoo.figures.grids import panels
-from capsule_zoo.inference.examination.examine import KINDS, Examination, examine
+from capsule_zoo.experiments.zoo.guide_swaps import LOST, plot_losses
+from capsule_zoo.inference.examination.examine import KINDS, examine
 from capsule_zoo.records import Numbers, Table
 
 NAMES = (
@@ -60,13 +59,12 @@ def examine_programs(
     quantities = "seconds", "exact", "lower", "error", "gap_median", "gap_largest"
     metrics: dict[str, Numbers] = {quantity: {} for quantity in quantities}
     numbers: dict[str, Numbers] = {}
-    result: dict[str, Examination] = {}
     for program in programs:
         options.say(f"Examining {program}")
         module, name = import_module(f"capsule_zoo.examples.{program}"), SHORT.get(program, program)
         call, arguments, observed = module.example()
         began = time.process_time()
-        one = result[name] = examine(
+        one = examine(
             call,
             *arguments,
             observed=observed,
@@ -95,32 +93,11 @@ def examine_programs(
     gaps = [gap for gap, _, _ in metrics["gap_median"].values()]
     below = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
     tables = {"guides": Table(numbers, "{quantity}_{variant}")}
-    return Result({**metrics, "gaps_below_half": below, **tables}, {"": plot_losses(result)})
-
-
-def plot_losses(result: dict[str, Examination]) -> Figure:
-    """Plot each guide's loss by its ELBO and by importance weights, a panel a program.
-
-    Losses above 10 nats are drawn at 10.
-    """
-    figure, grid = panels(2, -(-len(result) // 2), (4.5, 1.9), (0, 0.6), sharex=True)
-    axes_in_order = grid.T.flatten()
-    for axes in axes_in_order[len(result) :]:
-        axes.set_axis_off()
-    for axes, (name, one) in zip(axes_in_order, result.items(), strict=False):
-        height = np.arange(len(one.table))[::-1]
-        for column, label in (("lost_elbo", "ELBO"), ("lost_iwae", "1,000 importance weights")):
-            axes.plot(np.minimum(one.table[column], _LARGEST_LOSS), height, "o", label=label)
-        axes.set_yticks(height, [guide.replace("_", " ") for guide in one.table.index], fontsize=6)
-        axes.set_xscale("symlog", linthresh=0.1)
-        axes.set_xlim(-0.3, 1.3 * _LARGEST_LOSS)
-        axes.axvline(0, color="0.8", zorder=0)
-        axes.set_title(name.replace("_", " "), loc="left", fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles = axes_in_order[0].get_legend_handles_labels()
-    figure.legend(*handles, frameon=False, loc="outside upper center", ncols=2)
-    figure.supxlabel("nats that a guide loses of log p(data), a row of data", fontsize=10)
-    return figure
+    kinds = "lost_elbo", "lost_iwae"
+    losses = {n: {kind: numbers[f"{kind}_{n}"] for kind in kinds} for n in metrics["lower"]}
+    titles, label = {name: name.replace("_", " ") for name in losses}, f"{LOST} log p(data), a row"
+    figure = plot_losses(losses, titles, label, linear=0.1, largest=_LARGEST_LOSS)
+    return Result({**metrics, "gaps_below_half": below, **tables}, {"": figure})
 
 
 def on_grid(log_joint: Callable[[Tensor, Tensor], Tensor], width: float, steps: int = 601) -> float:

@@ -31,7 +31,7 @@ from capsule_zoo.experiments.training import use_device
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
-from capsule_zoo.records import Numbers, Table
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
@@ -57,6 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "capsule-helmholtz": dict(temperatures=200),
 }
 OBJECTS = 2  # number of objects in the annealed scenes
+LOST = "nats that a guide loses of"  # begins the label of an axis
 GAPS = "gap", "gap_median", "gap_largest"
 BOUNDS = "lower", "simulated_lower", "simulated_upper", *GAPS, "images_exceeded", "acceptance_rate"
 
@@ -188,7 +189,10 @@ def gaps(
         for r in results
     }
     bounds = {snake_case(r["entry"]): r["bounds"] for r in results}
-    return Result({**group_by_quantity(bounds), **tables}, {"": plot_losses(tables, bounds)})
+    losses = {entry: table.numbers for entry, table in tables.items()}
+    titles = {entry: entry_title(entry, bounds[snake_case(entry)]) for entry in tables}
+    figure = plot_losses(losses, titles, f"{LOST} log p(image), annealed (± 2 s.e.)")
+    return Result({**group_by_quantity(bounds), **tables}, {"": figure})
 
 
 def anneal_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
@@ -230,32 +234,42 @@ def entry_title(entry: str, bounds: Numbers) -> str:
     return f"{entry}{text}{too_low}"
 
 
-def plot_losses(tables: Mapping[str, Table], bounds: Mapping[str, Numbers]) -> Figure:
-    """Plot the nats that each guide loses by ELBO and by IWAE, a panel for each entry.
+def plot_losses(
+    losses: Mapping[str, Mapping[str, Mapping[str, Number]]],
+    titles: Mapping[str, str],
+    label: str,
+    *,
+    linear: float = 1.0,
+    largest: float = np.inf,
+) -> Figure:
+    """Plot the nats that each guide loses by ELBO and by IWAE, a panel for each model.
 
     Args:
-        bounds: numbers of `annealed_bounds` by entry, in snake case, for the titles.
+        losses: `lost_elbo` and `lost_iwae` of each guide, by model.
+        titles: title of each panel, by model.
+        label: label of the horizontal axis.
+        linear: nats up to which the horizontal axis is linear; it is logarithmic beyond.
+        largest: nats at which larger losses are drawn.
     """
-    figure, grid = panels(2, -(-len(tables) // 2), (4.5, 1.8), (0, 0.8), sharex=True)
+    figure, grid = panels(2, -(-len(losses) // 2), (4.5, 1.8), (0, 0.8), sharex=True)
     columns = grid.T.flatten()
-    for axes in columns[len(tables) :]:
+    for axes in columns[len(losses) :]:
         axes.set_axis_off()
-    for axes, (entry, table) in zip(columns, tables.items(), strict=False):
+    for axes, (model, by_quantity) in zip(columns, losses.items(), strict=False):
         for quantity in ("lost_elbo", "lost_iwae"):
-            losses = table.numbers[quantity]
-            height = range(len(losses))[::-1]
-            spread = [2 * (error or 0) for _, error, _ in losses.values()]
-            values = [value for value, _, _ in losses.values()]
-            label = quantity.removeprefix("lost_").upper()
-            axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=label)
-            axes.set_yticks(height, [name.replace("_", " ") for name in losses])
-        axes.set_xscale("symlog", linthresh=1)
+            by_guide = by_quantity[quantity]
+            height = range(len(by_guide))[::-1]
+            spread = [2 * (error or 0) for _, error, _ in by_guide.values()]
+            values = [min(value, largest) for value, _, _ in by_guide.values()]
+            name = quantity.removeprefix("lost_").upper()
+            axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=name)
+            axes.set_yticks(height, [guide.replace("_", " ") for guide in by_guide])
+        axes.set_xscale("symlog", linthresh=linear)
         axes.tick_params(labelbottom=True)
         axes.axvline(0, color="0.8", zorder=0)
-        title = entry_title(entry, bounds[snake_case(entry)])
-        axes.set_title(fill(title, 40), loc="left", fontsize=8)
+        axes.set_title(fill(titles[model], 40), loc="left", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     handles = columns[0].get_legend_handles_labels()
     figure.legend(*handles, frameon=False, loc="outside upper center", ncols=2)
-    figure.supxlabel("nats that a guide loses of log p(image), annealed (± 2 s.e.)", fontsize=10)
+    figure.supxlabel(label, fontsize=10)
     return figure

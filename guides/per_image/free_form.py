@@ -121,6 +121,10 @@ class FreeForm(PerImageGuide):
                 rows = torch.randn(*scale.shape, rank).to(scale.detach())
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
+    def point_values(self) -> dict[str, Tensor]:
+        """Return the points or means of continuous sites, (B, ...) on their supports, by site."""
+        return {name: self.continuous(name).transform(loc) for name, loc in self.locs.items()}
+
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Sample every site and return the values by name."""
         repeats = self._repeats(images)

@@ -243,7 +243,8 @@ class Fits:
         bar: the progress of the whole call.
         left_out: why guides could not be fitted, by name.
         disagreement: the largest R-hat of chains, by name.
-        seconds: the time of fits that chains need too, by name.
+        fitted: the fits that chains need too, by name.
+        seconds: the time of these fits, by name.
     """
 
     model: ProgramModel
@@ -254,6 +255,7 @@ class Fits:
     bar: Bar
     left_out: dict[str, str] = field(default_factory=dict)
     disagreement: dict[str, float] = field(default_factory=dict)
+    fitted: dict[str, nn.Module] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -274,7 +276,10 @@ class Fits:
         if name == "encoder":
             return self.encoder
         if name in self.starts:
-            return self.starts[name].refined_to(self.rows)  # type: ignore[operator]
+            if name not in self.fitted:
+                start_guide: Any = self.starts[name]
+                self.fitted[name] = start_guide.refined_to(self.rows)
+            return self.fitted[name]
         if name == "nuts":
             guide, self.disagreement[name] = nuts_guide(*start, draws=_NUTS_DRAWS, seed=self.seed)
             return guide

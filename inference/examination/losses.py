@@ -90,7 +90,7 @@ def measure_losses(
         try:
             guide = fit_one()
             if isinstance(guide, SemiAmortized):
-                guide.fit_images(test if isinstance(test, Tensor) else test.images)
+                guide.refined_to(test if isinstance(test, Tensor) else test.images)
             seconds = time.perf_counter() - began
             idata = evaluate(model, guide, test, num_particles=particles, seed=seed, draws=draws)
             if not idata.attrs["is_bound"]:  # a guide of points that was corrected is one still

@@ -60,12 +60,10 @@ def normal_guide(
     _refuse_discrete(kind, model, summed if kind == "auto_laplace" else [])
     points = FreeForm(model, rows, start)
     free = poutine.block(model, hide=summed) if summed else model
+    start_values = points.point_values()
     means, factors = [], []
     for place, row in enumerate(rows.split(1)):
-        values = {
-            name: points.continuous(name).transform(loc[place : place + 1]).detach()
-            for name, loc in points.locs.items()
-        }
+        values = {name: value[place : place + 1].detach() for name, value in start_values.items()}
         guide = _AUTOGUIDES[kind](free, init_loc_fn=init_to_value(values=values))
         with use_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -127,7 +125,7 @@ def nuts_guide(
     """
     _refuse_discrete("nuts", model, [])
     points = FreeForm(model, rows, start)
-    values = {n: points.continuous(n).transform(x).detach() for n, x in points.locs.items()}
+    values = {name: value.detach() for name, value in points.point_values().items()}
     number = max(2, draws // _CHAINS)
     chains = []
     for chain in range(_CHAINS):

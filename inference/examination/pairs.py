@@ -6,7 +6,6 @@ this model in its place, and rows in place of the program's data.
 """
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.check import name_of
-from capsule_zoo.inference.examination.program import Call, ProgramModel, as_model
+from capsule_zoo.inference.examination.program import Call, ProgramModel, as_model, signature_of
 from capsule_zoo.inference.examination.refusals import UnservedProgram
 from capsule_zoo.inference.examination.rows import same_data
 from capsule_zoo.models.base import Model
@@ -122,9 +121,11 @@ def rows_by_name(model: ProgramModel, values: Any, argument: str) -> Tensor:
 
 def _data_by_name(call: Call) -> dict[str, Any]:
     """Return the arguments of a call and its conditions by name, positional arguments first."""
-    program = call.program
-    form = signature(program.forward if isinstance(program, nn.Module) else program)
-    return dict(zip(form.parameters, call.args, strict=False)) | call.kwargs | call.conditions
+    return (
+        dict(zip(signature_of(call.program).parameters, call.args, strict=False))
+        | call.kwargs
+        | call.conditions
+    )
 
 
 def _program_model(model: object, guide: object) -> ProgramModel | None:

@@ -18,7 +18,8 @@ depend on each other is taken as a whole, and none is measured wrongly.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from inspect import signature
+from inspect import Signature, signature
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,7 @@ def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) 
             "arguments of the program may also follow it"
         )
     values = {name: _tensor(value) for name, value in (observed or {}).items()}
-    form = signature(program.forward if isinstance(program, nn.Module) else program)
+    form = signature_of(program)
     kwargs = {name: value for name, value in values.items() if name in form.parameters}
     conditions = {name: value for name, value in values.items() if name not in kwargs}
     for name, value in conditions.items():
@@ -252,6 +253,11 @@ def call_of(program: Callable, args: tuple, observed: Mapping[str, Any] | None) 
             f"its arguments {', '.join(form.parameters) or '(none)'}, in order or by name"
         ) from None
     return call
+
+
+def signature_of(program: Callable) -> Signature:
+    """Return the signature of a function, or of a module's `forward`."""
+    return signature(program.forward if isinstance(program, nn.Module) else program)
 
 
 def _tensor(value: Any) -> Any:
@@ -359,7 +365,9 @@ def _built(
     latents = []
     for name, site in sites.items():
         if not site["is_observed"]:
-            frames = sorted((f for f in site["cond_indep_stack"] if f.vectorized), key=_dim)
+            frames = sorted(
+                (f for f in site["cond_indep_stack"] if f.vectorized), key=attrgetter("dim")
+            )
             plates = IMAGES_PLATE, *(names.get(f.name, f.name) for f in frames)
             distribution = site["fn"]
             latents.append(
@@ -371,10 +379,6 @@ def _built(
     return ProgramModel(call, space, tuple(latents), dims, names, plate), rows
 
 
-def _dim(frame: Any) -> int:
-    return frame.dim
-
-
 def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor]:
     """Return the model with one row for each index of the program's data plate, and the rows.
 
@@ -382,7 +386,7 @@ def _by_row(call: Call, sites: Mapping[str, dict]) -> tuple[ProgramModel, Tensor
         _Unfit: there is no such plate, or the rows depend on each other.
     """
     plates = [{f for f in s["cond_indep_stack"] if f.vectorized} for s in sites.values()]
-    for frame in sorted(set.intersection(*plates), key=_dim):
+    for frame in sorted(set.intersection(*plates), key=attrgetter("dim")):
         tensors, _ = call.of_size(frame.size)
         nesting, names, columns = _nesting(sites), _new_names(sites), Columns([], [])
         place = nesting + frame.dim  # index of the plate's dim among the dims of plates

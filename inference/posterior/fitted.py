@@ -163,8 +163,8 @@ class SemiAmortized(Guide):
     """The guide that is fitted, from another guide's posterior, to the images of each call.
 
     It draws as `fit_guide(kind, ...)` does, and has no parameters. An image that occurs
-    several times in a batch is fitted once. A batch that is passed again, as evaluation does for
-    each particle, is not fitted again.
+    several times in a batch is fitted once. One of the last two batches that is passed again, as
+    evaluation does for each particle, is not fitted again.
 
     Args:
         guide: the guide from which each fit starts.
@@ -227,7 +227,7 @@ class SemiAmortized(Guide):
         return guide.discretize() if self.discrete else guide
 
     def fit_images(self, images: Tensor) -> PerImageGuide:
-        """Return the guide fitted to distinct images, or the cached guide of the last call."""
+        """Return the guide fitted to distinct images, cached for the last two calls."""
         start = self._start[0]
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
@@ -237,7 +237,8 @@ class SemiAmortized(Guide):
         with poutine.block(), torch.inference_mode(False):
             fit_to = _PER_IMAGE[self.kind]
             guide = fit_to(self.model, start, images, check=False, **self.settings)
-        self._last[:] = [(images.clone(), writes, guide)]  # the caller may change the images
+        # the caller may change the images; evaluation tries two of them before it takes all
+        self._last[:] = [(images.clone(), writes, guide), *self._last[:1]]
         return guide
 
 
@@ -272,8 +273,7 @@ def auto_normal(
     images = prepare_images(model, images, start)
     with use_seed(seed):
         points = FreeForm(model, images, start and start.discretize())
-        values = {name: points.continuous(name).transform(loc) for name, loc in points.locs.items()}
-        guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values=points.point_values()))
         checks = Checks(progress=is_progress_shown())
         fit_to_images(guide, model, images, steps=steps, seed=seed, checks=checks)
     return guide
