@@ -104,7 +104,13 @@ class Registered:
 
         Args:
             asked: the settings that the user gave, by their first names; see `nest_settings`.
+
+        Raises:
+            ValueError: settings of a guide or the objective are no mapping, or do not fit.
         """
+        for part in PARTS:
+            if not isinstance(value := asked.get(part, {}), Mapping):
+                raise ValueError(f"{part} of {self.name} must be a mapping, not {value!r}")
         settings = {part: dict(asked.get(part, {})) for part in PARTS}
         first, by_name = next(iter(self.guides)), {}
         if settings["guides"]:

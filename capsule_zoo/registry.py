@@ -309,6 +309,9 @@ def rebuild(config: Mapping[str, Any]) -> Entry:
     try:
         model = build(config["pair"]["model"])
         guide = build(config["pair"]["guide"], model=model)
+        for part, kind in ((model, Model), (guide, Guide)):
+            if not isinstance(part, kind):
+                raise TypeError(f"its {kind.__name__.lower()} is a {type(part).__name__}")
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         first = "".join(f"; import {module} first" for module in modules)
         raise CheckpointError(f"config.json describes no pair: {error}{first}") from error

@@ -335,6 +335,26 @@ def test_a_pair_that_cannot_be_built_is_refused(entry, tmp_path, change, message
         load(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["model", "guide"])
+@pytest.mark.parametrize("value", [3, [1, 2], {}])
+def test_a_pair_of_other_values_is_refused(entry, tmp_path, part, value):
+    save(entry.model, entry.guide, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["pair"][part] = value
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="describes no pair"):
+        load(tmp_path)
+
+
+def test_settings_of_a_guide_that_are_no_mapping_are_refused(entry, tmp_path):
+    save_entry(entry, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["settings"] = {"guide": 3}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="guide of part-whole must be a mapping, not 3"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"entry": "part-whole"}'])
 def test_a_damaged_description_is_refused(entry, tmp_path, text):
     save_entry(entry, tmp_path)
