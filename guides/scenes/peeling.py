@@ -25,6 +25,7 @@ References:
 
 import math
 
+import pyro
 import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
@@ -153,8 +154,7 @@ class Peeling(WindowReader):
                 residual = blur_maps(left, scale)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = focus(residual, drawn)
-            looked = self._look_at(images, left, about)
-            proposals.append(self.propose(slot, self.read, plate, images, left, about, looked))
+            proposals.append(self.propose_at(slot, images, left, about, plate))
         return proposals
 
     def _again(self, images: Tensor, ground: Proposal, proposals: list[Proposal]) -> list[Proposal]:
@@ -169,9 +169,26 @@ class Peeling(WindowReader):
             if proposal.drawn.color is not None:
                 left = left * alike(self.whole(images), proposal.drawn.color.detach().sigmoid())
             about = proposal.drawn.pose.detach()
-            looked = self._look_at(images, left, about)
-            proposals[number] = self.propose(number, self.read, plate, images, left, about, looked)
+            proposals[number] = self.propose_at(number, images, left, about, plate)
         return proposals
+
+    def propose_at(
+        self,
+        slot: int,
+        images: Tensor,
+        left: Tensor,
+        about: Tensor,
+        plate: pyro.plate | None = None,
+    ) -> Proposal:
+        """Look at poses `about` (B, 3 or 4) of images, and propose the object of a slot there.
+
+        Args:
+            left: unexplained fraction of each pixel, (B, 1, H, W).
+        """
+        looked = self._look_at(images, left, about)
+        return self.propose(
+            slot, self.read, plate or self.plate(images), images, left, about, looked
+        )
 
     @torch.no_grad()
     def _canvas(self, proposals: list[Proposal], ground: Proposal, presence: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.scenes.counts import CountDistribution, log_binomials, upto
 from capsule_zoo.models.scenes.grounds import GRIDS, GROUNDS, SPREAD, Tones, enlarge_pictures
 from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures, move_pictures, together
+from capsule_zoo.models.scenes.places import UniformPlaces
 
 _LEAST_FREE = 1e-4  # fraction of the ground that shows through, which keeps logarithms finite
 
@@ -99,7 +100,7 @@ class Scenes(Model):
         check_at_least(1, image_shape=image_shape, slots=slots)
         check_positive(size=size, size_spread=size_spread, rate=rate, sigma_image=sigma_image)
         check_at_least(0, rotation=rotation)
-        check_one_of("counts", counts, ("rate", "learned"))
+        check_one_of("counts", counts, ("rate", "learned", "poisson"))
         check_one_of("size_distribution", size_distribution, ("given", "learned"))
         if not isinstance(thing, Model):
             raise ValueError(f"thing must be a Model, such as create('vae').model, not {thing!r}")
@@ -117,6 +118,8 @@ class Scenes(Model):
         self.learned = counts == "learned"
         start = self._log_counts_of_rate(slots, torch.ones(()))
         self.count_logits = nn.Parameter(start) if self.learned else None
+        intensity = torch.tensor(math.log(rate / size**2))  # log objects per pixel
+        self.log_intensity = nn.Parameter(intensity) if counts == "poisson" else None
         size_start = torch.tensor(
             [0.0, math.log(size_spread)]
         )  # mean, log standard deviation of log size
@@ -275,6 +278,10 @@ class Scenes(Model):
     @pyro_method
     def presence_distribution(self, like: Tensor) -> CountDistribution:
         """Return the prior of the presences of all slots."""
+        if self.log_intensity is not None:
+            number = upto(self.slots + 1, like)
+            log_counts = number * self.log_expected_count() - (number + 1).lgamma()
+            return CountDistribution(log_counts.log_softmax(-1), validate_args=False)
         if self.count_logits is None or not self.learned:
             return CountDistribution(
                 self._log_counts_of_rate(self.slots, like), validate_args=False
@@ -284,6 +291,12 @@ class Scenes(Model):
         counts = torch.cat([log_probs, beyond])[: self.slots + 1]
         return CountDistribution(counts.log_softmax(-1), validate_args=False)
 
+    @pyro_method
+    def log_expected_count(self) -> Tensor:
+        """Return the log of the expected number of objects of a picture, a scalar, for counts="poisson"."""
+        return self.log_intensity + math.log(self.image_shape[1] * self.image_shape[2])
+
+    @pyro_method
     def pose_distribution(self, like: Tensor) -> dist.TorchDistribution:
         """Return the prior of the pose of one object, event (3,) or (4,)."""
         spread = [self.size_spread, 0.7, 0.7, self.rotation][: self.pose_size]
@@ -293,6 +306,8 @@ class Scenes(Model):
             size = self.size_moments
             mean = torch.cat([size[:1], mean[1:]])
             scale = torch.cat([size[1:].exp(), scale[1:]])
+        if self.log_intensity is not None:
+            return UniformPlaces(mean, scale, self.usual(like) / 2)
         return dist.Normal(mean, scale).to_event(1)
 
     def color_distribution(self, like: Tensor) -> dist.TorchDistribution:
