@@ -18,12 +18,11 @@ each cluster; its distribution is their convolution. The cost grows with the are
 """
 
 import math
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,6 +33,8 @@ from capsule_zoo.models.scenes.counts import subsets_of
 
 MOST = 10  # proposals of a cluster whose subsets are all summed
 PAINTED = 0.02  # least cover of a pixel that a proposal paints
+LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
+GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 AT_ONCE = 128  # subsets that are painted at once
 
 
@@ -49,6 +50,7 @@ class Patches:
         pose: log size over the default, x and y of the center in pixels of the picture (and an
             angle), (K, 3 or 4).
         log_ratio: log v of each, (K,), in nats.
+        number: a number of each that no other proposal of the reader has, (K,).
     """
 
     layers: tuple[Tensor, ...]
@@ -56,18 +58,19 @@ class Patches:
     corner: Tensor
     pose: Tensor
     log_ratio: Tensor
+    number: Tensor
 
     def __len__(self) -> int:
         return len(self.log_ratio)
 
     def __getitem__(self, index: Tensor) -> "Patches":
-        fields = (self.cover, self.corner, self.pose, self.log_ratio)
+        fields = (self.cover, self.corner, self.pose, self.log_ratio, self.number)
         return Patches(tuple(layer[index] for layer in self.layers), *(x[index] for x in fields))
 
     def join(self, other: "Patches") -> "Patches":
         """Return the proposals of both."""
         layers = tuple(torch.cat(pair) for pair in zip(self.layers, other.layers, strict=True))
-        names = ("cover", "corner", "pose", "log_ratio")
+        names = ("cover", "corner", "pose", "log_ratio", "number")
         return Patches(layers, *(torch.cat([getattr(self, n), getattr(other, n)]) for n in names))
 
 
@@ -78,12 +81,22 @@ class Cluster:
     Attributes:
         members: indices of the proposals, (m,).
         rows: presences, (M, m).
-        log_weight: log weight of each row, relative to the picture without objects, (M,), in nats.
+        log_likelihood: log likelihood of each row, relative to the picture without objects, (M,),
+            in nats.
+        log_ratio: sum of log v of the present proposals, (M,), in nats.
+        power: power of the likelihood in the weights.
     """
 
     members: Tensor
     rows: Tensor
-    log_weight: Tensor
+    log_likelihood: Tensor
+    log_ratio: Tensor
+    power: float
+
+    @property
+    def log_weight(self) -> Tensor:
+        """The log weight of each row, relative to the picture without objects, (M,), in nats."""
+        return self.power * self.log_likelihood + self.log_ratio
 
     @property
     def probabilities(self) -> Tensor:
@@ -102,14 +115,6 @@ class Cluster:
         return self.rows.new_zeros(self.rows.shape[1] + 1).index_add(0, number, self.probabilities)
 
 
-class AtMean(Messenger):
-    """The context in which sites have the means of their distributions as values."""
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"] and msg["value"] is None:
-            msg["value"] = msg["fn"].mean
-
-
 class PictureReader:
     """Proposals and presences of the objects of one picture.
 
@@ -120,6 +125,7 @@ class PictureReader:
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
             neighboring pixels are correlated. See `fit_likelihood_power`.
         draw: draw places and latents from the guide; otherwise its means are used.
+        most: largest cluster whose subsets are all summed.
     """
 
     def __init__(
@@ -127,14 +133,16 @@ class PictureReader:
         guide: Peeling,
         image: Tensor,
         ground: Tensor,
-        likelihood_power: float = 1.0,
+        likelihood_power: float = 0.1,
         draw: bool = False,
+        most: int = MOST,
     ) -> None:
         self.guide, self.image, self.ground, self.draw = guide, image, ground, draw
-        self.power = likelihood_power
+        self.power, self.most = likelihood_power, most
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
-        self.side = 2 * math.ceil(1.5 * model.size) 
+        self.side = 2 * math.ceil(1.5 * model.size)
+        self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
 
     def propose(self, places: Tensor, canvas: Tensor) -> Patches:
@@ -151,8 +159,7 @@ class PictureReader:
         left = guide.measure_residual(images, canvases).nan_to_num()
         about = images.new_zeros(len(places), guide.model.pose_size)
         about[:, 1:3] = 1 / side  # the middle of pixel side // 2
-        with nullcontext() if self.draw else AtMean():
-            proposal = guide.propose_at(0, images.nan_to_num(), left, about)
+        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=self.draw)
         return self.to_patches(proposal, corner)
 
     def to_patches(self, proposal: Proposal, corner: Tensor) -> Patches:
@@ -172,7 +179,9 @@ class PictureReader:
         layers = tuple(layer[:, 0] for layer in guide.model.layers(placed))
         centers = torch.cat([pose[:, :1], pixels - 0.5, pose[:, 3:]], 1)
         cover = placed.cover[:, 0, 0]
-        return Patches(layers, cover, corner, centers, proposal.log_ratio + log_intensity)
+        number = torch.arange(len(corner)) + self._proposed
+        self._proposed += len(corner)
+        return Patches(layers, cover, corner, centers, proposal.log_ratio + log_intensity, number)
 
     def paint(self, patches: Patches, presence: Tensor) -> Tensor:
         """Return the mean picture of proposals with presences (K,), (C, H, W)."""
@@ -190,83 +199,196 @@ class PictureReader:
             return self.ground
         return self.model.mix_layers(sums, self.ground)[0]
 
-    def peaks(self, canvas: Tensor, least: float) -> Tensor:
-        """Return the pixels of which a canvas leaves most unexplained, (K, 2), row and column."""
-        left = self.guide.measure_residual(self.image[None], canvas[None]).nan_to_num()
-        size = self.model.size
-        heat = blur_maps(left, max(1.0, size * self.guide.blur))[0, 0]
+    def peaks(self, canvas: Tensor) -> Tensor:
+        """Return the pixels about which a canvas leaves most unexplained, (K, 2), row and column.
+
+        A peak counts if an object there may gain more than `GAIN` nats of likelihood.
+        """
+        guide, size = self.guide, self.model.size
+        left = guide.measure_residual(self.image[None], canvas[None]).nan_to_num()
+        if not guide.residual_is_linear:
+            left = (left / 4).sqrt()
+        scale = max(1.0, size * guide.blur)
+        heat = blur_maps(left, scale)[0, 0] / (math.tau * scale**2)
         reach = max(1, int(0.35 * size))
         top = F.max_pool2d(heat[None], 2 * reach + 1, 1, reach)[0]
-        return ((heat == top) & (heat > least)).nonzero()
+        gain = self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
+        return ((heat == top) & (gain > GAIN)).nonzero()
 
-    def clusters(self, patches: Patches) -> list[Cluster]:
-        """Return the clusters of proposals that paint common pixels, with their distributions."""
-        return [self.sum_cluster(patches, members) for members in self.group(patches)]
+    def fit_power(self, canvas: Tensor) -> float:
+        """Return the power of the likelihood at which residuals vary as much as it says, at most 1.
 
-    def group(self, patches: Patches) -> list[Tensor]:
-        """Return the connected sets of proposals that paint common pixels, indices (m,)."""
+        Errors of neighboring pixels are correlated. So the sum of a residual over a box as large as
+        an object has a larger variance than the likelihood says, which takes pixels for
+        independent: sigma^2 times their number. The power is the ratio of the two, which makes the
+        curvature of the weighted likelihood equal to the variance of its score for a change of
+        tone in such a box (the magnitude adjustment of composite likelihoods, Pauli, Racugno &
+        Ventura 2011, "Bayesian composite marginal likelihoods").
+        """
+        side = max(1, 2 * int(self.model.size / 4) + 1)
+        error = (self.image - canvas).nan_to_num()
+        sums = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False) * side
+        return float((self.model.sigma_image**2 / sums.square().mean().clamp_min(1e-12)).clamp(max=1))
+
+    def clusters(self, patches: Patches, start: Tensor | None = None) -> list[Cluster]:
+        """Return the clusters of proposals that paint common pixels, with their distributions.
+
+        Args:
+            start: presences from which the search in large clusters begins, (K,).
+        """
+        clusters = []
+        for members, pairs in self.group(patches):
+            key = tuple(patches.number[members].tolist())
+            if key not in self._clusters or torch.is_grad_enabled():
+                first = patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
+                self._clusters[key] = self.sum_cluster(patches[members], pairs, first)
+            clusters.append(replace(self._clusters[key], members=members, power=self.power))
+        return clusters
+
+    def group(self, patches: Patches) -> list[tuple[Tensor, Tensor]]:
+        """Return the connected sets of proposals that paint common pixels.
+
+        Returns:
+            For each set its proposals, (m,), and the pairs of them that paint common pixels, (n, 2).
+        """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
-        height, width = self.image.shape[-2:]
-        painted = patches.cover > 0
-        index, row, column = painted.nonzero(as_tuple=True)
-        row, column = row + patches.corner[index, 0], column + patches.corner[index, 1]
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        index, pixel = index[inside].numpy(), (row * width + column)[inside].numpy()
-        shape = (len(patches), height * width)
-        member = csr_array(([1.0] * len(index), (index, pixel)), shape=shape)
-        number, labels = connected_components(member @ member.T, directed=False)
-        labels = torch.from_numpy(labels)
-        return [(labels == label).nonzero()[:, 0] for label in range(number)]
+        width = self.image.shape[-1]
+        index, pixel = self._painted_pixels(patches)
+        shape = (len(patches), self.image[0].numel())
+        flat = (pixel[:, 0] * width + pixel[:, 1]).numpy()
+        painted = csr_array((np.ones(len(index), np.float32), (index.numpy(), flat)), shape=shape)
+        common = (painted @ painted.T).tocoo()
+        number, labels = connected_components(common, directed=False)
+        first, second = (torch.from_numpy(x).long() for x in common.coords)
+        labels = torch.from_numpy(labels).long()
+        groups = []
+        for label in range(number):
+            members = (labels == label).nonzero()[:, 0]
+            inside = (labels[first] == label) & (first < second)
+            pairs = torch.stack([first[inside], second[inside]], 1)
+            groups.append((members, torch.searchsorted(members, pairs)))
+        return groups
 
-    def sum_cluster(self, patches: Patches, members: Tensor) -> Cluster:
-        """Return the distribution of the presences of proposals, given no others."""
-        few = patches[members]
-        low, high = self._painted_box(few)
+    def sum_cluster(self, patches: Patches, pairs: Tensor, start: Tensor) -> Cluster:
+        """Return the distribution of the presences of m proposals, given no others.
+
+        Args:
+            pairs: pairs of proposals that paint common pixels, (n, 2).
+            start: presences from which the search begins where m is large, (m,).
+        """
+        _, pixels = self._painted_pixels(patches)
+        if not len(pixels):  # nothing in the picture: one pixel stands for it
+            pixels = pixels.new_zeros(1, 2)
+        low, high = pixels.amin(0), pixels.amax(0) + 1
         box = (slice(low[0], high[0]), slice(low[1], high[1]))
         image, ground = self.image[:, *box], self.ground[:, *box]
-        layers = [_embed(layer, few.corner - low, tuple(high - low)) for layer in few.layers]
+        layers = [_embed(layer, patches.corner - low, tuple(high - low)) for layer in patches.layers]
         empty = self.model.log_likelihood(image[None], ground[None, None])[0]
 
-        def weigh(rows: Tensor) -> Tensor:
+        def score(rows: Tensor) -> Tensor:
             parts = []
             for part in rows.split(AT_ONCE):
                 sums = [(part @ x.flatten(1)).unflatten(1, x.shape[1:]) for x in layers]
                 means = self.model.mix_layers([x[None] for x in sums], ground[None])[0]
                 parts.append(self.model.log_likelihood(image[None], means[None])[0])
-            return self.power * (torch.cat(parts) - empty) + rows @ few.log_ratio
+            return torch.cat(parts) - empty
 
-        if len(members) <= MOST:
-            rows = subsets_of(len(members), few.log_ratio)
+        def weigh(rows: Tensor) -> Tensor:
+            return self.power * score(rows) + rows @ patches.log_ratio
+
+        if len(patches) <= self.most:
+            rows = subsets_of(len(patches), patches.log_ratio)
         else:
-            rows = climb(weigh, few.log_ratio)
-        return Cluster(members, rows, weigh(rows))
+            rows = climb(weigh, start, pairs)
+        ratio = rows @ patches.log_ratio
+        return Cluster(torch.arange(len(patches)), rows, score(rows), ratio, self.power)
 
-
-    def _painted_box(self, patches: Patches) -> tuple[Tensor, Tensor]:
-        """Return the first row and column that proposals paint in the picture, and the last + 1."""
+    def _painted_pixels(self, patches: Patches) -> tuple[Tensor, Tensor]:
+        """Return which proposal paints which pixel of the picture, (n,) and row and column (n, 2)."""
         index, row, column = (patches.cover > 0).nonzero(as_tuple=True)
         pixels = torch.stack([row, column], 1) + patches.corner[index]
-        limits = pixels.new_tensor(self.image.shape[-2:])
-        pixels = pixels[((pixels >= 0) & (pixels < limits)).all(1)]
-        if not len(pixels):  # nothing in the picture: one pixel stands for it
-            return torch.zeros_like(limits), torch.ones_like(limits)
-        return pixels.amin(0), pixels.amax(0) + 1
+        inside = ((pixels >= 0) & (pixels < pixels.new_tensor(self.image.shape[-2:]))).all(1)
+        return index[inside], pixels[inside]
+
+    def select(self, patches: Patches, start: Tensor) -> tuple[Patches, list[Cluster]]:
+        """Return the proposals that may be present, and their clusters."""
+        clusters = self.clusters(patches, start)
+        likely = presence_of(clusters) > LEAST_PRESENCE
+        if likely.all():
+            return patches, clusters
+        start = (presence_of(clusters) > 0.5)[likely].to(start)
+        patches = patches[likely.nonzero()[:, 0]]
+        return patches, self.clusters(patches, start)
+
+    def read(self, rounds: int = 4, sweeps: int = 1) -> tuple[Patches, list[Cluster], Tensor]:
+        """Propose objects in rounds, each at the peaks of what the present ones leave unexplained.
+
+        Args:
+            rounds: rounds at most.
+            sweeps: number of times that every object is proposed again, given all others.
+
+        Returns:
+            The proposals, their clusters, and the mean picture of those that are likely present.
+        """
+        none = torch.zeros(0).long()
+        patches, canvas = self.propose(torch.zeros(1, 2).long(), self.ground)[none], self.ground
+        clusters: list[Cluster] = []
+        for number in range(rounds + sweeps):
+            if number < rounds:
+                places = self.peaks(canvas)
+                if not len(places):
+                    continue
+                new = self.propose(places, canvas)
+            else:
+                if not (presence_of(clusters) > 0.5).any():
+                    continue
+                new = self.propose_again(patches, presence_of(clusters))
+            start = (presence_of(clusters) > 0.5).to(canvas)
+            start = torch.cat([start, start.new_zeros(len(new))])
+            patches, clusters = self.select(patches.join(new), start)
+            canvas = self.paint(patches, (presence_of(clusters) > 0.5).to(canvas))
+            self.power = self.fit_power(canvas)
+        start = (presence_of(clusters) > 0.5).to(canvas)
+        return patches, self.clusters(patches, start), canvas
+
+    def propose_again(self, patches: Patches, presence: Tensor) -> Patches:
+        """Propose every likely object again, given all others."""
+        on = (presence > 0.5).to(self.image)
+        index = on.nonzero()[:, 0]
+        places = patches.pose[index, 1:3].flip(1).round().long()
+        canvases = [self.paint(patches, on.index_fill(0, one, 0.0)) for one in index]
+        return self.propose(places, torch.stack(canvases))
 
 
-def climb(weigh, like: Tensor) -> Tensor:
-    """Return the presences that a greedy search by flips of one or two visits, (M, m)."""
-    flips = subsets_of(len(like), like, most=2)
-    now = like.new_zeros(1, len(like))
-    visited = [now]
-    for _ in range(2 * len(like)):
-        with torch.no_grad():
-            near = (now - flips).abs()
-            now, before = near[weigh(near).argmax()][None], now
+def presence_of(clusters: list[Cluster]) -> Tensor:
+    """Return the probability that each proposal is present, (K,)."""
+    if not clusters:
+        return torch.zeros(0)
+    members = torch.cat([cluster.members for cluster in clusters])
+    return torch.cat([cluster.presence for cluster in clusters])[members.argsort()]
+
+
+def climb(weigh: Callable[[Tensor], Tensor], start: Tensor, pairs: Tensor) -> Tensor:
+    """Return the presences that a greedy search visits, (M, m).
+
+    Args:
+        weigh: returns the log weights of presences.
+        start: first presences, (m,).
+        pairs: pairs whose members are flipped at once, (n, 2); all are flipped alone too.
+    """
+    one = torch.eye(len(start), dtype=start.dtype)
+    flips = torch.cat([torch.zeros_like(one[:1]), one, one[pairs].sum(1)])
+    now, visited = start, []
+    for _ in range(2 * len(start)):
+        near = (now - flips).abs()
         visited.append(near)
-        if torch.equal(now, before):
+        with torch.no_grad():
+            best = int(weigh(near).argmax())
+        if best == 0:
             break
+        now = near[best]
     return torch.cat(visited).unique(dim=0)
 
 

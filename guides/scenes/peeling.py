@@ -24,10 +24,13 @@ References:
 """
 
 import math
+from typing import Any
 
 import pyro
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, pyro_method
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.data.progress import track
@@ -40,6 +43,14 @@ from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.pictures import crop, together
 
 ALIKE = 0.15  # standard deviation of the similarity of colors, in units of their range
+
+
+class AtMean(Messenger):
+    """The context in which sites have the means of their distributions as values."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if isinstance(msg["fn"], TorchDistributionMixin) and msg["value"] is None:
+            msg["value"], msg["done"] = msg["fn"].mean, True
 
 
 def blur_maps(maps: Tensor, scale: float) -> Tensor:
@@ -179,16 +190,16 @@ class Peeling(WindowReader):
         left: Tensor,
         about: Tensor,
         plate: pyro.plate | None = None,
+        draw: bool = True,
     ) -> Proposal:
         """Look at poses `about` (B, 3 or 4) of images, and propose the object of a slot there.
 
         Args:
             left: unexplained fraction of each pixel, (B, 1, H, W).
+            draw: draw the sites; otherwise they have the means of their distributions.
         """
-        looked = self._look_at(images, left, about)
-        return self.propose(
-            slot, self.read, plate or self.plate(images), images, left, about, looked
-        )
+        looked, read = self._look_at(images, left, about), self.read if draw else AtMean()(self.read)
+        return self.propose(slot, read, plate or self.plate(images), images, left, about, looked)
 
     @torch.no_grad()
     def _canvas(self, proposals: list[Proposal], ground: Proposal, presence: Tensor) -> Tensor:

@@ -103,11 +103,16 @@ class WindowReader(SceneGuide):
         readers = dict(reader=self.reader.discretize(), ground_reader=ground)
         return self.on_model(self.model.discretize(), **readers)
 
+    @property
+    def residual_is_linear(self) -> bool:
+        """True if `measure_residual` is the difference of pixels, and False if it is squared."""
+        return self.model.image_shape[0] == 1 and self.model.ground == "black"
+
     def measure_residual(self, images: Tensor, canvas: Tensor) -> Tensor:
         """Return the fraction of each pixel that a canvas leaves unexplained, (B, 1, H, W)."""
         if self.fill is not None:
             images = torch.where(images.isnan(), canvas, images)
-        if images.shape[1] == 1 and self.model.ground == "black":
+        if self.residual_is_linear:
             return (images - canvas).clamp(0, 1)
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
 

@@ -1,0 +1,117 @@
+"""Presences of whole pictures: sums over clusters compared with sums over all subsets."""
+
+import pyro
+import pytest
+import torch
+
+from capsule_zoo import create
+from capsule_zoo.guides.scenes.clusters import PictureReader, convolve
+from capsule_zoo.models.scenes.counts import subsets_of
+from capsule_zoo.models.scenes.places import UniformPlaces
+
+SIZE = 6.0
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def reader_of(image, power=1.0, **options):
+    """Return a reader with random weights for a picture (C, H, W)."""
+    pyro.set_rng_seed(0)
+    arguments = dict(texture=True, counts="poisson", size=SIZE, window=5, slots=2)
+    small = dict(thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
+    entry = create(
+        "scenes", image_shape=(len(image), 12, 12), sigma_image=0.3, **arguments | small | options
+    )
+    guide = entry.guide.eval()
+    ground = guide.on_model(guide.model.with_canvas(*image.shape[-2:])).backdrop(image[None]).drawn
+    return PictureReader(guide, image, ground.expand(1, *image.shape)[0], power)
+
+
+def brute_force(reader, patches):
+    """Return log weights of all subsets of proposals, each painted on the whole picture."""
+    rows = subsets_of(len(patches), patches.log_ratio)
+    means = torch.stack([reader.paint(patches, row) for row in rows])
+    empty = reader.model.log_likelihood(reader.image[None], reader.ground[None, None])[0]
+    scores = reader.model.log_likelihood(reader.image[None], means[None])[0]
+    return rows, reader.power * (scores - empty) + rows @ patches.log_ratio
+
+
+@pytest.mark.parametrize("power", [1.0, 0.3])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_clusters_sum_as_all_subsets_do(channels, power):
+    image = torch.rand(channels, 15, 26)
+    reader = reader_of(image, power)
+    places = torch.tensor([[3, 4], [5, 6], [4, 20], [11, 21], [12, 5], [1, 25], [14, 0]])
+    patches = reader.propose(places, reader.ground)
+    clusters = reader.clusters(patches)
+    assert 1 < len(clusters) < len(patches)  # some interact, and some do not
+    rows, log_weight = brute_force(reader, patches)
+    total = sum(cluster.log_weight.logsumexp(0) for cluster in clusters)
+    torch.testing.assert_close(total, log_weight.logsumexp(0), atol=1e-10, rtol=0)
+    presence = torch.empty(len(patches))
+    for cluster in clusters:
+        presence[cluster.members] = cluster.presence
+    torch.testing.assert_close(presence, log_weight.softmax(0) @ rows, atol=1e-10, rtol=0)
+    counts = torch.zeros(len(patches) + 1)
+    counts.index_add_(0, rows.sum(1).long(), log_weight.softmax(0))
+    torch.testing.assert_close(convolve([c.counts for c in clusters]), counts, atol=1e-10, rtol=0)
+    parameters = [p for p in reader.guide.parameters() if p.requires_grad]
+    parameters += [p for p in reader.guide.model.parameters() if p.requires_grad]
+    exact, ours = (
+        torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True)
+        for x in (log_weight.logsumexp(0), total)
+    )
+    assert sum(g is not None and bool(g.abs().sum() > 0) for g in exact) > 10
+    for a, b in zip(exact, ours, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+def test_the_log_weights_of_two_halves_add_up():
+    """A picture that is cut along an empty strip has the sum of log weights of its parts."""
+    image = torch.rand(1, 14, 90)
+    image[..., 30:60] = 0
+    reader = reader_of(image)
+    places = torch.tensor([[5, 8], [7, 12], [6, 80]])
+    patches = reader.propose(places, reader.ground)
+    whole = sum(c.log_weight.logsumexp(0) for c in reader.clusters(patches))
+    halves = []
+    for part, mine in ((slice(0, 45), [0, 1]), (slice(45, 90), [2])):
+        half = reader_of(image[..., part])
+        shifted = places[mine] - torch.tensor([0, part.start])
+        found = half.propose(shifted, half.ground)
+        halves.append(sum(c.log_weight.logsumexp(0) for c in half.clusters(found)))
+        shift = torch.tensor([0.0, part.start, 0.0])
+        torch.testing.assert_close(found.pose + shift, patches.pose[mine])
+    torch.testing.assert_close(whole, sum(halves), atol=1e-10, rtol=0)
+    number = sum(reader_of(image[..., p]).model.log_expected_count().exp() for p in (slice(0, 45), slice(45, 90)))
+    torch.testing.assert_close(reader.model.log_expected_count().exp(), number)
+
+
+def test_a_large_cluster_is_summed_over_the_rows_of_a_search():
+    image = torch.rand(1, 12, 12)
+    reader = reader_of(image)
+    reader.most = 5
+    places = torch.stack([torch.full((7,), 6), 3 + torch.arange(7)], 1)
+    patches = reader.propose(places, reader.ground)
+    (cluster,) = reader.clusters(patches)
+    _, log_weight = brute_force(reader, patches)
+    assert len(cluster.rows) < 2 ** len(patches)
+    assert cluster.log_weight.amax() <= log_weight.amax() + 1e-9
+    assert cluster.log_weight.logsumexp(0) > log_weight.logsumexp(0) - 0.5
+
+
+def test_uniform_places_have_a_density_that_telescopes():
+    mean, scale = torch.zeros(3), torch.ones(3)
+    x = torch.linspace(-2, 2, 4001)
+    pose = torch.stack([torch.zeros_like(x), x, torch.zeros_like(x)], 1)
+    density = UniformPlaces(mean, scale, torch.tensor([0.1, 0.1])).log_prob(pose).exp()
+    at_origin = UniformPlaces(mean, scale, torch.tensor([0.1, 0.1])).log_prob(torch.zeros(3)).exp()
+    torch.testing.assert_close(torch.trapezoid(density, x) / at_origin, torch.tensor(2.0), atol=1e-6, rtol=0)
+    draws = UniformPlaces(mean, scale, torch.tensor([0.3, 0.1])).sample([200_000])
+    assert draws[:, 1].var() == pytest.approx(1 / 3 + 0.09, abs=0.01)  # 5 standard errors: .004
