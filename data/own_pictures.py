@@ -116,6 +116,55 @@ def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str
     return images, [n for n, of in zip(names, numbers, strict=True) for _ in range(of)]
 
 
+def read_whole_pictures(path: Path) -> tuple[list[Tensor], list[str]]:
+    """Read the user's own pictures of any sizes, (C, H, W) each, from 0 to 1, and their names.
+
+    Gray pictures of 16 bits whose largest pixel is below 4,096 are of 12 bits, and are scaled as
+    such, with a warning. If one picture is in color, all become RGB.
+
+    Args:
+        path: a picture file, a folder as `folder` reads it, or a file as `array_file` does.
+
+    Raises:
+        MissingData: no such file or folder, or a file that cannot be read.
+    """
+    if path.is_dir() or not is_picture_file(path):
+        sides = [_files_by_class(side) for side in sides_of(path) if side is not None]
+        files = [f for side in sides for part in side.values() for f in part]
+    elif path.is_file():
+        files = [path]
+    else:
+        raise MissingData(f"there is no picture {path}; name the place where it lies now")
+    pictures = [
+        Picture(read_array(file, None)) if is_array_file(file) else read_picture(file, None)
+        for file in track(files, "reading pictures", "files")
+    ]
+    names, pixels = [], []
+    contents = _scale_twelve_bits(files, _with_bright_ink(files, pictures))
+    for file, part in zip(files, contents, strict=True):
+        parts = list(part) if is_array_file(file) else [part]
+        names += [file.name if file == path else file.relative_to(path).as_posix()] * len(parts)
+        pixels += parts
+    color = any(image.ndim == 3 for image in pixels)
+    tensors = [channels_first(np.stack([image]))[0] for image in pixels]
+    return [t.expand(3, -1, -1) if color and len(t) == 1 else t for t in tensors], names
+
+
+def _scale_twelve_bits(files: list[Path], pixels: list[np.ndarray]) -> list[np.ndarray]:
+    """Return pixels from 0 to 255, those of 12 bits in files of 16 bits on their own scale."""
+    faint = _describe_few_bits(files, pixels)
+    if faint is None:
+        return pixels
+    warnings.warn(
+        f"{faint} so they are read as pictures of 12 bits, whose white is 4,095", stacklevel=3
+    )
+    scale = np.float32(65535 / 4095)
+    return [
+        image if image.dtype == np.uint8 or is_array_file(file) else image * scale
+        for file, image in zip(files, pixels, strict=True)
+    ]
+
+
 def array_file(path: Path, size: Size | None = None) -> Source:
     """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth are test images.
 
@@ -329,19 +378,29 @@ def _warn_of_few_bits(files: list[Path], pixels: list[np.ndarray]) -> bool:
     Returns:
         True if there was a warning.
     """
+    faint = _describe_few_bits(files, pixels)
+    if faint is None:
+        return False
+    warnings.warn(
+        f"{faint} so that they are nearly black; if they have 12 bits, multiply their pixels by 16 "
+        "and save them again",
+        stacklevel=4,
+    )
+    return True
+
+
+def _describe_few_bits(files: list[Path], pixels: list[np.ndarray]) -> str | None:
+    """Describe the brightest picture of 16 bits if 12 bits would hold it; None otherwise."""
     both = zip(files, pixels, strict=True)
     deep = [(p.max(), f) for f, p in both if p.dtype != np.uint8 and not is_array_file(f)]
     brightest, file = max(deep, default=(0.0, None))
     value = round(float(brightest) * 257)  # 65,535 / 255
     if not 0 < value < 4096:
-        return False
-    warnings.warn(
+        return None
+    return (
         f"{file} is the brightest of {len(deep)} pictures of 16 bits, and its largest pixel is "
-        f"{value:,} of 65,535, so that they are nearly black; if they have 12 bits, multiply "
-        "their pixels by 16 and save them again",
-        stacklevel=4,
+        f"{value:,} of 65,535,"
     )
-    return True
 
 
 def _warn_of_contrast(files: list[Path], pixels: list[np.ndarray]) -> None:

@@ -1,0 +1,88 @@
+"""Random square tiles of pictures of any sizes, and pixels that are too bright to be measured."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.seeds import seeded_generator
+
+TOP = 0.999  # of the range of a pixel: saturated ones are brighter
+LEAST_SATURATED = 5  # connected pixels; fewer are highlights
+
+
+def tiles_of_pictures(
+    pictures: Sequence[Tensor], size: int, number: int, seed: int = 0, rotations: bool = True
+) -> Tensor:
+    """Return random tiles (number, C, size, size) of pictures (C, H, W) of any sizes.
+
+    Every position in every picture at which a tile fits is equally probable.
+
+    Args:
+        rotations: rotate each tile by 0 to 3 quarter turns and mirror half of them, at random.
+
+    Warns:
+        UserWarning: some pictures are smaller than a tile, and show up in none.
+
+    Raises:
+        ValueError: no picture is as large as a tile, pictures of different channels, or a size or
+            number below 1.
+    """
+    if size < 1 or number < 1:
+        raise ValueError(f"size and number of tiles must be at least 1, not {size} and {number}")
+    channels = {len(picture) for picture in pictures}
+    if len(channels) > 1 or any(picture.dim() != 3 for picture in pictures):
+        shapes = sorted({tuple(picture.shape) for picture in pictures})
+        raise ValueError(
+            f"pictures must be (C, H, W) with one number of channels, not {shapes[:3]}; make all "
+            "gray or all RGB"
+        )
+    large = [picture for picture in pictures if min(picture.shape[1:]) >= size]
+    if not large:
+        smallest = max((min(picture.shape[1:]) for picture in pictures), default=0)
+        raise ValueError(
+            f"no picture is as large as a tile of {size}x{size} pixels; the largest that fits in "
+            f"one has {smallest}: give a smaller size of tiles, or larger pictures"
+        )
+    if len(large) < len(pictures):
+        warnings.warn(
+            f"{len(pictures) - len(large)} of {len(pictures)} pictures are smaller than a tile of "
+            f"{size}x{size} pixels, and are left out",
+            stacklevel=2,
+        )
+    generator = seeded_generator(seed)
+    rooms = [tuple(side - size + 1 for side in picture.shape[1:]) for picture in large]
+    positions = torch.tensor([float(rows * columns) for rows, columns in rooms])
+    indices = torch.multinomial(positions, number, replacement=True, generator=generator)
+    uniform = torch.rand(number, 2, generator=generator, dtype=torch.float64)
+    motions = torch.randint(8, (number,), generator=generator).tolist()
+    tiles = []
+    for index, place, motion in zip(indices.tolist(), uniform.tolist(), motions, strict=True):
+        row, column = (int(u * room) for u, room in zip(place, rooms[index], strict=True))
+        tile = large[index][:, row : row + size, column : column + size]
+        if rotations:
+            tile = torch.rot90(tile, motion % 4, (1, 2))
+            tile = tile.flip(2) if motion >= 4 else tile
+        tiles.append(tile)
+    return torch.stack(tiles)
+
+
+def saturated_pixels(picture: Tensor, least: int = LEAST_SATURATED) -> Tensor:
+    """Return which pixels of a picture (C, H, W) are at the top of the range, bool (H, W).
+
+    Such a pixel of a photograph or micrograph is at least as bright as it is shown. A group of
+    fewer than `least` pixels that touch by side or corner does not count. White drawings are at
+    the top of the range too; what that means is for the caller to judge.
+
+    Args:
+        picture: from 0 to 1 on the scale of its bits, before any stretching.
+    """
+    from scipy.ndimage import label  # takes a second, and few need it
+
+    top = (picture >= TOP).any(0)
+    groups, _ = label(top.cpu().numpy(), structure=np.ones((3, 3)))
+    sizes = np.bincount(groups.ravel())
+    sizes[0] = 0  # all other pixels
+    return torch.from_numpy(sizes[groups] >= least).to(picture.device)
