@@ -36,6 +36,7 @@ from torch import nn
 
 from capsule_zoo.data.datasets import NAME as NAME
 from capsule_zoo.data.registration import (
+    Settings,
     modules_outside,
     refuse_taken,
     runs_again,
@@ -51,7 +52,6 @@ from capsule_zoo.inference.training.checkpoint import (
 )
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, unknown_name_message
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import build, is_submodule, spec
 from capsule_zoo.pages.stories import first_line
 from capsule_zoo.records import write_json

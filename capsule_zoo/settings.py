@@ -26,9 +26,8 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from capsule_zoo.data.registration import without_partials
+from capsule_zoo.data.registration import Settings, without_partials
 from capsule_zoo.models.checks import unknown_name_message
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.specification import CLASS, class_of, classes, is_submodule
 
 IMAGE_SHAPE = (1, 28, 28)  # image shape for a model without a default

@@ -30,6 +30,7 @@ from capsule_zoo.data.sources import (
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split, integer_of
+from capsule_zoo.data.tiles import tiles_of
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp_images
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
@@ -57,8 +58,10 @@ def load_dataset(
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
             from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do, unless it is
             the name of a data set: "./digits" and Path("digits") are folders. Images without
-            classes have no labels, None. `constellations:FILE.npz` reads scenes of points, see
-            `data.points.read_scenes`.
+            classes have no labels, None. `tiles:PATH` reads a picture, or a folder of pictures of
+            any sizes, as random tiles for `scenes`; the path of a picture alone will do. `size` is
+            then the width of a typical object. `constellations:FILE.npz` reads scenes of points,
+            see `data.points.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
@@ -93,6 +96,7 @@ def load_dataset(
         replace(held_out, name=f"{name}/validation"),
         replace(test, name=f"{name}/test"),
         source.class_names,
+        source.settings,
     )
 
 
@@ -146,8 +150,10 @@ def _divide_split(split: Split, count: int, seed: int) -> tuple[Split, Split]:
 def full_name(name: str) -> str:
     """Return a data set's name with an absolute path, for any working folder."""
     kind, _, path = name.partition(":")
-    if kind in ("folder", "constellations") and path:
+    if kind in ("folder", "tiles", "constellations") and path:
         return f"{kind}:{expand_home(path).resolve()}"
+    if name not in _READERS and expand_home(name).is_file() and is_picture_file(Path(name)):
+        return f"tiles:{expand_home(name).resolve()}"
     if name not in _READERS and _is_of_pictures(name):
         return f"folder:{expand_home(name).resolve()}"
     return name
@@ -261,6 +267,8 @@ def _reader(name: str) -> Reader:
     if kind == "folder" and path:
         read = array_file if is_array_file(Path(path)) else folder
         return lambda root, size: read(Path(path), size)
+    if kind == "tiles" and path:
+        return lambda root, size: tiles_of(Path(path), size)
     if kind == "constellations" and path:
         return lambda root, size: _read_points(lambda: constellations_of(Path(path)), size)
     raise ValueError(_unknown_message(name, path))
@@ -271,8 +279,6 @@ def _unknown_message(name: str, path: str) -> str:
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     if expand_home(path).exists() and path:
         near = [f"folder:{path}"]
-    elif expand_home(name).is_file() and is_picture_file(Path(name)):
-        near = [f"folder:{Path(name).parent}"]
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if expand_home(name).is_file() and not near:
         meant = "; pictures are read from a folder, .npy or .npz, and not from a file of this kind."

@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import Any
 
 
+class Settings:
+    """The base class of dataclasses of settings that are arguments of modules."""
+
+
 def import_by_name(module: str) -> None:
     """Import a module of the current folder or of an installed package.
 

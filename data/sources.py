@@ -3,8 +3,9 @@
 import io
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ class Source:
             unless another number is asked for.
         objects: what is known of the objects of scenes for training, testing and, where they are
             part of the data set, validation, `capsule_zoo.data.scenes.Objects`.
+        settings: settings of the entry `scenes` that fit the images, if there are any.
     """
 
     train: Labelled
@@ -41,6 +43,7 @@ class Source:
     validation: int
     held_out: Labelled | None = None
     objects: tuple[Any, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def with_images(self, train: Tensor, test: Tensor) -> Self:
         """Return the source with other training and test images, and unchanged labels."""

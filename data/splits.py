@@ -2,8 +2,8 @@
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -171,6 +171,7 @@ class Dataset:
         name: the name that `load_dataset` was given.
         train, validation, test: the splits; validation may be empty.
         class_names: the name of each label; by default the label's number. Empty without labels.
+        settings: settings of the entry `scenes` that fit the images, if there are any.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Dataset:
     validation: Split
     test: Split
     class_names: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not all(isinstance(split, Split) for split in self._splits):

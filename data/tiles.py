@@ -2,15 +2,75 @@
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from capsule_zoo.data.leveling import fit_leveling
+from capsule_zoo.data.own_pictures import read_whole_pictures
+from capsule_zoo.data.progress import announce
 from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.sources import Size, Source
 
+TILE = 64  # height and width of a tile of a leveled picture
+TRAINING_TILES, TEST_TILES = 4000, 200
+SETTINGS: dict[str, Any] = dict(  # of the entry `scenes`, for objects 24 pixels wide
+    counts="poisson",
+    rate=0.3,
+    slots=6,
+    size=36.0,
+    size_distribution="learned",
+    size_spread=0.2,
+    sigma_image=0.15,
+    texture=True,
+    window=24,
+    thing_settings=dict(latent=12),
+)
 TOP = 0.999  # of the range of a pixel: saturated ones are brighter
 LEAST_SATURATED = 5  # connected pixels; fewer are highlights
+
+
+def tiles_of(path: Path, size: Size | None = None) -> Source:
+    """Read a picture, or a folder of pictures of any sizes, as random tiles for `scenes`.
+
+    Pictures are leveled (`data.leveling`). Of five or more, every fifth shows up in the test tiles
+    alone; of fewer, tiles for training and testing are of the same pictures.
+
+    Args:
+        path: see `read_whole_pictures`.
+        size: width of a typical object in pixels, twice; by default it is guessed.
+
+    Raises:
+        MissingData, ValueError: see `read_whole_pictures` and `fit_leveling`.
+    """
+    pictures, _ = read_whole_pictures(path)
+    if size is not None and size[0] != size[1]:
+        raise ValueError(
+            f"size is one number for whole pictures, the width of a typical object, not {size}"
+        )
+    leveling = fit_leveling(pictures, None if size is None else float(size[0]))
+    guessed = "" if size else "a guess, which --size replaces; "
+    announce(
+        f"typical objects are {leveling.width:.0f} pixels wide ({guessed}"
+        f"{'dark' if any(leveling.dark) else 'bright'} on their ground)"
+    )
+    leveled = [_pad(leveling(picture).nan_to_num()) for picture in pictures]
+    tested = leveled[::5] if len(leveled) >= 5 else leveled
+    trained = [p for k, p in enumerate(leveled) if k % 5] if len(leveled) >= 5 else leveled
+    train = tiles_of_pictures(trained, TILE, TRAINING_TILES)
+    test = tiles_of_pictures(tested, TILE, TEST_TILES, seed=1)
+    settings = {**SETTINGS, "leveling": leveling}
+    return Source((train, None), (test, None), (), TEST_TILES, settings=settings)
+
+
+def _pad(picture: Tensor) -> Tensor:
+    """Return a leveled picture (1, H, W) with a margin of ground where it is below a tile."""
+    rows, columns = (max(0, TILE - side) for side in picture.shape[1:])
+    return F.pad(picture, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
 
 
 def tiles_of_pictures(

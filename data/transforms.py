@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.data.tensors import accept_arrays, as_tensor
 
 
@@ -255,7 +256,7 @@ class Standardize:
         return images * self.scale + self.mean
 
 
-class Requests(ABC):
+class Requests(Settings, ABC):
     """A family of transformations that can be requested of a model.
 
     Attributes:

@@ -1,40 +1,173 @@
-"""Reading of whole pictures: how many objects there are, where, and how sure that is."""
+"""Objects of whole pictures of any size: how many there are, where, and how sure that is.
 
+The guide of a model of scenes with counts="poisson" proposes objects at all peaks of a picture, in
+rounds; their presences are summed out cluster by cluster (`guides.scenes.clusters`). The number of
+objects has a distribution, the mean over several draws of the proposals.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from capsule_zoo.guides.scenes.clusters import Cluster, Patches, PictureReader, convolve, presence_of
+from capsule_zoo.data.progress import announce, track
+from capsule_zoo.data.scenes import boxes_of, masks_of
+from capsule_zoo.data.tensors import as_tensor
+from capsule_zoo.guides.scenes.clusters import Patches, PictureReader, convolve, presence_of
 from capsule_zoo.guides.scenes.peeling import Peeling
+from capsule_zoo.inference.other_model import refuse_another_model
+from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.common.modes import use_seed
+from capsule_zoo.models.scenes import Scenes
+
+OUTLINE = 0.5  # fraction of an object's largest cover at which its mask ends
 
 
 @dataclass(frozen=True, eq=False)
 class PictureObjects:
-    """The objects of one picture.
+    """The n objects of one picture, with places in its own pixels.
 
     Attributes:
-        counts: distribution of the number of objects, (N + 1,).
-        presence: the probability of each proposal, (K,).
-        patches: the proposals.
-        clusters: the clusters of proposals.
-        mean: mean picture, (C, H, W).
+        count_probabilities: posterior of the number of objects, (N + 1,).
+        presence: probability of each object, more than one half, (n,).
+        centers: x and y of each, (n, 2).
+        numbers: the object, from 1, that each pixel shows; 0 for the ground, (H, W).
+        mean: mean of the picture as the model sees it, (C, h, w).
+        unexplained: mean square of what the mean leaves of a pixel there.
+        likelihood_power: power of the likelihood that the correlation of its errors asks for.
     """
 
-    counts: Tensor
+    count_probabilities: Tensor
     presence: Tensor
-    patches: Patches
-    clusters: list[Cluster]
+    centers: Tensor
+    numbers: Tensor
     mean: Tensor
+    unexplained: float
+    likelihood_power: float
+
+    @property
+    def count(self) -> int:
+        """The most likely number of objects."""
+        return int(self.count_probabilities.argmax())
+
+    @cached_property
+    def masks(self) -> Tensor:
+        """The pixels of each object, bool (n, H, W)."""
+        return masks_of(self.numbers[None], len(self.presence))[0]
+
+    @cached_property
+    def boxes(self) -> Tensor:
+        """Left, top, right and bottom edge of each object's pixels, (n, 4)."""
+        return boxes_of(self.masks[None])[0]
 
 
 @torch.no_grad()
-def read_once(guide: Peeling, image: Tensor) -> PictureObjects:
-    """Read one picture (C, H, W)."""
-    model = guide.model.with_canvas(*image.shape[-2:])
-    ground = guide.on_model(model).backdrop(image[None]).drawn
+def read_pictures(
+    model: Scenes,
+    guide: Peeling,
+    pictures: Sequence[Tensor],
+    *,
+    draws: int = 4,
+    rounds: int = 4,
+    sweeps: int = 1,
+    seed: int = 0,
+) -> list[PictureObjects]:
+    """Find the objects of whole pictures (C, H, W), which may have different sizes.
+
+    Args:
+        model: scenes with counts="poisson", trained on tiles of such pictures. If it has a
+            `leveling`, pictures are leveled by it first.
+        guide: a `Peeling` of the model.
+        draws: draws of the proposals, over which the distribution of the number is averaged. With
+            none the number is surer than it should be.
+        rounds: rounds of proposals, at most.
+        sweeps: number of times that every object is proposed again, given all others.
+
+    Raises:
+        ValueError: another guide or model, or pictures that do not fit.
+    """
+    check_whole(0, draws=draws, sweeps=sweeps)
+    check_whole(1, rounds=rounds)
+    if not isinstance(guide, Peeling) or not isinstance(model, Scenes):
+        raise ValueError(
+            "whole pictures are read by a Peeling guide of Scenes, not by a "
+            f"{type(guide).__name__} of {type(model).__name__}; train the entry scenes"
+        )
+    if model.log_intensity is None:
+        raise ValueError(
+            'model must be Scenes with counts="poisson" to read whole pictures; train the entry '
+            "scenes on them: capsule-zoo train scenes --data PICTURE.png"
+        )
+    refuse_another_model(model, guide)
+    results = []
+    with use_seed(seed):
+        for number, picture in enumerate(pictures):
+            picture = as_tensor("pictures", picture)
+            leveled = picture if model.leveling is None else model.leveling(picture)
+            model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
+            height, width = picture.shape[-2:]
+            announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
+            results.append(_read(guide, leveled, (height, width), rounds, sweeps, draws))
+    return results
+
+
+def _read(
+    guide: Peeling, image: Tensor, size: tuple[int, int], rounds: int, sweeps: int, draws: int
+) -> PictureObjects:
+    """Read one leveled image, and return its objects in a picture of a size."""
+    whole = guide.on_model(guide.model.with_canvas(*image.shape[-2:]))
+    ground = whole.backdrop(image[None]).drawn
     reader = PictureReader(guide, image, ground.expand(1, *image.shape)[0])
-    patches, clusters, canvas = reader.read()
-    print("power", reader.power, max(len(c.members) for c in clusters))
-    counts = convolve([c.counts for c in clusters])
-    return PictureObjects(counts, presence_of(clusters), patches, clusters, canvas)
+    patches, clusters, canvas = reader.read(rounds, sweeps)
+    counts = [convolve([cluster.counts for cluster in clusters])]
+    for _ in track(range(draws), "drawing proposals", "draws"):
+        counts.append(reader.draw_counts(patches, clusters))
+    longest = max(map(len, counts))
+    mean_counts = torch.stack([F.pad(c, (0, longest - len(c))) for c in counts]).mean(0)
+    presence = presence_of(clusters)
+    present = (presence > 0.5).nonzero()[:, 0]
+    shown = patches[present]
+    scale = torch.tensor([size[1] / image.shape[-1], size[0] / image.shape[-2]])
+    centers = (shown.pose[:, 1:3] + 0.5) * scale - 0.5
+    unexplained = float((image - canvas).square().nanmean())
+    numbers = outline(shown, image.shape[-2:], size)
+    return PictureObjects(
+        mean_counts, presence[present], centers, numbers, canvas, unexplained, reader.power
+    )
+
+
+def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> Tensor:
+    """Return the object that each pixel of a picture shows, from 1; 0 for the ground, (H, W).
+
+    Args:
+        patches: objects on a canvas.
+        canvas: height and width of the canvas.
+        size: height and width of the picture, which is the canvas enlarged.
+    """
+    (height, width), (rows, columns) = size, canvas
+    numbers, best = torch.zeros(size, dtype=torch.long), torch.full(size, OUTLINE)
+    for number, (cover, corner) in enumerate(zip(patches.cover, patches.corner, strict=True), 1):
+        top, left = corner.tolist()
+        side = cover.shape[-1]
+        first_row, last_row = (round((top + k) * height / rows) for k in (0, side))
+        first_column, last_column = (round((left + k) * width / columns) for k in (0, side))
+        enlarged = F.interpolate(
+            cover[None, None] / cover.max().clamp_min(1e-9),
+            (last_row - first_row, last_column - first_column),
+            mode="bilinear",
+        )[0, 0]
+        box = (
+            slice(max(0, first_row), max(0, min(height, last_row))),
+            slice(max(0, first_column), max(0, min(width, last_column))),
+        )
+        part = enlarged[
+            box[0].start - first_row : box[0].stop - first_row,
+            box[1].start - first_column : box[1].stop - first_column,
+        ]
+        more = part > best[box]
+        best[box] = torch.where(more, part, best[box])
+        numbers[box] = torch.where(more, number, numbers[box])
+    return numbers

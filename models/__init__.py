@@ -3,6 +3,7 @@
 The folders hold what several of them are built of; `baselines` has models without capsules.
 """
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.baselines.cnn import ConvolutionalClassifier
 from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAutoencoder
@@ -11,7 +12,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.common.remembering import Settings, Submodule
+from capsule_zoo.models.common.remembering import Submodule
 from capsule_zoo.models.common.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat

@@ -48,9 +48,9 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.sharing import find_value
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window

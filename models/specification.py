@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capsule_zoo.data.registration import without_partials
-from capsule_zoo.data.transforms import Requests
+from capsule_zoo.data.registration import Settings, without_partials
 from capsule_zoo.models.checks import check_known, unknown_name_message
-from capsule_zoo.models.common.remembering import Remembering, Settings, Submodule
+from capsule_zoo.models.common.remembering import Remembering, Submodule
 
 CLASS, PART, CHANGES = "class", "part_of", "changes"
 
@@ -49,7 +48,7 @@ def spec(value: Any, **owners: nn.Module) -> Any:
                     return {PART: owner, "name": name}
     if isinstance(value, Remembering):
         return _specify_module(value, owners)
-    if isinstance(value, Settings | Requests):
+    if isinstance(value, Settings):
         all_fields: Any = fields(value) if is_dataclass(value) else ()
         held = {field.name: getattr(value, field.name) for field in all_fields if field.init}
         return {CLASS: type(value).__name__, **_specify_all(held, owners)}
@@ -134,9 +133,7 @@ def build(specification: Any, **owners: nn.Module) -> Any:
 def classes() -> dict[str, type]:
     """Return every defined class of modules and settings, by name."""
     return {
-        kind.__name__: kind
-        for base in (Remembering, Settings, Submodule, Requests)
-        for kind in _below(base)
+        kind.__name__: kind for base in (Remembering, Settings, Submodule) for kind in _below(base)
     }
 
 

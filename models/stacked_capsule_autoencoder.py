@@ -48,9 +48,9 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,

@@ -339,6 +339,13 @@ def _begin(recipe: Recipe, made: Registered, data_root: Path | None) -> tuple[En
     shapes: dict[str, Any] = {"image_shape": data.image_shape} if "image_shape" in arguments else {}
     if "classes" in arguments and data.num_classes > 1:
         shapes["classes"] = data.num_classes
+    if made.name == "scenes":
+        shapes |= data.settings
+    elif data.settings:
+        raise ValueError(
+            f"{recipe.data} is read as tiles of whole pictures, for the entry scenes; give "
+            f"{made.name} a folder of pictures of one size"
+        )
     try:
         if recipe.pair:
             entry = rebuild(recipe.config())

@@ -28,7 +28,6 @@ from torch.nn import functional as F
 
 from capsule_zoo.guides.scenes.peeling import Peeling, blur_maps
 from capsule_zoo.guides.scenes.proposals import Proposal
-from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.scenes.counts import subsets_of
 
 MOST = 10  # proposals of a cluster whose subsets are all summed
@@ -124,7 +123,6 @@ class PictureReader:
         ground: picture of the ground, (C, H, W).
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
             neighboring pixels are correlated. See `fit_likelihood_power`.
-        draw: draw places and latents from the guide; otherwise its means are used.
         most: largest cluster whose subsets are all summed.
     """
 
@@ -134,10 +132,9 @@ class PictureReader:
         image: Tensor,
         ground: Tensor,
         likelihood_power: float = 0.1,
-        draw: bool = False,
         most: int = MOST,
     ) -> None:
-        self.guide, self.image, self.ground, self.draw = guide, image, ground, draw
+        self.guide, self.image, self.ground = guide, image, ground
         self.power, self.most = likelihood_power, most
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
@@ -145,12 +142,13 @@ class PictureReader:
         self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
 
-    def propose(self, places: Tensor, canvas: Tensor) -> Patches:
+    def propose(self, places: Tensor, canvas: Tensor, draw: bool = False) -> Patches:
         """Propose an object about each place, given the objects on a canvas.
 
         Args:
             places: row and column of pixels, (K, 2).
             canvas: mean picture of the other objects, (C, H, W) or one for each place.
+            draw: draw places and latents; otherwise they have their means.
         """
         guide, side = self.patch_guide, self.side
         corner = places - side // 2
@@ -159,7 +157,7 @@ class PictureReader:
         left = guide.measure_residual(images, canvases).nan_to_num()
         about = images.new_zeros(len(places), guide.model.pose_size)
         about[:, 1:3] = 1 / side  # the middle of pixel side // 2
-        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=self.draw)
+        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=draw)
         return self.to_patches(proposal, corner)
 
     def to_patches(self, proposal: Proposal, corner: Tensor) -> Patches:
@@ -212,7 +210,9 @@ class PictureReader:
         heat = blur_maps(left, scale)[0, 0] / (math.tau * scale**2)
         reach = max(1, int(0.35 * size))
         top = F.max_pool2d(heat[None], 2 * reach + 1, 1, reach)[0]
-        gain = self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
+        gain = (
+            self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
+        )
         return ((heat == top) & (gain > GAIN)).nonzero()
 
     def fit_power(self, canvas: Tensor) -> float:
@@ -228,7 +228,9 @@ class PictureReader:
         side = max(1, 2 * int(self.model.size / 4) + 1)
         error = (self.image - canvas).nan_to_num()
         sums = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False) * side
-        return float((self.model.sigma_image**2 / sums.square().mean().clamp_min(1e-12)).clamp(max=1))
+        return float(
+            (self.model.sigma_image**2 / sums.square().mean().clamp_min(1e-12)).clamp(max=1)
+        )
 
     def clusters(self, patches: Patches, start: Tensor | None = None) -> list[Cluster]:
         """Return the clusters of proposals that paint common pixels, with their distributions.
@@ -240,7 +242,9 @@ class PictureReader:
         for members, pairs in self.group(patches):
             key = tuple(patches.number[members].tolist())
             if key not in self._clusters or torch.is_grad_enabled():
-                first = patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
+                first = (
+                    patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
+                )
                 self._clusters[key] = self.sum_cluster(patches[members], pairs, first)
             clusters.append(replace(self._clusters[key], members=members, power=self.power))
         return clusters
@@ -249,7 +253,7 @@ class PictureReader:
         """Return the connected sets of proposals that paint common pixels.
 
         Returns:
-            For each set its proposals, (m,), and the pairs of them that paint common pixels, (n, 2).
+            For each set its proposals, (m,), and its pairs that paint common pixels, (n, 2).
         """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
@@ -284,7 +288,9 @@ class PictureReader:
         low, high = pixels.amin(0), pixels.amax(0) + 1
         box = (slice(low[0], high[0]), slice(low[1], high[1]))
         image, ground = self.image[:, *box], self.ground[:, *box]
-        layers = [_embed(layer, patches.corner - low, tuple(high - low)) for layer in patches.layers]
+        layers = [
+            _embed(layer, patches.corner - low, tuple(high - low)) for layer in patches.layers
+        ]
         empty = self.model.log_likelihood(image[None], ground[None, None])[0]
 
         def score(rows: Tensor) -> Tensor:
@@ -306,7 +312,7 @@ class PictureReader:
         return Cluster(torch.arange(len(patches)), rows, score(rows), ratio, self.power)
 
     def _painted_pixels(self, patches: Patches) -> tuple[Tensor, Tensor]:
-        """Return which proposal paints which pixel of the picture, (n,) and row and column (n, 2)."""
+        """Return the painted pixels of the picture: proposal (n,), row and column (n, 2)."""
         index, row, column = (patches.cover > 0).nonzero(as_tuple=True)
         pixels = torch.stack([row, column], 1) + patches.corner[index]
         inside = ((pixels >= 0) & (pixels < pixels.new_tensor(self.image.shape[-2:]))).all(1)
@@ -353,13 +359,28 @@ class PictureReader:
         start = (presence_of(clusters) > 0.5).to(canvas)
         return patches, self.clusters(patches, start), canvas
 
-    def propose_again(self, patches: Patches, presence: Tensor) -> Patches:
-        """Propose every likely object again, given all others."""
+    def propose_again(
+        self, patches: Patches, presence: Tensor, least: float = 0.5, draw: bool = False
+    ) -> Patches:
+        """Propose objects again, each given all others that are likely present.
+
+        Args:
+            least: probability from which on an object is proposed again.
+            draw: draw places and latents; otherwise they have their means.
+        """
         on = (presence > 0.5).to(self.image)
-        index = on.nonzero()[:, 0]
+        index = (presence > least).nonzero()[:, 0]
         places = patches.pose[index, 1:3].flip(1).round().long()
         canvases = [self.paint(patches, on.index_fill(0, one, 0.0)) for one in index]
-        return self.propose(places, torch.stack(canvases))
+        return self.propose(places, torch.stack(canvases), draw)
+
+    def draw_counts(self, patches: Patches, clusters: list[Cluster]) -> Tensor:
+        """Return the distribution of the number of objects, given other draws of all proposals."""
+        if not len(patches):
+            return convolve([])
+        drawn = self.propose_again(patches, presence_of(clusters), least=0.0, draw=True)
+        start = (presence_of(clusters) > 0.5).to(drawn.log_ratio)
+        return convolve([cluster.counts for cluster in self.clusters(drawn, start)])
 
 
 def presence_of(clusters: list[Cluster]) -> Tensor:

@@ -198,7 +198,10 @@ class Peeling(WindowReader):
             left: unexplained fraction of each pixel, (B, 1, H, W).
             draw: draw the sites; otherwise they have the means of their distributions.
         """
-        looked, read = self._look_at(images, left, about), self.read if draw else AtMean()(self.read)
+        looked, read = (
+            self._look_at(images, left, about),
+            self.read if draw else AtMean()(self.read),
+        )
         return self.propose(slot, read, plate or self.plate(images), images, left, about, looked)
 
     @torch.no_grad()

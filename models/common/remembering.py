@@ -30,10 +30,6 @@ class Remembering:
             cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
 
 
-class Settings:
-    """The base class of dataclasses of settings that are arguments of modules."""
-
-
 class Submodule:
     """The base class of modules that a guide makes from its model.
 

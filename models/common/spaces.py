@@ -20,9 +20,9 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.checks import check_tensor, told_apart
 from capsule_zoo.models.common.missing_pixels import fill_missing
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.trace_density import scored_sites
 
 _ONE_BATCH = "of a Dataset of the zoo give a split, such as data.test, of a DataLoader one batch"

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentMixture, log_presence
 

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.plates import bayesian_parameters, per_image
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.parts import templates

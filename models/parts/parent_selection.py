@@ -20,9 +20,9 @@ from torch.distributions import constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli as _LogitRelaxedBernoulli
 from torch.distributions.utils import clamp_probs
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.common.plates import per_image, refuse_enumeration
-from capsule_zoo.models.common.remembering import Settings
 from capsule_zoo.models.parts import poses
 
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.data.registration import Settings
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.remembering import Remembering, Settings, note_changes
+from capsule_zoo.models.common.remembering import Remembering, note_changes
 from capsule_zoo.models.routing.votes import Votes
 
 VOTE_NOISE = 0.02

@@ -4,7 +4,7 @@ Story. A picture has S slots. Each slot holds an object or none. An object has a
 and, where wanted, an angle) and a picture, which an object model draws: a VAE, shape codes,
 part-whole capsules, or any other model of small images. Objects hide the ground and each other.
 
-    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned prior of counts
+    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a prior of their number
     g   ~ the latents of the ground model, if the ground is one; its mean picture is the ground
     for each slot s, with names slot_<s>/<site>:
     w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the default, x, y, (B, 3)
@@ -20,6 +20,10 @@ The ground model is any image model too, such as `Tones`: a color, or a few, for
 x points to the right and y downwards, in half canvases from the middle. A picture of one channel is
 the coverage of an object that is white (on gray canvases) or of one color (c_s). A picture of one
 channel more than the canvas holds colors and, last, the coverage.
+
+With counts="poisson" objects are a Poisson process in the plane: their number is Poisson with mean
+rate * area, their places are uniform, and what is learned on small tiles reads pictures of any
+size, see `guides.scenes.clusters`.
 
 Given everything else there are 2^S presences. They are few, and a guide sums them out.
 
@@ -41,6 +45,7 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from capsule_zoo.data.leveling import Leveling
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
@@ -66,13 +71,18 @@ class Scenes(Model):
             the median size and the standard deviation of the log size are parameters that start
             there.
         rotation: standard deviation of an object's angle, in radians; 0 for upright objects.
-        rate: odds of the presence of one object in a slot.
-        counts: "rate" for the distribution that `rate` gives, or "learned".
+        rate: odds of the presence of one object in a slot; of "poisson", the expected number of
+            objects in an area of size * size pixels.
+        counts: "rate" for the distribution that `rate` gives, "learned", or "poisson": objects are
+            a Poisson process, whose learned rate starts at `rate`. Their number grows with the
+            area of the picture, their places are uniform (`UniformPlaces`), and slots are the
+            largest number of objects in a picture of the model's own size.
         sigma_image: standard deviation of a pixel, in units of its range.
         ground: "black", "learned" (one color for all scenes), "learned-picture" (one picture for
             all, resized on another canvas), "color" (one for each scene), "picture" (of 10x10
             colors for each scene, with smooth transitions), or a ground model, any `Model` of
             images with the scene's channels.
+        leveling: how whole pictures become images of this model; see `data.leveling`.
 
     Raises:
         ValueError: a size below 1, a standard deviation that is not positive, an unknown option, an
@@ -95,6 +105,7 @@ class Scenes(Model):
         counts: str = "rate",
         sigma_image: float = 0.3,
         ground: str | Model = "black",
+        leveling: Leveling | None = None,
     ) -> None:
         super().__init__()
         check_at_least(1, image_shape=image_shape, slots=slots)
@@ -109,7 +120,7 @@ class Scenes(Model):
         self.space = ImageSpace(image_shape)
         self.slots, self.size, self.size_spread, self.rotation = slots, size, size_spread, rotation
         self.rate, self.sigma_image = rate, sigma_image
-        self.presence = "guided"
+        self.presence, self.leveling = "guided", leveling
         self.thing = thing
         if ground in GRIDS:
             ground = Tones(image_shape, GRIDS[ground], dict(thing.plate_dims))
@@ -293,7 +304,7 @@ class Scenes(Model):
 
     @pyro_method
     def log_expected_count(self) -> Tensor:
-        """Return the log of the expected number of objects of a picture, a scalar, for counts="poisson"."""
+        """Return the log of the expected number of objects of a picture, for counts="poisson"."""
         return self.log_intensity + math.log(self.image_shape[1] * self.image_shape[2])
 
     @pyro_method

@@ -39,7 +39,9 @@ class UniformPlaces(TorchDistribution):
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         shape = (*sample_shape, *self.batch_shape)
-        noise = torch.randn(*shape, len(self.center), dtype=self.center.dtype, device=self.center.device)
+        noise = torch.randn(
+            *shape, len(self.center), dtype=self.center.dtype, device=self.center.device
+        )
         pose = self.center + self.scale * noise
         place = 2 * torch.rand_like(noise[..., 1:3]) - 1 + self.edge * noise[..., 1:3]
         return torch.cat([pose[..., :1], place, pose[..., 3:]], -1)

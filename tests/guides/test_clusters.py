@@ -89,7 +89,10 @@ def test_the_log_weights_of_two_halves_add_up():
         shift = torch.tensor([0.0, part.start, 0.0])
         torch.testing.assert_close(found.pose + shift, patches.pose[mine])
     torch.testing.assert_close(whole, sum(halves), atol=1e-10, rtol=0)
-    number = sum(reader_of(image[..., p]).model.log_expected_count().exp() for p in (slice(0, 45), slice(45, 90)))
+    number = sum(
+        reader_of(image[..., p]).model.log_expected_count().exp()
+        for p in (slice(0, 45), slice(45, 90))
+    )
     torch.testing.assert_close(reader.model.log_expected_count().exp(), number)
 
 
@@ -112,6 +115,8 @@ def test_uniform_places_have_a_density_that_telescopes():
     pose = torch.stack([torch.zeros_like(x), x, torch.zeros_like(x)], 1)
     density = UniformPlaces(mean, scale, torch.tensor([0.1, 0.1])).log_prob(pose).exp()
     at_origin = UniformPlaces(mean, scale, torch.tensor([0.1, 0.1])).log_prob(torch.zeros(3)).exp()
-    torch.testing.assert_close(torch.trapezoid(density, x) / at_origin, torch.tensor(2.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.trapezoid(density, x) / at_origin, torch.tensor(2.0), atol=1e-6, rtol=0
+    )
     draws = UniformPlaces(mean, scale, torch.tensor([0.3, 0.1])).sample([200_000])
     assert draws[:, 1].var() == pytest.approx(1 / 3 + 0.09, abs=0.01)  # 5 standard errors: .004
