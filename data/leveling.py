@@ -90,8 +90,8 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
     small = [first.resize(picture) for picture in pictures]
     energy = torch.zeros(2, len(pictures[0]))
     for picture in small:
-        for row, dark in enumerate((False, True)):
-            energy[row] += _difference(picture, (dark,) * len(picture)).square().nanmean((1, 2))
+        for row, side in enumerate((False, True)):
+            energy[row] += _difference(picture, (side,) * len(picture)).square().nanmean((1, 2))
     dark = tuple((energy[1] > 2 * energy[0]).tolist())
     contrast = torch.cat([_contrast(picture, dark).flatten() for picture in small])
     contrast = contrast[~contrast.isnan()]

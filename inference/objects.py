@@ -141,7 +141,8 @@ def find_objects(
         batches = track(images.split(rows), "finding objects", "batches")
         parts = [_detect_objects(model, guide, batch, draws) for batch in batches]
     objects = FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
-    _warn_of_full_images(objects)
+    if model.log_intensity is None:  # whole pictures have no slots
+        _warn_of_full_images(objects)
     return objects
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.datasets import full_name, load_pictures, load_tests
-from capsule_zoo.data.own_pictures import sides_of
+from capsule_zoo.data.own_pictures import read_whole_pictures, sides_of
 from capsule_zoo.data.progress import announce, announce_plan, write_line
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.figures.generic import samples
@@ -459,8 +459,10 @@ def open_pictures(
     resize: bool,
     held_out: bool,
     out: Path | None,
-) -> tuple[Entry, Split, list[str], Path]:
+) -> tuple[Entry, Split | list[Tensor], list[str], Path]:
     """Open a run for pictures: return its entry, test images or own pictures, files and `out`.
+
+    Own pictures keep their sizes, in a list, if the run was trained on tiles of whole pictures.
 
     Args:
         out: the folder to write into; by default `objects` in the folder of the run.
@@ -471,6 +473,9 @@ def open_pictures(
     out = out or folder / "objects"
     refuse_unwritable(out)
     refuse_among_pictures(out, name)
+    kind, _, path = full_name(name).partition(":")
+    if getattr(entry.model, "leveling", None) is not None and kind in ("tiles", "folder"):
+        return entry, *read_whole_pictures(Path(path)), out
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
     if entry.observes_images:

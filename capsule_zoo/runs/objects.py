@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.files import write_whole
@@ -22,24 +23,26 @@ from capsule_zoo.guides.constellations.matching import (
     RansacMatching,
     SinkhornMatching,
 )
+from capsule_zoo.inference.counting import count_interval
 from capsule_zoo.inference.objects import FoundObjects, find_objects
+from capsule_zoo.inference.whole_pictures import read_pictures
 from capsule_zoo.models import Constellations, Scenes
 from capsule_zoo.models.checks import check_known
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.entry import pair_with_canvas
-from capsule_zoo.zoo.scenes.figures import colored_objects
+from capsule_zoo.zoo.scenes.figures import colored_objects, outlined_objects
 
 
 def segment_run(
     entry: Entry,
-    split: Split,
+    pictures: Split | Sequence[Tensor],
     out: Path,
     *,
     files: Sequence[str] = (),
     slots: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Find the objects of a split, write them into a folder, and return a summary.
+    """Find the objects of pictures, write them into a folder, and return a summary.
 
     The summary's `all_slots_filled` is the number of images with an object in every slot: there may
     be more objects in them.
@@ -47,9 +50,11 @@ def segment_run(
     The folder gets `objects.csv`, one row for each object; `counts.csv`, one row for each image;
     `masks/<image>.png`, whose pixels are numbers of objects, 0 for the ground; and
     `pictures/<image>.png`, the image with each object in its color and box. Files of an earlier
-    call are removed.
+    call are removed. Masks of whole pictures have 16 bits, and are arrays in `masks/<image>.npy`
+    too; `counts.csv` has the interval that holds the number with probability .9.
 
     Args:
+        pictures: a split, or whole pictures (C, H, W) of any sizes for a model of them.
         files: the file of each image, for the tables.
         slots: most objects of an image, which may then have any size; see `pair_with_canvas`.
         options: draws, temperature and seed of `find_objects`.
@@ -67,31 +72,98 @@ def segment_run(
             f"{entry.name} finds no objects; train the entry scenes on these pictures first: "
             "capsule-zoo train scenes --data folder:PATH"
         )
+    if entry.model.log_intensity is not None:
+        return _segment_whole(entry, pictures, out, files, slots=slots, **options)
+    if not isinstance(pictures, Split):
+        raise ValueError(f"{entry.name} reads pictures of one size; give them as a Split")
     if slots is not None:
-        height, width = split.images.shape[-2:]
+        height, width = pictures.images.shape[-2:]
         entry = pair_with_canvas(entry, height, width, slots)
-    detections = find_objects(entry.model, entry.guide, split.images, **options)
-    pictures = colored_objects(split.images, detections.numbers, entry.model.slots)
-    older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
-    for kind in ("masks", "pictures"):
-        (out / kind).mkdir(parents=True, exist_ok=True)
-        for number in range(len(older)):
-            (out / kind / f"{number}.png").unlink(missing_ok=True)
-    drawn = track([*zip(detections.numbers, pictures, strict=True)], "writing", "pictures")
-    for number, (mask, picture) in enumerate(drawn):
+    detections = find_objects(entry.model, entry.guide, pictures.images, **options)
+    drawn = colored_objects(pictures.images, detections.numbers, entry.model.slots)
+    _clear(out)
+    progress = track([*zip(detections.numbers, drawn, strict=True)], "writing", "pictures")
+    for number, (mask, picture) in enumerate(progress):
         Image.fromarray(mask.numpy().astype(np.uint8)).save(out / f"masks/{number}.png")
-        pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
-        Image.fromarray(pixels).save(out / f"pictures/{number}.png")
+        _save_pixels(picture, out / f"pictures/{number}.png")
     objects, counts = tables(detections, files)
     objects.to_csv(out / "objects.csv", index=False)
     counts.to_csv(out / "counts.csv", index=False)
     return {
-        "images": len(split),
+        "images": len(pictures),
         "objects": len(objects),
         "mean_count": float(counts["count"].mean()),
         "all_slots_filled": int(detections.is_full.sum()),
         "unexplained": float(counts["unexplained"].mean()),
     }
+
+
+def _segment_whole(
+    entry: Entry,
+    pictures: Split | Sequence[Tensor],
+    out: Path,
+    files: Sequence[str],
+    *,
+    draws: int = 4,
+    seed: int = 0,
+    slots: int | None = None,
+    temperature: float | None = None,
+) -> dict[str, Any]:
+    """Find the objects of whole pictures, write them into a folder, and return a summary."""
+    for name, value in (("slots", slots), ("temperature", temperature)):
+        if value is not None:
+            raise ValueError(
+                f"{entry.name} was trained on tiles of whole pictures, and counts any number of "
+                f"objects at all places at once; leave --{name} out"
+            )
+    images = list(pictures.images if isinstance(pictures, Split) else pictures)
+    results = read_pictures(entry.model, entry.guide, images, draws=draws, seed=seed)
+    _clear(out)
+    objects, counts = [], []
+    for number, (image, result) in enumerate(zip(images, results, strict=True)):
+        mask = result.numbers.numpy().astype(np.uint16)
+        Image.fromarray(mask).save(out / f"masks/{number}.png")
+        np.save(out / f"masks/{number}.npy", mask)
+        _save_pixels(outlined_objects(image, result), out / f"pictures/{number}.png")
+        named: dict[str, Any] = {"image": number, **({"file": files[number]} if files else {})}
+        low, high = count_interval(result.count_probabilities)
+        counts.append(
+            named
+            | {"count": result.count, "low": low, "high": high}
+            | {"probability": round(float(result.count_probabilities.max()), 4)}
+            | {"unexplained": round(result.unexplained, 6)}
+        )
+        rows = zip(result.presence.tolist(), result.centers.tolist(), result.boxes, strict=True)
+        for index, (presence, (x, y), box) in enumerate(rows, 1):
+            places = dict(zip(("left", "top", "right", "bottom"), box.int().tolist(), strict=True))
+            row = {"object": index, "presence": round(presence, 4), "x": round(x, 1)}
+            objects.append({**named, **row, "y": round(y, 1), **places})
+    pd.DataFrame(objects).to_csv(out / "objects.csv", index=False)
+    table = pd.DataFrame(counts)
+    table.to_csv(out / "counts.csv", index=False)
+    summary: dict[str, Any] = {"images": len(images), "objects": len(objects)}
+    if len(images) == 1:
+        summary |= {key: counts[0][key] for key in ("count", "low", "high")}
+    return summary | {
+        "mean_count": float(table["count"].mean()),
+        "unexplained": float(table["unexplained"].mean()),
+    }
+
+
+def _clear(out: Path) -> None:
+    """Make the folders of masks and pictures, and remove the files of an earlier call."""
+    older = pd.read_csv(out / "counts.csv") if (out / "counts.csv").is_file() else ()
+    for kind in ("masks", "pictures"):
+        (out / kind).mkdir(parents=True, exist_ok=True)
+        for number in range(len(older)):
+            for suffix in ("png", "npy"):
+                (out / kind / f"{number}.{suffix}").unlink(missing_ok=True)
+
+
+def _save_pixels(picture: Tensor, file: Path) -> None:
+    """Write a picture (3, H, W), from 0 to 1, as PNG."""
+    pixels = (255 * picture.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
+    Image.fromarray(pixels).save(file)
 
 
 def tables(

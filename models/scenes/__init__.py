@@ -305,6 +305,8 @@ class Scenes(Model):
     @pyro_method
     def log_expected_count(self) -> Tensor:
         """Return the log of the expected number of objects of a picture, for counts="poisson"."""
+        if self.log_intensity is None:
+            raise ValueError('only scenes with counts="poisson" have an expected number of objects')
         return self.log_intensity + math.log(self.image_shape[1] * self.image_shape[2])
 
     @pyro_method

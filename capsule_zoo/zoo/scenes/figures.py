@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.entry import Entry
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import COLUMNS, image_rows, panels, part_colors
 from capsule_zoo.inference.objects import find_objects
+from capsule_zoo.inference.whole_pictures import PictureObjects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +41,20 @@ def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
         for box, color in zip(boxes.tolist(), colors, strict=True):
             _frame(image, box, color)
     return pictures
+
+
+def outlined_objects(picture: Tensor, objects: PictureObjects) -> Tensor:
+    """Draw the objects of a whole picture (C, H, W), each in its color, (3, H, W).
+
+    A dim picture is brightened, so that its .995 quantile is white.
+    """
+    gray = picture.mean(0).nan_to_num()
+    gray = (gray / gray.flatten().kthvalue(max(1, int(0.995 * gray.numel()))).values).clamp(0, 1)
+    colors = torch.cat([gray.new_ones(1, 3), part_colors(max(1, len(objects.presence))).to(gray)])
+    color, shown = colors[objects.numbers].movedim(-1, 0), objects.numbers > 0
+    edge = F.max_pool2d(objects.numbers[None].float(), 3, 1, 1)[0] != objects.numbers
+    mixed = torch.where(shown, 0.45 * color + 0.55 * gray, gray)
+    return torch.where(shown & edge, color, mixed)
 
 
 def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
