@@ -27,6 +27,8 @@ from capsule_zoo.data.registration import Settings
 OBJECT = 24  # pixels of a typical object's width in a leveled picture
 OPENING = 2.0  # side of the square of the opening, in widths of an object
 SMOOTH, BLUR = 0.5, 0.08  # standard deviations of the ground's and the picture's blur, in widths
+FAINT = 0.05  # fraction of the .95 quantile of contrast above which a pixel may be of an object
+COARSE = 2.0  # standard deviation of the blur that tells bright from dark objects, in widths
 NOISE = 3.0  # robust standard deviations above which a pixel may be of an object
 TOP = 0.999  # quantile of a leveled picture that is 1
 LEAST_CONTRAST = 1e-4  # of a picture whose pixels range from 0 to 1
@@ -38,7 +40,8 @@ class Leveling(Settings):
 
     Attributes:
         width: width of a typical object, in pixels of the picture.
-        dark: whether the objects of each channel are darker than its ground.
+        dark: whether the objects of each channel are darker than its ground, of which they are
+            taken to cover less than half.
         scale: typical contrast of an object, in units of the picture's range.
         top: value of asinh(contrast / scale) that becomes 1.
     """
@@ -88,16 +91,14 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
         width = guess_object_size(pictures).diameter
     first = Leveling(float(width), (False,) * len(pictures[0]), 1.0, 1.0)
     small = [first.resize(picture) for picture in pictures]
-    energy = torch.zeros(2, len(pictures[0]))
-    for picture in small:
-        for row, side in enumerate((False, True)):
-            energy[row] += _difference(picture, (side,) * len(picture)).square().nanmean((1, 2))
-    dark = tuple((energy[1] > 2 * energy[0]).tolist())
+    skewness = sum(_third_moment(picture) for picture in small)
+    dark = tuple(bool(skew < 0) for skew in skewness)
     contrast = torch.cat([_contrast(picture, dark).flatten() for picture in small])
     contrast = contrast[~contrast.isnan()]
     middle = contrast.median()
     noise = 1.4826 * (contrast - middle).abs().median()
-    above = contrast[contrast > middle + NOISE * noise]
+    least = max(float(middle + NOISE * noise), FAINT * float(_quantile(contrast, 0.95)))
+    above = contrast[contrast > least]
     if not len(above) or above.median() < LEAST_CONTRAST:
         raise ValueError(
             "pictures show no objects: they have one color each, or noise alone; give pictures "
@@ -106,6 +107,19 @@ def fit_leveling(pictures: Sequence[Tensor], width: float | None = None) -> Leve
     scale = float(above.median())
     top = float(_quantile((contrast / scale).asinh(), TOP))
     return Leveling(float(width), dark, scale, top)
+
+
+def _third_moment(picture: Tensor) -> Tensor:
+    """Return the sum of cubed differences of a picture (C, h, w) from its coarse blur, (C,).
+
+    It is positive if objects are brighter than their ground, of which they cover less than half.
+    """
+    from scipy import ndimage  # takes a third of a second, and few need it
+
+    pixels = torch.where(picture.isnan(), picture.nanmean((1, 2), keepdim=True), picture)
+    scale = COARSE * OBJECT
+    smooth = ndimage.gaussian_filter(pixels.numpy(), (0, scale, scale))
+    return (picture - torch.from_numpy(smooth)).pow(3).nansum((1, 2))
 
 
 def _quantile(values: Tensor, level: float) -> Tensor:

@@ -1,0 +1,107 @@
+"""Whole pictures: their objects, masks and numbers, with an untrained and a trained model."""
+
+import pyro
+import pytest
+import torch
+
+from capsule_zoo import create
+from capsule_zoo.data.leveling import fit_leveling
+from capsule_zoo.data.tiles import SETTINGS, tiles_of_pictures
+from capsule_zoo.inference import Checks, SummedPresences, fit
+from capsule_zoo.inference.whole_pictures import read_pictures
+
+SMALL = dict(window=8, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
+
+
+def disks(number, height=130, width=170, seed=0):
+    """Return a picture (1, H, W) of disks 14 to 18 pixels wide that do not touch, and centers."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    picture, centers = 0.02 * torch.randn(height, width, generator=generator), []
+    while len(centers) < number:
+        row, column, radius, tone = torch.rand(4, generator=generator).tolist()
+        row, column, radius = 10 + row * (height - 20), 10 + column * (width - 20), 7 + 2 * radius
+        if all((row - r) ** 2 + (column - c) ** 2 > 22**2 for c, r in centers):
+            inside = (rows - row) ** 2 + (columns - column) ** 2 <= radius**2
+            picture[inside] += 0.3 + 0.3 * tone
+            centers.append((column, row))
+    return (0.2 + picture).clamp(0, 1)[None], torch.tensor(centers)
+
+
+def untrained(picture, **options):
+    pyro.set_rng_seed(0)
+    leveling = fit_leveling([picture], width=16)
+    settings = {**SETTINGS, **SMALL, "leveling": leveling, **options}
+    entry = create("scenes", image_shape=(1, 64, 64), **settings)
+    return entry.model.eval(), entry.guide.eval()
+
+
+def test_pictures_of_several_sizes_are_read():
+    pictures = [disks(6)[0], disks(3, 70, 100)[0]]
+    model, guide = untrained(pictures[0])
+    results = read_pictures(model, guide, pictures, draws=1)
+    again = read_pictures(model, guide, pictures, draws=1)
+    for picture, result, same in zip(pictures, results, again, strict=True):
+        assert result.count_probabilities.sum() == pytest.approx(1, abs=1e-5)
+        assert result.numbers.shape == picture.shape[1:]
+        assert result.masks.shape == (len(result.presence), *picture.shape[1:])
+        assert result.numbers.max() <= len(result.presence)
+        assert 0 < result.likelihood_power <= 1
+        torch.testing.assert_close(result.count_probabilities, same.count_probabilities)
+
+
+def test_a_picture_without_objects_has_none():
+    picture, _ = disks(6)
+    model, guide = untrained(picture)
+    (result,) = read_pictures(model, guide, [torch.full_like(picture, 0.2)], draws=2)
+    assert result.count == 0 and len(result.presence) == 0
+    assert result.count_probabilities[0] == pytest.approx(1)
+    assert not result.numbers.any()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(draws=-1), "draws"),
+        (dict(rounds=0), "rounds"),
+        (dict(pictures=[torch.zeros(3, 40, 40)]), r"\(1, height, width\)"),
+    ],
+)
+def test_refusals(arguments, message):
+    picture, _ = disks(6)
+    model, guide = untrained(picture)
+    with pytest.raises(ValueError, match=message):
+        read_pictures(model, guide, **{"pictures": [picture], **arguments})
+
+
+def test_a_model_with_slots_is_refused():
+    entry = create("scenes", image_shape=(1, 12, 12), window=5, size=6.0, slots=2)
+    with pytest.raises(ValueError, match="poisson"):
+        read_pictures(entry.model, entry.guide, [torch.zeros(1, 12, 12)])
+
+
+@pytest.mark.slow  # trains for about three minutes
+def test_disks_are_counted():
+    """Twelve new pictures of 0 to 20 disks: at most one number is wrong, by one."""
+    pictures = [disks(12, seed=seed)[0] for seed in range(6)]
+    leveling = fit_leveling(pictures)
+    tiles = tiles_of_pictures([leveling(p) for p in pictures], 64, 2000)
+    pyro.set_rng_seed(0)
+    entry = create("scenes", image_shape=(1, 64, 64), **{**SETTINGS, "leveling": leveling})
+    fit(
+        entry.model,
+        entry.guide,
+        tiles,
+        objective=SummedPresences(),
+        steps=500,
+        batch_size=24,
+        checks=Checks(progress=False),
+    )
+    numbers = [0, 1, 2, 4, 7, 9, 12, 14, 15, 17, 18, 20]
+    tests = [disks(n, seed=100 + n) for n in numbers]
+    results = read_pictures(entry.model, entry.guide, [picture for picture, _ in tests])
+    errors = [result.count - n for result, n in zip(results, numbers, strict=True)]
+    assert sum(map(abs, errors)) <= 1
+    for result, (_, centers) in zip(results[2:], tests[2:], strict=True):
+        distance = torch.cdist(centers, result.centers).amin(1)
+        assert (distance < 3).float().mean() > 0.9
