@@ -1,0 +1,207 @@
+"""Counts of many objects on whole pictures, learned from the pictures without labels.
+
+Two real pictures, each the only training data of its model: coins (`scikit-image`, 24 coins) and
+nuclei (`mahotas`, 61 by eye). Composed pictures of 20 to 60 digits on 300x300 pixels: the model is
+trained on tiles of pictures of MNIST's training digits, and reads pictures of its test digits.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data.composed_pictures import composed_digits
+from capsule_zoo.data.leveling import fit_leveling
+from capsule_zoo.data.sources import data_folder
+from capsule_zoo.data.tiles import SETTINGS, TILE, tiles_of_pictures
+from capsule_zoo.data.whole_pictures import read_whole_picture
+from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
+from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds, single
+from capsule_zoo.experiments.scenes.threshold_baselines import score_baselines
+from capsule_zoo.figures.grids import panels
+from capsule_zoo.inference import Checks
+from capsule_zoo.inference.counting import circle_overlaps, interval_coverage, score_centers
+from capsule_zoo.inference.objects import foreground_ari
+from capsule_zoo.inference.whole_pictures import read_pictures
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry, load
+from capsule_zoo.zoo.scenes.figures import outlined_objects
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = ("coins", "nuclei")
+NEAR = {"coins": 30.0, "nuclei": 30.0, "digits": 9.0}  # pixels between matched centers, at most
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the experiment on whole pictures.
+
+    Args:
+        seeds: number of seeds.
+        length: training time of each run, in minutes of the processor.
+        tiles: training tiles of each run.
+        composed: pictures of digits that train.
+        tested: test pictures of 20 to 60 digits.
+        intervals: test pictures of 5 to 15 digits on 150x150 pixels, whose intervals are checked.
+        draws: draws of the proposals.
+        sizes: settings of the entry that replace those of `data.tiles`.
+    """
+
+    seeds: int = 3
+    length: float = 8.0
+    tiles: int = 4000
+    composed: int = 100
+    tested: int = 30
+    intervals: int = 200
+    draws: int = 4
+    sizes: Any = None
+
+
+@experiment("scenes/whole-pictures", data="mnist", minutes=80)
+def whole_pictures(options: Options, settings: Settings) -> Result:
+    """Count coins, nuclei and digits on whole pictures (over an hour of one core).
+
+    `..._error_worst` is the largest difference from the true number over seeds. Precision, recall
+    and overlaps (IoU) are those of the worst seed. `digits_error` is the mean difference relative
+    to the true number, `digits_ari` the Rand index of the digits' pixels, `interval_coverage` the
+    fraction of 200 pictures whose interval with probability .9 holds the true number, and
+    `interval_expected` its mean probability. `seconds` is the time in which a core reads the
+    picture of nuclei, and `cost_exponent` how time grows with the area: 1 is linear. The tables
+    have the counts of thresholds and of a watershed.
+    """
+    study = Study(dict.fromkeys((*PICTURES, "digits"), settings), settings.seeds)
+    outcomes = study.run(one_picture, options)
+    metrics: Numbers = {}
+    for name in PICTURES:
+        runs = outcomes[name]
+        metrics[f"{name}_error_worst"] = single(max(abs(r["error"][0]) for r in runs), len(runs))
+        for quantity in ("precision", "recall", "iou"):
+            if quantity in runs[0]:
+                least = min(run[quantity][0] for run in runs)
+                metrics[f"{name}_{quantity}"] = single(least, len(runs))
+        metrics[f"{name}_count"] = over_seeds([{"count": r["count"]} for r in runs])["count"]
+    metrics["seconds"] = single(max(run["seconds"][0] for run in outcomes["nuclei"]))
+    metrics["cost_exponent"] = single(max(run["exponent"][0] for run in outcomes["nuclei"]))
+    metrics |= over_seeds(outcomes["digits"])
+    folders = study.folders(options)
+    figures = {name: draw_picture(load(folders[name]), name) for name in PICTURES}
+    return Result({**metrics, **baselines()}, figures)
+
+
+def one_picture(job: Job[Settings]) -> dict[str, Number]:
+    """Train on one real picture, or on composed pictures, and measure what is read."""
+    settings, name = job.variant, job.name
+    if name == "digits":
+        return digits(job)
+    picture = read_whole_picture(name, 1.0)
+    entry = train_on([picture.image], job)
+    began = time.process_time()
+    (objects,) = read_pictures(entry.model, entry.guide, [picture.image], draws=settings.draws)
+    seconds = time.process_time() - began
+    scores = score_centers(objects.centers, picture.centers, NEAR[name])
+    numbers = {
+        "count": single(objects.count),
+        "error": single(objects.count - len(picture.centers)),
+        "precision": single(scores.precision, scores.number),
+        "recall": single(scores.recall, len(picture.centers)),
+        "repeated": single(scores.repeated),
+        "seconds": single(seconds),
+    }
+    if not picture.radii.isnan().any():
+        overlaps = circle_overlaps(objects.numbers, picture.centers, picture.radii)
+        numbers["iou"] = mean_and_error(overlaps)
+    if name == "nuclei":
+        numbers["exponent"] = single(cost_exponent(entry, picture.image, seconds, settings.draws))
+    return numbers
+
+
+def cost_exponent(entry: Entry, image: Tensor, seconds: float, draws: int) -> float:
+    """Return e for which the time of reading grows as the area to the e, from four copies."""
+    large = torch.cat([torch.cat([image, image.flip(2)], 2)] * 2, 1)
+    began = time.process_time()
+    read_pictures(entry.model, entry.guide, [large], draws=draws)
+    return math.log((time.process_time() - began) / seconds, 4)
+
+
+def digits(job: Job[Settings]) -> dict[str, Number]:
+    """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
+    settings, root = job.variant, data_folder(job.options.data_root)
+    composed = composed_digits(root, "train", settings.composed, seed=job.options.seed)
+    entry = train_on([composed[k].image for k in range(settings.composed)], job)
+    tests = composed_digits(root, "test", settings.tested)
+    truth = [tests[k] for k in range(settings.tested)]
+    options = dict(draws=settings.draws)
+    results = read_pictures(entry.model, entry.guide, [t.image for t in truth], **options)
+    errors = [
+        abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
+    ]
+    aris = [foreground_ari(r.numbers[None], t.objects) for r, t in zip(results, truth, strict=True)]
+    small = composed_digits(
+        root, "test", settings.intervals, canvas=(150, 150), least=5, most=15, seed=1
+    )
+    pictures = [small[k] for k in range(settings.intervals)]
+    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in pictures], **options)
+    true = [len(p.centers) for p in pictures]
+    coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
+    right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
+    return {
+        "digits_error": mean_and_error(errors),
+        "digits_ari": mean_and_error(torch.cat(aris)),
+        "interval_coverage": (coverage.covered, _binomial(coverage.covered, len(true)), len(true)),
+        "interval_expected": single(coverage.expected, len(true)),
+        "digits_right": mean_and_error(right),
+    }
+
+
+def _binomial(fraction: float, number: int) -> float:
+    """Return the standard error of a fraction."""
+    return math.sqrt(fraction * (1 - fraction) / number)
+
+
+def train_on(pictures: Sequence[Tensor], job: Job[Settings]) -> Entry:
+    """Train the entry `scenes` on tiles of pictures (C, H, W)."""
+    settings, options = job.variant, job.options
+    leveling = fit_leveling(pictures)
+    leveled = [leveling(picture) for picture in pictures]
+    tiles = tiles_of_pictures(leveled, TILE, settings.tiles, seed=options.seed)
+    data = Dataset(job.name, Split(tiles[100:]), Split(tiles[:50]), Split(tiles[50:100]))
+    sizes = {**SETTINGS, "leveling": leveling, **(settings.sizes or {})}
+    entry = create_untrained("scenes", data, options, **sizes)
+    minutes, checks = options.minutes or settings.length, Checks(clock="processor")
+    train(entry, data, options, minutes, batch_size=24, checks=checks)
+    return entry
+
+
+def baselines() -> dict[str, Numbers]:
+    """Return what thresholds and a watershed count on each picture, by origin of their settings."""
+    tables: dict[str, Numbers] = {}
+    for picture, methods in score_baselines().items():
+        for method, origins in methods.items():
+            for origin, scores in origins.items():
+                row, centers = f"{method}_{origin}", scores.centers
+                for quantity in ("number", "precision", "recall"):
+                    value = single(getattr(centers, quantity))
+                    tables.setdefault(f"{picture}_baseline_{quantity}", {})[row] = value
+    return tables
+
+
+def draw_picture(entry: Entry, name: str) -> "Figure":
+    """Draw a picture next to its objects, each in a color."""
+    picture = read_whole_picture(name, 1.0).image
+    (objects,) = read_pictures(entry.model, entry.guide, [picture], draws=0)
+    figure, (axes,) = panels(2, size=(5, 5 * picture.shape[1] / picture.shape[2]))
+    brightest = float(picture.flatten().kthvalue(int(0.995 * picture.numel())).values)
+    axes[0].imshow(picture[0], cmap="gray", vmin=0, vmax=brightest)
+    axes[1].imshow(outlined_objects(picture, objects).movedim(0, -1))
+    titles = (name, f"{objects.count} objects, each in a color")
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title)
+        axis.set_axis_off()
+    return figure
