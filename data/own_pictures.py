@@ -116,7 +116,7 @@ def all_pictures(path: Path, size: Size | None = None) -> tuple[Tensor, list[str
     return images, [n for n, of in zip(names, numbers, strict=True) for _ in range(of)]
 
 
-def read_whole_pictures(path: Path) -> tuple[list[Tensor], list[str]]:
+def read_whole_pictures(path: str | Path) -> tuple[list[Tensor], list[str]]:
     """Read the user's own pictures of any sizes, (C, H, W) each, from 0 to 1, and their names.
 
     Gray pictures of 16 bits whose largest pixel is below 4,096 are of 12 bits, and are scaled as
@@ -128,6 +128,7 @@ def read_whole_pictures(path: Path) -> tuple[list[Tensor], list[str]]:
     Raises:
         MissingData: no such file or folder, or a file that cannot be read.
     """
+    path = Path(path)
     if path.is_dir() or not is_picture_file(path):
         sides = [_files_by_class(side) for side in sides_of(path) if side is not None]
         files = [f for side in sides for part in side.values() for f in part]

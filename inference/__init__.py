@@ -12,6 +12,7 @@ Everything is in nats per image. Further names lie in modules:
     annealing         log p(image) from both sides, and what a guide loses
     calibration       simulation-based calibration
     objects           how many objects are in a picture, and which pixels belong to each
+    whole_pictures    the same for many objects on a picture of any size
     probes            classes from latents
     references        stored draws of exact posteriors
     sample_quality    the Frechet distance of samples

@@ -129,11 +129,11 @@ def _read(
     mean_counts = torch.stack([F.pad(c, (0, longest - len(c))) for c in counts]).mean(0)
     presence = presence_of(clusters)
     present = (presence > 0.5).nonzero()[:, 0]
-    shown = patches[present]
+    objects = patches[present]
     scale = torch.tensor([size[1] / image.shape[-1], size[0] / image.shape[-2]])
-    centers = (shown.pose[:, 1:3] + 0.5) * scale - 0.5
+    centers = (objects.pose[:, 1:3] + 0.5) * scale - 0.5
     unexplained = float((image - canvas).square().nanmean())
-    numbers = outline(shown, image.shape[-2:], size)
+    numbers = outline(objects, image.shape[-2:], size)
     return PictureObjects(
         mean_counts, presence[present], centers, numbers, canvas, unexplained, reader.power
     )

@@ -84,10 +84,10 @@ def test_the_log_weights_of_two_halves_add_up():
     for part, mine in ((slice(0, 45), [0, 1]), (slice(45, 90), [2])):
         half = reader_of(image[..., part])
         shifted = places[mine] - torch.tensor([0, part.start])
-        found = half.propose(shifted, half.ground)
-        halves.append(sum(c.log_weight.logsumexp(0) for c in half.clusters(found)))
+        proposed = half.propose(shifted, half.ground)
+        halves.append(sum(c.log_weight.logsumexp(0) for c in half.clusters(proposed)))
         shift = torch.tensor([0.0, part.start, 0.0])
-        torch.testing.assert_close(found.pose + shift, patches.pose[mine])
+        torch.testing.assert_close(proposed.pose + shift, patches.pose[mine])
     torch.testing.assert_close(whole, sum(halves), atol=1e-10, rtol=0)
     number = sum(
         reader_of(image[..., p]).model.log_expected_count().exp()

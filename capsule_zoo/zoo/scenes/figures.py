@@ -51,10 +51,10 @@ def outlined_objects(picture: Tensor, objects: PictureObjects) -> Tensor:
     gray = picture.mean(0).nan_to_num()
     gray = (gray / gray.flatten().kthvalue(max(1, int(0.995 * gray.numel()))).values).clamp(0, 1)
     colors = torch.cat([gray.new_ones(1, 3), part_colors(max(1, len(objects.presence))).to(gray)])
-    color, shown = colors[objects.numbers].movedim(-1, 0), objects.numbers > 0
+    color, visible = colors[objects.numbers].movedim(-1, 0), objects.numbers > 0
     edge = F.max_pool2d(objects.numbers[None].float(), 3, 1, 1)[0] != objects.numbers
-    mixed = torch.where(shown, 0.45 * color + 0.55 * gray, gray)
-    return torch.where(shown & edge, color, mixed)
+    mixed = torch.where(visible, 0.45 * color + 0.55 * gray, gray)
+    return torch.where(visible & edge, color, mixed)
 
 
 def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
