@@ -1,8 +1,7 @@
 """Objects of whole pictures of any size: how many there are, where, and how sure that is.
 
 The guide of a model of scenes with counts="poisson" proposes objects at all peaks of a picture, in
-rounds; their presences are summed out cluster by cluster (`guides.scenes.clusters`). The number of
-objects has a distribution, the mean over several draws of the proposals.
+rounds; their presences are summed out cluster by cluster (`guides.scenes.clusters`).
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.progress import announce, track
+from capsule_zoo.data.progress import announce
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.data.tensors import as_tensor
-from capsule_zoo.guides.scenes.clusters import Patches, PictureReader, convolve, presence_of
+from capsule_zoo.guides.scenes.clusters import (
+    Patches,
+    PictureReader,
+    distribution_of_number,
+    presence_of,
+)
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.models.scenes import Scenes
 
 OUTLINE = 0.5  # fraction of an object's largest cover at which its mask ends
@@ -66,14 +69,7 @@ class PictureObjects:
 
 @torch.no_grad()
 def read_pictures(
-    model: Scenes,
-    guide: Peeling,
-    pictures: Sequence[Tensor],
-    *,
-    draws: int = 4,
-    rounds: int = 4,
-    sweeps: int = 1,
-    seed: int = 0,
+    model: Scenes, guide: Peeling, pictures: Sequence[Tensor], *, rounds: int = 4, sweeps: int = 1
 ) -> list[PictureObjects]:
     """Find the objects of whole pictures (C, H, W), which may have different sizes.
 
@@ -81,15 +77,13 @@ def read_pictures(
         model: scenes with counts="poisson", trained on tiles of such pictures. If it has a
             `leveling`, pictures are leveled by it first.
         guide: a `Peeling` of the model.
-        draws: draws of the proposals, over which the distribution of the number is averaged. With
-            none the number is surer than it should be.
         rounds: rounds of proposals, at most.
         sweeps: number of times that every object is proposed again, given all others.
 
     Raises:
         ValueError: another guide or model, or pictures that do not fit.
     """
-    check_whole(0, draws=draws, sweeps=sweeps)
+    check_whole(0, sweeps=sweeps)
     check_whole(1, rounds=rounds)
     if not isinstance(guide, Peeling) or not isinstance(model, Scenes):
         raise ValueError(
@@ -103,30 +97,24 @@ def read_pictures(
         )
     refuse_another_model(model, guide)
     results = []
-    with use_seed(seed):
-        for number, picture in enumerate(pictures):
-            picture = as_tensor("pictures", picture)
-            leveled = picture if model.leveling is None else model.leveling(picture)
-            model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
-            height, width = picture.shape[-2:]
-            announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
-            results.append(_read(guide, leveled, (height, width), rounds, sweeps, draws))
+    for number, picture in enumerate(pictures):
+        picture = as_tensor("pictures", picture)
+        leveled = picture if model.leveling is None else model.leveling(picture)
+        model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
+        height, width = picture.shape[-2:]
+        announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
+        results.append(_read(guide, leveled, (height, width), rounds, sweeps))
     return results
 
 
 def _read(
-    guide: Peeling, image: Tensor, size: tuple[int, int], rounds: int, sweeps: int, draws: int
+    guide: Peeling, image: Tensor, size: tuple[int, int], rounds: int, sweeps: int
 ) -> PictureObjects:
     """Read one leveled image, and return its objects in a picture of a size."""
     whole = guide.on_model(guide.model.with_canvas(*image.shape[-2:]))
     ground = whole.backdrop(image[None]).drawn
     reader = PictureReader(guide, image, ground.expand(1, *image.shape)[0])
     patches, clusters, canvas = reader.read(rounds, sweeps)
-    counts = [convolve([cluster.counts for cluster in clusters])]
-    for _ in track(range(draws), "drawing proposals", "draws"):
-        counts.append(reader.draw_counts(patches, clusters))
-    longest = max(map(len, counts))
-    mean_counts = torch.stack([F.pad(c, (0, longest - len(c))) for c in counts]).mean(0)
     presence = presence_of(clusters)
     present = (presence > 0.5).nonzero()[:, 0]
     objects = patches[present]
@@ -135,7 +123,13 @@ def _read(
     unexplained = float((image - canvas).square().nanmean())
     numbers = outline(objects, image.shape[-2:], size)
     return PictureObjects(
-        mean_counts, presence[present], centers, numbers, canvas, unexplained, reader.power
+        distribution_of_number(clusters),
+        presence[present],
+        centers,
+        numbers,
+        canvas,
+        unexplained,
+        reader.power,
     )
 
 

@@ -21,6 +21,7 @@ FORMS = {
     "tinted": dict(channels=3, ground="color"),
     "textured": dict(channels=3, texture=True, ground="learned"),
     "gray on gray": dict(channels=1, ground="color"),
+    "poisson": dict(channels=1, texture=True, counts="poisson", size_distribution="learned"),
     "on a picture": dict(channels=3, ground="picture"),
     "on a painted ground": dict(channels=3, ground=picture_guide),
 }

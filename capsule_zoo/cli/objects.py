@@ -1,7 +1,7 @@
 """The command `capsule-zoo segment`: find the objects of a user's pictures."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,9 @@ from capsule_zoo.cli.options import (
     Data,
     DataRoot,
     RunArgument,
-    Seed,
     print_json,
     print_metrics,
+    user_settings,
 )
 
 
@@ -35,7 +35,10 @@ def segment(
             show_default=False,
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(help="Samples of the guide that are combined.", min=1)] = 5,
+    draws: Annotated[
+        int | None,
+        typer.Option(help="Samples of the guide that are combined.  [default: 5]", min=1),
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -44,7 +47,9 @@ def segment(
             show_default=False,
         ),
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random numbers.  [default: 0]")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into.  [default: RUN/objects]")
     ] = None,
@@ -58,8 +63,14 @@ def segment(
     test pictures. No count is above the number of slots. all_slots_filled is the number of pictures
     with an object in every slot: these pictures may hold more objects.
 
+    A run that was trained on one picture, or on a folder of pictures of any sizes (tiles:PATH),
+    reads whole pictures of any size and any number of objects. counts.csv then has the interval
+    that holds the number with probability .9, and masks have 16 bits.
+
     \b
     Examples:
+      capsule-zoo train scenes --data PICTURE.png --minutes 10 --out runs/mine
+      capsule-zoo segment runs/mine --data OTHER.png
       capsule-zoo train scenes --data folder:PATH --steps 1000 --set slots=4
       capsule-zoo segment runs/scenes-PATH-0
       capsule-zoo segment scenes-mnist --data multi-digits --images 20 --out found
@@ -70,7 +81,7 @@ def segment(
 
     opened = runs.open_pictures(run, data, data_root, slots is None, held_out, out)
     entry, pictures, files, target = opened
-    options: dict[str, Any] = dict(slots=slots, draws=draws, temperature=temperature, seed=seed)
+    options = user_settings(slots=slots, draws=draws, temperature=temperature, seed=seed)
     result = segment_run(entry, pictures[:images], target, files=files, **options)
     print_metrics(result)
     print(f"written to {target}")

@@ -73,7 +73,7 @@ def segment_run(
             "capsule-zoo train scenes --data folder:PATH"
         )
     if entry.model.log_intensity is not None:
-        return _segment_whole(entry, pictures, out, files, slots=slots, **options)
+        return _segment_whole(entry, pictures, out, files, {"slots": slots, **options})
     if not isinstance(pictures, Split):
         raise ValueError(f"{entry.name} reads pictures of one size; give them as a Split")
     if slots is not None:
@@ -103,21 +103,17 @@ def _segment_whole(
     pictures: Split | Sequence[Tensor],
     out: Path,
     files: Sequence[str],
-    *,
-    draws: int = 4,
-    seed: int = 0,
-    slots: int | None = None,
-    temperature: float | None = None,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Find the objects of whole pictures, write them into a folder, and return a summary."""
-    for name, value in (("slots", slots), ("temperature", temperature)):
+    for name, value in options.items():
         if value is not None:
             raise ValueError(
-                f"{entry.name} was trained on tiles of whole pictures, and counts any number of "
+                f"{entry.name} was trained on tiles of whole pictures, and reads any number of "
                 f"objects at all places at once; leave --{name} out"
             )
     images = list(pictures.images if isinstance(pictures, Split) else pictures)
-    results = read_pictures(entry.model, entry.guide, images, draws=draws, seed=seed)
+    results = read_pictures(entry.model, entry.guide, images)
     _clear(out)
     objects, counts = [], []
     for number, (image, result) in enumerate(zip(images, results, strict=True)):

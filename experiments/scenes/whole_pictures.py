@@ -50,7 +50,6 @@ class Settings:
         composed: pictures of digits that train.
         tested: test pictures of 20 to 60 digits.
         intervals: test pictures of 5 to 15 digits on 150x150 pixels, whose intervals are checked.
-        draws: draws of the proposals.
         sizes: settings of the entry that replace those of `data.tiles`.
     """
 
@@ -60,7 +59,6 @@ class Settings:
     composed: int = 100
     tested: int = 30
     intervals: int = 200
-    draws: int = 4
     sizes: Any = None
 
 
@@ -97,13 +95,13 @@ def whole_pictures(options: Options, settings: Settings) -> Result:
 
 def one_picture(job: Job[Settings]) -> dict[str, Number]:
     """Train on one real picture, or on composed pictures, and measure what is read."""
-    settings, name = job.variant, job.name
+    name = job.name
     if name == "digits":
         return digits(job)
     picture = read_whole_picture(name, 1.0)
     entry = train_on([picture.image], job)
     began = time.process_time()
-    (objects,) = read_pictures(entry.model, entry.guide, [picture.image], draws=settings.draws)
+    (objects,) = read_pictures(entry.model, entry.guide, [picture.image])
     seconds = time.process_time() - began
     scores = score_centers(objects.centers, picture.centers, NEAR[name])
     numbers = {
@@ -118,15 +116,15 @@ def one_picture(job: Job[Settings]) -> dict[str, Number]:
         overlaps = circle_overlaps(objects.numbers, picture.centers, picture.radii)
         numbers["iou"] = mean_and_error(overlaps)
     if name == "nuclei":
-        numbers["exponent"] = single(cost_exponent(entry, picture.image, seconds, settings.draws))
+        numbers["exponent"] = single(cost_exponent(entry, picture.image, seconds))
     return numbers
 
 
-def cost_exponent(entry: Entry, image: Tensor, seconds: float, draws: int) -> float:
+def cost_exponent(entry: Entry, image: Tensor, seconds: float) -> float:
     """Return e for which the time of reading grows as the area to the e, from four copies."""
     large = torch.cat([torch.cat([image, image.flip(2)], 2)] * 2, 1)
     began = time.process_time()
-    read_pictures(entry.model, entry.guide, [large], draws=draws)
+    read_pictures(entry.model, entry.guide, [large])
     return math.log((time.process_time() - began) / seconds, 4)
 
 
@@ -137,8 +135,7 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
     entry = train_on([composed[k].image for k in range(settings.composed)], job)
     tests = composed_digits(root, "test", settings.tested)
     truth = [tests[k] for k in range(settings.tested)]
-    options = dict(draws=settings.draws)
-    results = read_pictures(entry.model, entry.guide, [t.image for t in truth], **options)
+    results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
@@ -147,7 +144,7 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
         root, "test", settings.intervals, canvas=(150, 150), least=5, most=15, seed=1
     )
     pictures = [small[k] for k in range(settings.intervals)]
-    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in pictures], **options)
+    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in pictures])
     true = [len(p.centers) for p in pictures]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
     right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
@@ -195,7 +192,7 @@ def baselines() -> dict[str, Numbers]:
 def draw_picture(entry: Entry, name: str) -> "Figure":
     """Draw a picture next to its objects, each in a color."""
     picture = read_whole_picture(name, 1.0).image
-    (objects,) = read_pictures(entry.model, entry.guide, [picture], draws=0)
+    (objects,) = read_pictures(entry.model, entry.guide, [picture])
     figure, (axes,) = panels(2, size=(5, 5 * picture.shape[1] / picture.shape[2]))
     brightest = float(picture.flatten().kthvalue(int(0.995 * picture.numel())).values)
     axes[0].imshow(picture[0], cmap="gray", vmin=0, vmax=brightest)

@@ -32,6 +32,7 @@ from capsule_zoo.models.scenes.counts import subsets_of
 
 MOST = 10  # proposals of a cluster whose subsets are all summed
 PAINTED = 0.02  # least cover of a pixel that a proposal paints
+DOUBT = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the power that are equally probable
 LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 AT_ONCE = 128  # subsets that are painted at once
@@ -142,13 +143,12 @@ class PictureReader:
         self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
 
-    def propose(self, places: Tensor, canvas: Tensor, draw: bool = False) -> Patches:
+    def propose(self, places: Tensor, canvas: Tensor) -> Patches:
         """Propose an object about each place, given the objects on a canvas.
 
         Args:
             places: row and column of pixels, (K, 2).
             canvas: mean picture of the other objects, (C, H, W) or one for each place.
-            draw: draw places and latents; otherwise they have their means.
         """
         guide, side = self.patch_guide, self.side
         corner = places - side // 2
@@ -157,7 +157,7 @@ class PictureReader:
         left = guide.measure_residual(images, canvases).nan_to_num()
         about = images.new_zeros(len(places), guide.model.pose_size)
         about[:, 1:3] = 1 / side  # the middle of pixel side // 2
-        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=draw)
+        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=False)
         return self.to_patches(proposal, corner)
 
     def to_patches(self, proposal: Proposal, corner: Tensor) -> Patches:
@@ -359,28 +359,26 @@ class PictureReader:
         start = (presence_of(clusters) > 0.5).to(canvas)
         return patches, self.clusters(patches, start), canvas
 
-    def propose_again(
-        self, patches: Patches, presence: Tensor, least: float = 0.5, draw: bool = False
-    ) -> Patches:
-        """Propose objects again, each given all others that are likely present.
-
-        Args:
-            least: probability from which on an object is proposed again.
-            draw: draw places and latents; otherwise they have their means.
-        """
+    def propose_again(self, patches: Patches, presence: Tensor) -> Patches:
+        """Propose every likely object again, given all others that are likely present."""
         on = (presence > 0.5).to(self.image)
-        index = (presence > least).nonzero()[:, 0]
+        index = on.nonzero()[:, 0]
         places = patches.pose[index, 1:3].flip(1).round().long()
         canvases = [self.paint(patches, on.index_fill(0, one, 0.0)) for one in index]
-        return self.propose(places, torch.stack(canvases), draw)
+        return self.propose(places, torch.stack(canvases))
 
-    def draw_counts(self, patches: Patches, clusters: list[Cluster]) -> Tensor:
-        """Return the distribution of the number of objects, given other draws of all proposals."""
-        if not len(patches):
-            return convolve([])
-        drawn = self.propose_again(patches, presence_of(clusters), least=0.0, draw=True)
-        start = (presence_of(clusters) > 0.5).to(drawn.log_ratio)
-        return convolve([cluster.counts for cluster in self.clusters(drawn, start)])
+
+def distribution_of_number(clusters: list[Cluster]) -> Tensor:
+    """Return the distribution of the number of objects of all clusters, (K + 1,).
+
+    The power of the likelihood is an estimate. The distribution is the mean over the powers
+    `DOUBT` times as large, so that numbers that another power would give are not excluded.
+    """
+    counts = []
+    for factor in DOUBT:
+        varied = [replace(c, power=c.power * factor) for c in clusters]
+        counts.append(convolve([cluster.counts for cluster in varied]))
+    return torch.stack(counts).mean(0)
 
 
 def presence_of(clusters: list[Cluster]) -> Tensor:

@@ -1,8 +1,11 @@
 """Experiments on scenes and the command that segments, in miniature."""
 
+import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -272,3 +275,44 @@ def test_segment_reads_all_pictures_of_a_folder_and_names_their_files(tmp_path, 
     for number in (0, 5):  # the corner of a picture is in no object, or in none that covers it
         with Image.open(tmp_path / f"all/pictures/{number}.png") as picture:
             assert (max(picture.getpixel((0, 0))) > 50) == (number == 5)
+
+
+def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pixels = np.full((90, 120), 50, np.uint8)
+    for row, column in itertools.product(range(15, 90, 30), range(15, 120, 30)):
+        pixels[row - 5 : row + 5, column - 5 : column + 5] = 200
+    Image.fromarray(pixels).save("squares.png")
+    Image.fromarray(pixels[:60]).save("other.png")
+    small = ["window=8", 'thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}']
+    settings = [part for setting in small for part in ("--set", setting)]
+    command = ["train", "scenes", "--data", "squares.png", "--size", "10", "--steps", "2"]
+    for arguments in (
+        [*command, "--batch-size", "8", "--out", "run", *settings],
+        ["segment", "run"],
+        ["segment", "run", "--data", "other.png", "--out", "other", "--json"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert load("run").model.leveling.width == 10
+    for folder, height, name in (("run/objects", 90, "squares.png"), ("other", 60, "other.png")):
+        row = pd.read_csv(Path(folder) / "counts.csv").iloc[0]
+        assert row["file"] == name and row["low"] <= row["count"] <= row["high"]
+        with Image.open(Path(folder) / "masks/0.png") as mask:
+            assert mask.size == (120, height) and mask.mode == "I;16"
+            values = np.asarray(mask)
+        assert np.array_equal(values, np.load(Path(folder) / "masks/0.npy"))
+        with Image.open(Path(folder) / "pictures/0.png") as picture:
+            assert picture.size == (120, height)
+        objects = (Path(folder) / "objects.csv").read_text().splitlines()
+        assert values.max() <= max(0, len(objects) - 1)
+    assert summary["count"] == row["count"]
+    for option in (["--slots", "5"], ["--temperature", "0.1"], ["--draws", "2"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["segment", "run", *option])
+        assert ended.value.code and f"leave {option[0]} out" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "vae", "--data", "squares.png", "--steps", "1"])
+    assert ended.value.code and "for the entry scenes" in capsys.readouterr().err

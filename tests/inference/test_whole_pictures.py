@@ -39,8 +39,8 @@ def untrained(picture, **options):
 def test_pictures_of_several_sizes_are_read():
     pictures = [disks(6)[0], disks(3, 70, 100)[0]]
     model, guide = untrained(pictures[0])
-    results = read_pictures(model, guide, pictures, draws=1)
-    again = read_pictures(model, guide, pictures, draws=1)
+    results = read_pictures(model, guide, pictures)
+    again = read_pictures(model, guide, pictures)
     for picture, result, same in zip(pictures, results, again, strict=True):
         assert result.count_probabilities.sum() == pytest.approx(1, abs=1e-5)
         assert result.numbers.shape == picture.shape[1:]
@@ -53,7 +53,7 @@ def test_pictures_of_several_sizes_are_read():
 def test_a_picture_without_objects_has_none():
     picture, _ = disks(6)
     model, guide = untrained(picture)
-    (result,) = read_pictures(model, guide, [torch.full_like(picture, 0.2)], draws=2)
+    (result,) = read_pictures(model, guide, [torch.full_like(picture, 0.2)])
     assert result.count == 0 and len(result.presence) == 0
     assert result.count_probabilities[0] == pytest.approx(1)
     assert not result.numbers.any()
@@ -62,7 +62,7 @@ def test_a_picture_without_objects_has_none():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(draws=-1), "draws"),
+        (dict(sweeps=-1), "sweeps"),
         (dict(rounds=0), "rounds"),
         (dict(pictures=[torch.zeros(3, 40, 40)]), r"\(1, height, width\)"),
     ],
