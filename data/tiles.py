@@ -17,7 +17,7 @@ from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Size, Source
 
 TILE = 64  # height and width of a tile of a leveled picture
-TRAINING_TILES, TEST_TILES = 4000, 200
+TRAINING_TILES, HELD_OUT, TEST_TILES = 4000, 50, 200
 SETTINGS: dict[str, Any] = dict(  # of the entry `scenes`, for objects 24 pixels wide
     counts="poisson",
     rate=0.3,
@@ -64,7 +64,7 @@ def tiles_of(path: Path, size: Size | None = None) -> Source:
     train = tiles_of_pictures(trained, TILE, TRAINING_TILES)
     test = tiles_of_pictures(tested, TILE, TEST_TILES, seed=1)
     settings = {**SETTINGS, "leveling": leveling}
-    return Source((train, None), (test, None), (), TEST_TILES, settings=settings)
+    return Source((train, None), (test, None), (), HELD_OUT, settings=settings)
 
 
 def _pad(picture: Tensor) -> Tensor:

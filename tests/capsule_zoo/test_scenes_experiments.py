@@ -284,7 +284,7 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
         pixels[row - 5 : row + 5, column - 5 : column + 5] = 200
     Image.fromarray(pixels).save("squares.png")
     Image.fromarray(pixels[:60]).save("other.png")
-    small = ["window=8", 'thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}']
+    small = ["window=8", "slots=2", 'thing_settings={"latent":2,"channels":3,"guide":{"hidden":5}}']
     settings = [part for setting in small for part in ("--set", setting)]
     command = ["train", "scenes", "--data", "squares.png", "--size", "10", "--steps", "2"]
     for arguments in (
