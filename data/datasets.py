@@ -161,7 +161,7 @@ def full_name(name: str) -> str:
 
 def dataset_names() -> list[str]:
     """Return the names that `load_dataset` takes; PATH and FILE.npz stand for the user's files."""
-    return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH"]
+    return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH", "tiles:PATH"]
 
 
 def register_dataset(name: str) -> Callable[[Reader], Reader]:

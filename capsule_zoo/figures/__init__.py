@@ -22,7 +22,7 @@ _OF_FAMILIES = {
         "seen_of_parts",
     ),
     "recurrent_capsules": ("animation", "drawings_of", "strokes"),
-    "scenes": ("colored_objects", "found_objects"),
+    "scenes": ("colored_objects", "found_objects", "outlined_objects"),
 }
 __all__ = [
     "accuracy_curves",
