@@ -4,7 +4,7 @@
               384x303 gray pixels of 8 bits. It is read at .6 of its size, 230x182 pixels.
     nuclei    61 nuclei of cells under a fluorescence microscope, some of them cut by the border:
               `nuclear.png` of mahotas, 1344x1024 gray pixels of 8 bits. It is read at a third of
-              its size, 448x341 pixels. 1,140 pixels of the three brightest nuclei are saturated.
+              its size, 448x341 pixels. 1,140 pixels of the two brightest nuclei are saturated.
 
 The packages of these pictures are extras: pip install 'capsule-zoo[pictures]'. `marks.csv` holds a
 circle for each coin, which fits its border within 2 pixels, and the center of each nucleus. Nuclei
