@@ -3,14 +3,11 @@
 import io
 import json
 import subprocess
-import sys
 import tarfile
 
 import pytest
-from house import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
-import emoji
+from tools import emoji
 
 
 def test_things_of_the_categories_are_written(tmp_path):

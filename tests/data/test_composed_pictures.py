@@ -109,10 +109,11 @@ def test_colors_of_patches_are_painted_by_their_coverage():
 
 def test_a_shrunk_patch_keeps_its_color():
     patch = torch.zeros(1, 4, 64, 64)
-    patch[:, 3, 10:50, 10:50], patch[:, 0, 10:50, 10:50] = 1, 1  # red on transparent black
+    patch[:, 0] = 1  # the color of pixels that nothing covers must not count
+    patch[:, 3, 10:50, 10:50], patch[:, 0, 10:50, 10:50] = 1, 0.3
     small = resize_patches(patch, 18)[0]
     partly = small[3] > 0.05
-    torch.testing.assert_close(small[0][partly], torch.ones(int(partly.sum())))
+    torch.testing.assert_close(small[0][partly], torch.full((int(partly.sum()),), 0.3))
     torch.testing.assert_close(
         small[3].sum(), torch.tensor(1600 * (18 / 64) ** 2), rtol=0.01, atol=0
     )

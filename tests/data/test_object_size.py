@@ -43,7 +43,8 @@ def test_coins(scale):
 @pytest.mark.parametrize("scale", [0.25, 1 / 3, 1.0])
 def test_nuclei(scale):
     guess = guess_object_size([read_whole_picture("nuclei", scale).image])
-    assert 80 * scale / 1.3 < guess.diameter < 80 * scale * 1.3  # 95x75 and 70x65 pixels, most
+    # most are of 95x75 to 70x65 pixels; the three brightest alone would tell 64
+    assert 80 * scale / 1.2 < guess.diameter < 80 * scale * 1.2
 
 
 @pytest.mark.parametrize("ground", ["black", "smooth"])

@@ -77,7 +77,7 @@ def test_groups_at_the_top_are_saturated():
     assert saturated_pixels(picture, least=4).sum() == 15
 
 
-def test_three_nuclei_are_saturated_and_no_coin():
+def test_two_nuclei_are_saturated_and_no_coin():
     mask = saturated_pixels(read_whole_picture("nuclei", scale=1).image)
     assert 1000 < mask.sum() <= 1140
     assert not saturated_pixels(read_whole_picture("coins", scale=1).image).any()
