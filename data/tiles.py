@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = dict(  # of the entry `scenes`, for objects 24 pixels
     size=36.0,
     size_distribution="learned",
     size_spread=0.2,
-    sigma_image=0.15,
+    sigma_image=0.3,
     texture=True,
     window=24,
     thing_settings=dict(latent=12),

@@ -16,16 +16,18 @@ from capsule_zoo.data.progress import announce
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.data.tensors import as_tensor
 from capsule_zoo.guides.scenes.clusters import (
+    Cluster,
     Patches,
     PictureReader,
+    best_of,
     distribution_of_number,
-    presence_of,
 )
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.scenes import Scenes
 
+SAME = 0.2  # distance of two proposals for one object, in default sizes
 OUTLINE = 0.5  # fraction of an object's largest cover at which its mask ends
 
 
@@ -35,7 +37,7 @@ class PictureObjects:
 
     Attributes:
         count_probabilities: posterior of the number of objects, (N + 1,).
-        presence: probability of each object, more than one half, (n,).
+        presence: probability that each object of the likeliest set is there, (n,).
         centers: x and y of each, (n, 2).
         numbers: the object, from 1, that each pixel shows; 0 for the ground, (H, W).
         mean: mean of the picture as the model sees it, (C, h, w).
@@ -115,22 +117,33 @@ def _read(
     ground = whole.backdrop(image[None]).drawn
     reader = PictureReader(guide, image, ground.expand(1, *image.shape)[0])
     patches, clusters, canvas = reader.read(rounds, sweeps)
-    presence = presence_of(clusters)
-    present = (presence > 0.5).nonzero()[:, 0]
+    present = best_of(clusters).nonzero()[:, 0]
     objects = patches[present]
     scale = torch.tensor([size[1] / image.shape[-1], size[0] / image.shape[-2]])
     centers = (objects.pose[:, 1:3] + 0.5) * scale - 0.5
-    unexplained = float((image - canvas).square().nanmean())
-    numbers = outline(objects, image.shape[-2:], size)
     return PictureObjects(
         distribution_of_number(clusters),
-        presence[present],
+        presence_about(patches, clusters, SAME * guide.model.size)[present],
         centers,
-        numbers,
+        outline(objects, image.shape[-2:], size),
         canvas,
-        unexplained,
+        float((image - canvas).square().nanmean()),
         reader.power,
     )
+
+
+def presence_about(patches: Patches, clusters: list[Cluster], distance: float) -> Tensor:
+    """Return the probability that a proposal near each one is present, (K,).
+
+    Args:
+        distance: pixels between the centers of two proposals for one object, at most.
+    """
+    probability = torch.zeros(len(patches))
+    for cluster in clusters:
+        centers = patches.pose[cluster.members, 1:3]
+        near = (torch.cdist(centers, centers) <= distance).to(cluster.rows)
+        probability[cluster.members] = cluster.probabilities @ (cluster.rows @ near > 0).to(near)
+    return probability
 
 
 def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> Tensor:

@@ -109,6 +109,11 @@ class Cluster:
         return self.probabilities @ self.rows
 
     @property
+    def best(self) -> Tensor:
+        """The likeliest presences, (m,)."""
+        return self.rows[self.log_weight.argmax()]
+
+    @property
     def counts(self) -> Tensor:
         """The distribution of the number of objects, (m + 1,)."""
         number = self.rows.sum(1).long()
@@ -132,7 +137,7 @@ class PictureReader:
         guide: Peeling,
         image: Tensor,
         ground: Tensor,
-        likelihood_power: float = 0.1,
+        likelihood_power: float = 1.0,
         most: int = MOST,
     ) -> None:
         self.guide, self.image, self.ground = guide, image, ground
@@ -324,8 +329,7 @@ class PictureReader:
         likely = presence_of(clusters) > LEAST_PRESENCE
         if likely.all():
             return patches, clusters
-        start = (presence_of(clusters) > 0.5)[likely].to(start)
-        patches = patches[likely.nonzero()[:, 0]]
+        start, patches = best_of(clusters)[likely], patches[likely.nonzero()[:, 0]]
         return patches, self.clusters(patches, start)
 
     def read(self, rounds: int = 4, sweeps: int = 1) -> tuple[Patches, list[Cluster], Tensor]:
@@ -336,35 +340,31 @@ class PictureReader:
             sweeps: number of times that every object is proposed again, given all others.
 
         Returns:
-            The proposals, their clusters, and the mean picture of those that are likely present.
+            The proposals, their clusters, and the mean picture of the likeliest presences.
         """
         none = torch.zeros(0).long()
         patches, canvas = self.propose(torch.zeros(1, 2).long(), self.ground)[none], self.ground
         clusters: list[Cluster] = []
         for number in range(rounds + sweeps):
+            present = best_of(clusters)
+            places = self.peaks(canvas) if number < rounds else present.nonzero()
+            if not len(places):
+                continue
             if number < rounds:
-                places = self.peaks(canvas)
-                if not len(places):
-                    continue
                 new = self.propose(places, canvas)
             else:
-                if not (presence_of(clusters) > 0.5).any():
-                    continue
-                new = self.propose_again(patches, presence_of(clusters))
-            start = (presence_of(clusters) > 0.5).to(canvas)
-            start = torch.cat([start, start.new_zeros(len(new))])
+                new = self.propose_again(patches, present)
+            start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
-            canvas = self.paint(patches, (presence_of(clusters) > 0.5).to(canvas))
+            canvas = self.paint(patches, best_of(clusters))
             self.power = self.fit_power(canvas)
-        start = (presence_of(clusters) > 0.5).to(canvas)
-        return patches, self.clusters(patches, start), canvas
+        return patches, self.clusters(patches, best_of(clusters)), canvas
 
-    def propose_again(self, patches: Patches, presence: Tensor) -> Patches:
-        """Propose every likely object again, given all others that are likely present."""
-        on = (presence > 0.5).to(self.image)
-        index = on.nonzero()[:, 0]
+    def propose_again(self, patches: Patches, present: Tensor) -> Patches:
+        """Propose every object with presence 1 again, given all others, presences (K,)."""
+        index = present.nonzero()[:, 0]
         places = patches.pose[index, 1:3].flip(1).round().long()
-        canvases = [self.paint(patches, on.index_fill(0, one, 0.0)) for one in index]
+        canvases = [self.paint(patches, present.index_fill(0, one, 0.0)) for one in index]
         return self.propose(places, torch.stack(canvases))
 
 
@@ -383,10 +383,20 @@ def distribution_of_number(clusters: list[Cluster]) -> Tensor:
 
 def presence_of(clusters: list[Cluster]) -> Tensor:
     """Return the probability that each proposal is present, (K,)."""
+    return _in_order(clusters, [cluster.presence for cluster in clusters])
+
+
+def best_of(clusters: list[Cluster]) -> Tensor:
+    """Return the likeliest presences of all proposals, (K,)."""
+    return _in_order(clusters, [cluster.best for cluster in clusters])
+
+
+def _in_order(clusters: list[Cluster], values: list[Tensor]) -> Tensor:
+    """Join values of the members of clusters, in the order of the proposals, (K,)."""
     if not clusters:
         return torch.zeros(0)
     members = torch.cat([cluster.members for cluster in clusters])
-    return torch.cat([cluster.presence for cluster in clusters])[members.argsort()]
+    return torch.cat(values)[members.argsort()]
 
 
 def climb(weigh: Callable[[Tensor], Tensor], start: Tensor, pairs: Tensor) -> Tensor:
