@@ -54,7 +54,7 @@ class Settings:
     """
 
     seeds: int = 3
-    length: float = 8.0
+    length: float = 5.0
     tiles: int = 4000
     composed: int = 100
     tested: int = 30
@@ -62,7 +62,7 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/whole-pictures", data="mnist", minutes=80)
+@experiment("scenes/whole-pictures", data="mnist", minutes=60)
 def whole_pictures(options: Options, settings: Settings) -> Result:
     """Count coins, nuclei and digits on whole pictures (over an hour of one core).
 
