@@ -306,3 +306,21 @@ def test_a_learned_distribution_of_sizes_starts_at_the_given_one_and_moves_towar
     settings = dict(lr=0.02, batch_size=16, objective=SummedPresences(updates=1))
     fit(model, guide, images, steps=80, **settings)
     assert 0.35 < model.size_moments[0] < 0.46
+
+
+def test_the_number_of_a_poisson_process_grows_with_the_area():
+    model, _, _ = pair(slots=4, **FORMS["poisson"], rate=0.6)
+    expected = 0.6 * 10 * 12 / 6.0**2  # rate for each area of size * size
+    torch.testing.assert_close(model.log_expected_count().exp(), LIKE + expected)
+    prior, rows = model.presence_distribution(LIKE), subsets_of(4, LIKE)
+    numbers = rows.sum(1)
+    poisson = torch.distributions.Poisson(LIKE + expected).log_prob(torch.arange(5.0).double())
+    truncated = poisson - poisson.logsumexp(0)  # a scene of this size has four slots
+    log_sets = torch.tensor([math.log(math.comb(4, int(n))) for n in numbers])
+    torch.testing.assert_close(prior.log_prob(rows), truncated[numbers.long()] - log_sets)
+    large = model.with_canvas(20, 36)
+    torch.testing.assert_close(large.log_expected_count().exp(), LIKE + 6 * expected)
+    large.log_expected_count().backward()
+    assert model.log_intensity.grad == 1
+    with pytest.raises(ValueError, match="poisson"):
+        pair()[0].log_expected_count()
