@@ -119,7 +119,9 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
         lines = [[cells.get(key, "") for key in row] for row in keys]
         rows = [[metric_title(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
         rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
-        rows = [[grid.title, *map(metric_title, grid.columns)], *rows]
+        name = re.fullmatch(r"[\w:-]+", grid.title)  # of an entry, or of data
+        title = metric_title(re.sub("[:-]", "_", grid.title)) if name else grid.title
+        rows = [[title, *map(metric_title, grid.columns)], *rows]
         if len(grid.columns) > max(MOST_COLUMNS, len(grid.rows)):
             rows = [list(column) for column in zip(*rows, strict=True)]
         parts.append(_markdown(rows[0], rows[1:]))
