@@ -38,7 +38,9 @@ _SPELLINGS = {
     "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
     "fgsm": "FGSM", "em": "EM", "vb": "VB", "mnist": "MNIST", "affnist": "affNIST",
     "cifar10": "CIFAR-10", "neg": "negative", "pareto": "Pareto",
-    "autonormal": "AutoNormal", "autodelta": "AutoDelta",
+    "autonormal": "AutoNormal", "autodelta": "AutoDelta", "capsnet": "CapsNet",
+    "ari": "ARI", "iou": "IoU", "ppca": "PPCA", "frechet": "Fréchet distance",
+    "turned": "at the best rotation",
 }  # fmt: skip
 
 
@@ -339,6 +341,8 @@ def _is_finite(number: object) -> bool:
 
 def metric_title(name: str) -> str:
     """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
+    if name == "draw":  # the model
+        return "DRAW"
     name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
     parts = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
     return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _SPELLINGS.get(m[0], m[0]), w) for w in parts)

@@ -48,6 +48,7 @@ _COMMENT = re.compile(
     r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+)(?P<more>.*))? -->$", flags=re.MULTILINE
 )
 _PICTURE = re.compile(r"!\[(?P<words>[^]]*)\]\((?P<path>[^):]+)\)")
+_VERDICTS = re.compile(r"^\| question .*\n(?:\|.*\n)+", flags=re.MULTILINE)
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<words>[^]]*)\]\((?P<path>[^):]+)\)")
 
 
@@ -173,7 +174,8 @@ def results(family: str, root: str) -> str:
             return f"![{link['words']}]({root}results/{family}/{link['path']})"
         return link["words"]
 
-    return _LINK.sub(move_link, re.sub("^#", "##", text, flags=re.MULTILINE))
+    text = _LINK.sub(move_link, re.sub("^#", "##", text, flags=re.MULTILINE))
+    return _VERDICTS.sub(r":::{container} verdicts\n\n\g<0>:::\n", text)
 
 
 def gallery(root: str) -> str:

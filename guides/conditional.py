@@ -1,8 +1,8 @@
 """The guide to models that paint on request: a convolutional network infers the code.
 
-    q(z_s | image) = Normal(mean_s, deviation_s)          # every continuous site s
+    q(z_s | image) = Normal(mean_s, scale_s)              # every continuous site s
     q(k | image) = OneHotCategorical(logits)              # relaxed in training
-    (logits, mean_s, log deviation_s) = CNN(image)
+    (logits, mean_s, log scale_s) = CNN(image)
 
 The network sees the untransformed image, never the transformed image that the model is requested to
 draw, because the code does not depend on the request. Where a request moves things over a large

@@ -1,7 +1,7 @@
 """Detection of the objects of scenes: their number, positions and pixels.
 
-Several draws of the guide are combined by their weights. The number of objects has a posterior,
-and the most likely draw among those of the most likely number is the one that is shown.
+Several draws of the guide are combined by their weights. They give a posterior of the number of
+objects. Among the draws with the most likely number, the most likely draw is returned.
 """
 
 import warnings
@@ -34,8 +34,8 @@ class FoundObjects:
     """The objects that were found in B scenes of at most S objects.
 
     Attributes:
-        count_probabilities: posterior of the number of objects, (B, S + 1). It is that of the model
-            and too sure: many wrong numbers have a probability near 1.
+        count_probabilities: posterior of the number of objects, (B, S + 1). It is the
+            model's posterior, which is too sure: many wrong numbers have a probability near 1.
         presence: mask of the slots with an object in the returned draw, bool (B, S).
         pose: log size relative to the default, x, y (and angle) of each, (B, S, 3 or 4).
         numbers: the slot, from 1, that each pixel most likely shows; 0 for the ground, (B, H, W).

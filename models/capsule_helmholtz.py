@@ -13,7 +13,7 @@ top, layer 1 is next to the image:
 
 The paper writes each p(h_l, z_l | h_{l+1}, z_{l+1}) as an energy, z_l'(m h_l) and so on, and calls
 its partition function intractable. But the energy couples a layer only to the layer above, so the
-distribution is that of `models.units.switched_units`, in closed form. The machine is therefore a
+distribution has the closed form of `models.units.switched_units`. The machine is therefore a
 directed model that is drawn exactly from the top, and its ELBO and IWAE are computed from exact
 densities.
 

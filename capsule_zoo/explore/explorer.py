@@ -167,7 +167,7 @@ class Explorer(widgets.VBox):
         self.painted.png = as_png(self.view.mean_image()[0].movedim(0, -1))
         if (colors := self.view.color_parts()) is not None:
             self.colored.png = as_png(colors, self.view.outline(self.handle))
-        likelihood = f"log p(image | model's picture) = {self.view.log_likelihood():.1f} nats"
+        likelihood = f"log likelihood of the image: {self.view.log_likelihood():.1f} nats"
         self.status.value = escape("; ".join(filter(None, [message, likelihood])))
 
     def _show_controls(self, controls: dict[str, Control]) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from capsule_zoo.records import Numbers
 
+MAX_LABEL = 36  # letters of a label in a legend of two columns
+
 
 def accuracy_curves(curves: "Mapping[str, Numbers]", axis_label: str, chance: float) -> "Figure":
     """Draw one curve per name, with error bars of one standard error; see `number_curves`.
@@ -24,12 +26,11 @@ def accuracy_curves(curves: "Mapping[str, Numbers]", axis_label: str, chance: fl
         axis_label: label of the x axis.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
-    figure = number_curves({"accuracy": curves}, axis_label)
+    figure = _number_curves({"accuracy": curves}, axis_label)
     axis = figure.axes[0]
     axis.axhline(chance, color="gray", linestyle=":", label="chance")
     axis.set(ylim=(0, 1))
-    axis.legend(fontsize=8)
-    return figure
+    return legend_below(figure)
 
 
 def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str) -> "Figure":
@@ -40,7 +41,11 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             "0.1". A name has one color in all panels, for any order of names.
         axis_label: label of the x axis.
     """
-    figure, (axes,) = panels(len(grids), size=(3.8 if len(grids) > 1 else 6, 3.4))
+    return legend_below(_number_curves(grids, axis_label))
+
+
+def _number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str) -> "Figure":
+    figure, (axes,) = panels(len(grids), size=(5, 3.4))
     order = list(next(iter(grids.values())))
     for axis, (quantity, curves) in zip(axes, grids.items(), strict=True):
         ticks: set[float] = set()
@@ -52,7 +57,18 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
             axis.errorbar(places, values, [error or 0 for error in errors], **style)
         named = sorted(ticks)[:: 1 + len(ticks) // 9]  # more would overlap
         axis.set(xlabel=axis_label, ylabel=quantity, xticks=named)
-    axes[0].legend(fontsize=8)
+    return figure
+
+
+def legend_below(figure: "Figure") -> "Figure":
+    """Add the legend of the last panel below all panels, because curves may run anywhere in them.
+
+    It has two columns, or one where long labels would not fit on a page.
+    """
+    handles, labels = figure.axes[-1].get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) <= MAX_LABEL else 1
+    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -72,7 +88,7 @@ def error_curves(
         blank: by title, the errors (points,) of a blank image, drawn as a dotted line.
         axis_label: label of the x axis.
     """
-    figure, (axes,) = panels(len(kinds), size=(4.2, 3.6), sharey=True)
+    figure, (axes,) = panels(len(kinds), size=(4.2, 3.4), sharey=True)
     for axis, (title, curves) in zip(axes, kinds.items(), strict=True):
         low, high = trained
         width = 0.01 * (max(places) - min(places))
@@ -89,10 +105,7 @@ def error_curves(
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(axis_label)
     axes[0].set_ylabel("mean squared error, pixels in [-1, 1]")
-    # Below the panels, because curves may run anywhere in them
-    legend = dict(fontsize=8, loc="outside lower center", ncols=3)
-    figure.legend(*axes[-1].get_legend_handles_labels(), **legend)
-    return figure
+    return legend_below(figure)
 
 
 def plain_numbers(*sides: "Axis") -> None:
@@ -125,5 +138,4 @@ def curves_on_log_scale(
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
     axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
-    axis.legend(fontsize=8)
-    return figure
+    return legend_below(figure)

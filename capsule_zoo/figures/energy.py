@@ -94,7 +94,7 @@ def spectra(
         for axis, label in zip(row, classes, strict=True):
             axis.imshow(features[labels == label][:images_per_class], **style)
             axis.set(xticks=[], yticks=[])
-        row[0].set_ylabel(name, fontsize=9)
+        row[0].set_ylabel(name.replace("_", " "), fontsize=9)
     for axis, label in zip(axes[0], classes, strict=True):
         axis.set_title(str(label), fontsize=9)
     figure.suptitle("Inferred features (columns) of test images (lines), by class", fontsize=10)

@@ -1,5 +1,6 @@
 """Grids of pictures: rows of images, and colors for parts and for signed values."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE_WIDTH = 7.3  # width of a page in inches, 700 pixels on a screen
-MAX_PICTURE = 0.9  # largest width of a picture, in inches
-COLUMNS = 8  # pictures in a row, so that 28 pixels are enlarged more than twice on a page
+PAGE_WIDTH = 5.2  # inches: text of 9 points is 9 pixels high on a phone, 19 on a screen
+MAX_PICTURE = 0.7  # largest width of a picture, in inches
+COLUMNS = 8  # pictures in a row, so that 28 pixels are enlarged more than twice on a screen
+LABEL_LENGTH = 14  # letters in a line of a row's label, if its words allow
+TITLE_LENGTH = 58  # letters in a line of a title
 
 
 def panels(
@@ -30,7 +33,11 @@ def panels(
 
     whole = min(columns * size[0] + margin[0], PAGE_WIDTH), rows * size[1] + margin[1]
     shared |= dict(figsize=whole, squeeze=False, layout="constrained")
-    return plt.subplots(rows, columns, **shared)
+    with plt.rc_context({"font.size": 9, "axes.titlesize": 9}):
+        figure, axes = plt.subplots(rows, columns, **shared)
+    for axis in axes.flat:
+        axis.tick_params(labelsize=8)
+    return figure, axes
 
 
 def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> "Figure":
@@ -38,13 +45,18 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
 
     Pictures are as large as the width of a page allows, but at most MAX_PICTURE inches wide.
     """
-    pictures = {name.replace("_", " "): _as_pictures(images) for name, images in rows.items()}
+    pictures = {
+        textwrap.fill(name.replace("_", " "), LABEL_LENGTH, break_long_words=False): _as_pictures(i)
+        for name, i in rows.items()
+    }
+    lines = -(-len(title or "") // TITLE_LENGTH)
+    title = textwrap.fill(title or "", min(TITLE_LENGTH, len(title or "") // max(1, lines) + 9))
     columns = max(len(images) for images in pictures.values())
-    margin = 0.3 + 0.075 * max(map(len, pictures)), 0.4
+    letters = max(len(line) for name in pictures for line in name.split("\n"))
+    margin = 0.3 + 0.075 * letters, 0.4 + 0.17 * title.count("\n")
     side = min((PAGE_WIDTH - margin[0]) / columns, MAX_PICTURE)
-    wide = max(
-        side * columns, 0.085 * len(title or "") - margin[0]
-    )  # inches for a row, or for the title
+    longest = max(map(len, title.split("\n")))
+    wide = max(side * columns, 0.085 * longest - margin[0])  # inches for a row, or for the title
     figure, ((axis,),) = panels(1, 1, (wide, side * len(rows)), margin)
     for row, images in enumerate(pictures.values()):
         for column, image in enumerate(images):  # one pair of axes holds all: many take seconds
@@ -56,7 +68,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     axis.set_yticks(range(len(rows)), list(pictures), fontsize=9)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    figure.suptitle(title or "", fontsize=10)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 

@@ -42,6 +42,9 @@ _PAGES = (
 )
 
 
+MOST_COLUMNS = 6  # a table with more columns than this, and than rows, is transposed
+
+
 def fill(text: str, folder: str | Path = FOLDER) -> str:
     """Replace every block of a Markdown text by the table of its record.
 
@@ -116,7 +119,12 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
         lines = [[cells.get(key, "") for key in row] for row in keys]
         rows = [[metric_title(name), *line] for name, line in zip(grid.rows, lines, strict=True)]
         rows.append(["*n*", *(_count(metrics, names) for names in zip(*keys, strict=True))])
-        parts.append(_markdown([grid.title, *map(metric_title, grid.columns)], rows))
+        name = re.fullmatch(r"[\w:-]+", grid.title)  # of an entry, or of data
+        title = metric_title(re.sub("[:-]", "_", grid.title)) if name else grid.title
+        rows = [[title, *map(metric_title, grid.columns)], *rows]
+        if len(grid.columns) > max(MOST_COLUMNS, len(grid.rows)):
+            rows = [list(column) for column in zip(*rows, strict=True)]
+        parts.append(_markdown(rows[0], rows[1:]))
     if singles:
         rows = [[metric_title(n), cells[n], f"{metrics[n]['n']:,}"] for n in singles]
         parts.append(_markdown(["quantity", "value", "n"], rows))

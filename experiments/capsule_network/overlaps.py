@@ -24,7 +24,7 @@ from capsule_zoo.experiments.common.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.zoo import equal_network as equal
-from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.models.common.modes import eval_mode
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
@@ -81,7 +81,7 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
     Returns:
         Squared errors, sums over pixels, from the image to the reconstruction of its own capsule,
         to the reconstruction of the other image's capsule, and to the overlay; and a figure of
-        twelve pairs.
+        eight pairs.
     """
     pairs = different_pairs(split, seed)
     pyro.set_rng_seed(seed)
@@ -96,7 +96,7 @@ def take_out(entry: Entry, split: Split, seed: int) -> tuple[Numbers, Figure]:
         "its capsule": target_drawings,
         "other's capsule": other,
     }
-    preview = {name: images[:12] for name, images in rows.items()}
+    preview = {name: images[:COLUMNS] for name, images in rows.items()}
     return errors, image_rows(preview, "Pairs of digits, and what single capsules draw of them")
 
 

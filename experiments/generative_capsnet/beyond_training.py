@@ -382,4 +382,4 @@ def plot_paintings(entries: Mapping[str, Entry], data: Dataset, protocol: Protoc
     rows = {"requested": protocol.requests.move(images, requests)}
     for name, entry in entries.items():
         rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
-    return image_rows(rows, "A test digit of a rare class, as requested")
+    return image_rows(rows, "A four of the test images, at each request")

@@ -32,7 +32,7 @@ from capsule_zoo.experiments.generative_capsnet.beyond_training import (
     load_on_canvas,
     sample_requests,
 )
-from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.inference import compare
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import Number, Numbers
@@ -93,7 +93,7 @@ def mnist(options: Options, settings: Bounds) -> Result:
     best = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
     figures = pictures(best, data.test.images)
     figures["dreams"] = plot_dreams(best, sample_requests(data, EVERY_ANGLE), options.seed)
-    preview = data.test.images[:12]
+    preview = data.test.images[:COLUMNS]
     rotated_images, _, inferred = rotate_and_infer(best, preview, options.seed)
     back = Rotations().move(rotated_images, -inferred)
     rows = {"test image": preview, "rotated": rotated_images, "rotated back": back}

@@ -24,7 +24,7 @@ from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.matrix_capsules.classification import NETWORK
 from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.experiments.zoo.equal_network import Search, Task, training_of, tune, under
-from capsule_zoo.figures.curves import number_curves, plain_numbers
+from capsule_zoo.figures.curves import legend_below, number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -228,9 +228,8 @@ def plot_paths(paths: Mapping[Run, Sequence[Point]]) -> Figure:
         plain_numbers(axis.xaxis)
     axes[0].set_ylabel("error rate on novel viewpoints")
     for network, color in COLORS.items():
-        axes[0].plot([], [], color=color, label=LABELS[network])
-    axes[0].legend(fontsize=8)
-    return figure
+        axes[-1].plot([], [], color=color, label=LABELS[network])
+    return legend_below(figure)
 
 
 def plot_attacks(attacks: Mapping[str, Numbers]) -> Figure:

@@ -55,7 +55,11 @@ from capsule_zoo.zoo.shape_codes.entry import create_from_parts, part_sets, star
 
 DEGREES = (0, 45, 90, 180)
 ROTATIONS = (45, 90, 180)  # degrees of rotation at which part consistency is measured
-COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
+COLUMNS = {  # names of features in legends
+    "presence": "presences",
+    "presence_pose": "presences and poses",
+    "kind_code": "kinds and codes",
+}
 UPRIGHT, ROTATED = "probe", "rotated"
 COPY = 0.95  # likeness from which one template counts as a copy of another
 _MARGIN = 2  # side of the canvas divided by the side of a template
@@ -218,7 +222,7 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{title}, {w}" for k, title in kinds.items() for c, w in COLUMNS.items()}
     for kind, title in kinds.items():
-        names[f"{kind}_turned"] = f"{title}, (kind, code), rotation inferred"
+        names[f"{kind}_turned"] = f"{title}, kinds and codes, rotation inferred"
     drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
     return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 

@@ -35,6 +35,7 @@ AT_ONCE = 500  # images that are encoded or refined at once
 ROTATED, REFINED = 2000, 500  # numbers of rotated and of refined test images in each set
 REFINED_TRAINING = 2000  # number of training images of the probe on refined poses
 CURVED = 500  # number of test images at each rotation of the curve
+AS_GIVEN, TO_THE_BEST = "images as given", "rotated to the best angle"  # names of curves
 Features = Callable[[Any, Tensor], np.ndarray]
 
 
@@ -174,18 +175,16 @@ def generalize(
             for features, measure in probes_of_few.items():
                 row[features.format(ending)] = measure(images)
         accuracies[name] = row
-    curves: dict[str, Numbers] = {"as they are": {}, "turned best": {}}
+    curves: dict[str, Numbers] = {AS_GIVEN: {}, TO_THE_BEST: {}}
     upright = mnist.test[:CURVED]
     for angle in degrees:
         moved_digits = transforms.warp_images(upright.images, transforms.motion(float(angle)))
         rotated = replace(upright, images=moved_digits.clamp(0, 1))
-        curves["as they are"][str(angle)] = probe(rotated)
-        curves["turned best"][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
+        curves[AS_GIVEN][str(angle)] = probe(rotated)
+        curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
     metrics["accuracy on images"] = Table(group_by_quantity(accuracies), "{variant}_{quantity}")
-    names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
+    names = {AS_GIVEN: "rotation_{variant}", TO_THE_BEST: "rotation_{variant}_turned"}
     metrics["accuracy at degrees"] = Table(curves, names)
-    labels = {"as they are": "images as given", "turned best": "images rotated to the best angle"}
-    lines = {labels[name]: curve for name, curve in curves.items()}
-    drawn = accuracy_curves(lines, "rotation of the test images (degrees)", 1 / mnist.num_classes)
+    drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     figures = {"rotations": drawn, **pictures(entry, moved.test.images)}
     return Result(metrics, figures, None, entry)

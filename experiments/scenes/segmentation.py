@@ -112,11 +112,12 @@ def segmentation(options: Options, settings: Settings) -> Result:
     metrics: dict[str, Any] = group_by_quantity(rows)
     for name in [name for name, sets in metrics.items() if len(sets) == 1]:  # of digits alone
         metrics[name] = metrics[name]["multi_mnist"]
-    images = {n: load_dataset(n, options.data_root).test[: settings.tested].images for n in SIZES}
-    best, ambiguous = best_of_pieces(images["tetrominoes"])
+    splits = {n: load_dataset(n, options.data_root).test[: settings.tested] for n in SIZES}
+    best, ambiguous = best_of_pieces(splits["tetrominoes"].images)
     metrics["ari"]["tetrominoes_best"], metrics["ambiguous_tetrominoes"] = best, ambiguous
     folders = study.folders(options)
-    figures = {n.replace("-", "_"): found_objects(load(folders[n]), images[n]) for n in SIZES}
+    filled = {n: split.images[split.labels > 0] for n, split in splits.items()}  # scenes to draw
+    figures = {n.replace("-", "_"): found_objects(load(folders[n]), filled[n]) for n in SIZES}
     return Result(metrics, figures)
 
 

@@ -19,7 +19,7 @@ from capsule_zoo.experiments.shape_codes.objects import (
     read_objects,
     train_objects,
 )
-from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.guides.parts.rotations import center_images
 from capsule_zoo.inference.probes import fit_probe
 from capsule_zoo.models.parts.part_sets import from_part_sets
@@ -86,9 +86,11 @@ def affnist(options: Options, settings: Settings) -> Result:
     options.say(f"Moving {settings.images:,} images")
     test = data.test[: settings.images]
     accuracies, motions = moved_digits(entry, probe, test)
-    preview = test.images[:12]
-    images = {"given": preview, "as read": move_images(preview, motions[:12])}
-    figure = image_rows(images, "Digits under affine maps, and where their objects are likeliest")
+    preview = test.images[:COLUMNS]
+    images = {"image": preview, "moved": move_images(preview, motions[: len(preview)])}
+    figure = image_rows(
+        images, "Digits under affine maps, and moved to where objects explain their parts best"
+    )
     rows = {snake_case(name): {"accuracy": number} for name, number in accuracies.items()}
     return Result(group_by_quantity(rows), {"": figure}, None, entry)
 

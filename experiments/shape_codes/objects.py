@@ -14,7 +14,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import group_by_quantity, looks, mean_and_error, ratio
-from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.grids import COLUMNS, image_rows
 from capsule_zoo.guides.parts.rotations import rotate_images
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.inference import Checks, fit, infer, mean_images
@@ -106,11 +106,11 @@ def objects(options: Options, settings: Settings) -> Result:
 
     numbers: Numbers = {}
     main: Entry | None = None
-    rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
+    rows: dict[str, Tensor] = {"digits": data.test.images[:COLUMNS]}
     by_kinds: dict[str, Numbers] = {}
     for kinds in settings.kinds:
         entry, inferred, samples, by_kinds[str(kinds)] = learn(kinds, options.seed)
-        rows[f"{kinds} kinds"] = samples[:12]
+        rows[f"{kinds} kinds"] = samples[:COLUMNS]
         if kinds == settings.main:
             main = entry
             numbers = measure_main(entry, data, sets, inferred, settings, options.seed)

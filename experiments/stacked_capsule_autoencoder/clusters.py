@@ -106,7 +106,7 @@ def affnist(options: Options, settings: Settings) -> Result:
     outcomes = study.run(learn, timed, settings=settings)
     numbers = {snake_case(name): over_seeds(rows) for name, rows in outcomes.items()}
     entry = load(study.folders(timed)[STACKED])
-    images = load_centered(options).test.images[:12]
+    images = load_centered(options).test.images
     return Result(group_by_quantity(numbers), pictures(entry, images), None, entry)
 
 
@@ -156,5 +156,5 @@ def seeds(
         rows[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
     rows["mean"] = over_seeds(list(rows.values()))
     return Result(
-        {"weights": Table(group_by_quantity(rows))}, pictures(load(runs[0]), data.test.images[:12])
+        {"weights": Table(group_by_quantity(rows))}, pictures(load(runs[0]), data.test.images)
     )

@@ -21,7 +21,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import single
 from capsule_zoo.experiments.zoo.guide_swaps import LOST, plot_losses
 from capsule_zoo.inference.examination.examine import KINDS, examine
-from capsule_zoo.records import Numbers, Table
+from capsule_zoo.records import Numbers, Table, metric_title
 
 NAMES = (
     *("probabilistic_pca", "eight_schools", "poisson_factors", "curve_with_outliers"),
@@ -58,7 +58,7 @@ def examine_programs(
     """
     quantities = "seconds", "exact", "lower", "error", "gap_median", "gap_largest"
     metrics: dict[str, Numbers] = {quantity: {} for quantity in quantities}
-    numbers: dict[str, Numbers] = {}
+    numbers: dict[str, dict[str, Numbers]] = {}
     for program in programs:
         options.say(f"Examining {program}")
         module, name = import_module(f"capsule_zoo.examples.{program}"), SHORT.get(program, program)
@@ -88,15 +88,16 @@ def examine_programs(
         for column in _COLUMNS:
             for guide, value in one.table[column].items():
                 if np.isfinite(value):
-                    by_guide = numbers.setdefault(f"{column}_{name}", {})
+                    by_guide = numbers.setdefault(name, {}).setdefault(column, {})
                     by_guide[str(guide)] = single(value, len(one.rows))
     gaps = [gap for gap, _, _ in metrics["gap_median"].values()]
     below = single(sum(gap <= _NEGLIGIBLE_GAP for gap in gaps), len(gaps))
-    tables = {"guides": Table(numbers, "{quantity}_{variant}")}
-    kinds = "lost_elbo", "lost_iwae"
-    losses = {n: {kind: numbers[f"{kind}_{n}"] for kind in kinds} for n in metrics["lower"]}
-    titles, label = {name: name.replace("_", " ") for name in losses}, f"{LOST} log p(data), a row"
-    figure = plot_losses(losses, titles, label, linear=0.1, largest=_LARGEST_LOSS)
+    tables = {
+        metric_title(name): Table(by_quantity, f"{{quantity}}_{name}_{{variant}}")
+        for name, by_quantity in numbers.items()
+    }
+    titles, label = {name: metric_title(name) for name in numbers}, f"{LOST} log p(data), a row"
+    figure = plot_losses(numbers, titles, label, linear=0.1, largest=_LARGEST_LOSS)
     return Result({**metrics, "gaps_below_half": below, **tables}, {"": figure})
 
 

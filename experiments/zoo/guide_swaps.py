@@ -28,10 +28,11 @@ from capsule_zoo.experiments.common.findings import (
     snake_case,
 )
 from capsule_zoo.experiments.training import use_device
+from capsule_zoo.figures.curves import plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
-from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.records import Number, Numbers, Table, metric_title
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
@@ -227,11 +228,11 @@ def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -
 
 def entry_title(entry: str, bounds: Numbers) -> str:
     """Return an entry's title: its name, its gap, and on how many images a guide exceeds it."""
-    gaps = [bounds[name][0] for name in GAPS if name in bounds]
-    text = ": gap {:.2g}, median {:.2g}, largest {:.2g}".format(*gaps) if gaps else ""
-    exceeded, _, images = bounds["images_exceeded"]
+    kinds = [name for name in GAPS if name in bounds]
+    gaps = [f"{metric_title(name)} {bounds[name][0]:.2g}" for name in kinds]
+    exceeded, _, images = bounds.get("images_exceeded", (0, None, 0))
     too_low = f"; lower is too low on {exceeded} of {images}" if exceeded else ""
-    return f"{entry}{text}{too_low}"
+    return f"{': '.join(filter(None, [metric_title(snake_case(entry)), ', '.join(gaps)]))}{too_low}"
 
 
 def plot_losses(
@@ -265,9 +266,10 @@ def plot_losses(
             axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=name)
             axes.set_yticks(height, [guide.replace("_", " ") for guide in by_guide])
         axes.set_xscale("symlog", linthresh=linear)
+        plain_numbers(axes.xaxis)
         axes.tick_params(labelbottom=True)
         axes.axvline(0, color="0.8", zorder=0)
-        axes.set_title(fill(titles[model], 40), loc="left", fontsize=8)
+        axes.set_title(fill(titles[model], 26), loc="left", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     handles = columns[0].get_legend_handles_labels()
     figure.legend(*handles, frameon=False, loc="outside upper center", ncols=2)

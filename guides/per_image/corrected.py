@@ -1,4 +1,4 @@
-"""A guide whose distributions are those of another guide, corrected for every image.
+"""A guide that corrects the distributions of another guide for every image.
 
     q(z_i | z_1 .. z_{i-1}, image n) = the distribution of site i in the other guide, moved:
     Normal(mean + scale loc[n, i], scale exp(log_scale[n, i])), logits + logits[n, i], ...

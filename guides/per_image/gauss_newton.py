@@ -5,7 +5,7 @@
 
 S is lower triangular, so that the sites are drawn one after the other, each given those before it,
 and the density at given latents is known: the guide can start annealed chains. The distribution of
-a site is correlated over the plates inside that of the images too; there its density is split by
+a site is correlated over plates inside the images' plate, too; there its density is split by
 the chain rule. Several modes are a mixture, sum_m w_m q_m, whose weights change as sites are drawn:
 
     q(z_i | z_1 .. z_{i-1}) = sum_m w_m(z_1 .. z_{i-1}) q_m(z_i | z_1 .. z_{i-1})

@@ -8,10 +8,10 @@ For s = 1 .. S, with h_s the state of an LSTM that has seen the image and the dr
 
     q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
 
-It does not see what it has painted. The number of objects is drawn, and its gradient is that of its
-score, less a baseline that a network predicts from image and states (NVIL), added to the log weight
-of the empty scene. As stay_s depends on earlier slots only, all S proposals are drawn first. Those
-after the end are not used: see `guides.scenes.proposals`.
+It does not see what it has painted. The number of objects is drawn, and its gradient is a
+score-function estimate with a baseline that a network predicts from image and states (NVIL); it is
+added to the log weight of the empty scene. As stay_s depends on earlier slots only, all S
+proposals are drawn first. Proposals after the end are not used: see `guides.scenes.proposals`.
 
 References:
     Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"

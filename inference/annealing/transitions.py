@@ -1,20 +1,20 @@
 """Transitions of annealed chains, each of which leaves one distribution of the path invariant.
 
     Hamiltonian   `leapfrogs` steps of length epsilon, along momenta scaled by each coordinate's
-                  standard deviation, or by a factor S of a covariance S S', so that the steps are
-                  those of the mass matrix (S S')^-1; the end is accepted with probability min(1,
+                  standard deviation, or by a factor S of a covariance S S', so that the mass
+                  matrix is (S S')^-1; the end is accepted with probability min(1,
                   ratio of densities).
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
                   value, chosen at random, and is accepted with probability min(1, ratio). What
                   follows the coordinate, such as the pose of a part its presence, is drawn again
-                  from the prior with it or alone; the ratio is then that of Hastings:
+                  from the prior with it or alone; the ratio of Hastings is then
                   f(z') p(A | t) / (f(z) p(A' | t')).
     bits          if there is no continuous site, many bits are proposed to change at once,
                   `leapfrogs` times. Bit i changes with probability sigmoid(d_i / 2 + log epsilon),
                   where d_i is the change of log f by its gradient, and the proposal is accepted as
                   Hastings has it: discrete Langevin steps, with epsilon = exp(-1 / 2 alpha).
 
-All are reversible. A transition flips first and then takes steps, Hamiltonian ones or those of
+All are reversible. A transition flips first and then takes steps, Hamiltonian steps or steps of
 bits; its reversal does so in the opposite order. Step lengths are arguments: a chain that adapted
 its own would no longer leave the distribution unchanged, and its estimate would be biased. `pilot`
 finds them with other chains.
@@ -22,7 +22,7 @@ finds them with other chains.
 References:
     Neal 2001, "Annealed Importance Sampling"; Neal 2011, "MCMC using Hamiltonian dynamics".
     Zhang, Liu & Liu 2022, "A Langevin-like Sampler for Discrete Distributions" (arXiv 2206.09914),
-    whose sampler with a Metropolis step is that of bits.
+    whose sampler with a Metropolis step changes the bits.
 """
 
 import math

@@ -150,7 +150,7 @@ def _decide(form: Tensor, mass: Tensor, off: Tensor, units: int, switch: int) ->
         first, second = (_decide(*half, off, units, switch) for half in halves)
         return torch.logaddexp(first, second)
     on = form
-    if switch:  # z = 1: its row and column are added to those of the number 1
+    if switch:  # z = 1: add its row and column to the row and column of the number 1
         on = form.clone()
         on[:, :, -1] += on[:, :, units]
         on[:, -1] += on[:, units]

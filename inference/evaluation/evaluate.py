@@ -92,8 +92,8 @@ def evaluate(
             result holds no images either, and is small.
         log_likelihood: keep log p(image | latents) at the kept draws as well.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
-            (AutoGuides, guides with `per_image = True`) gets all images in every pass, those of
-            the zoo for several particles.
+            (AutoGuides, guides with `per_image = True`) gets all images in every pass, and guides
+            of the zoo get them for several particles.
 
     Returns:
         An arviz InferenceData with the groups sample_stats (log_weight: chain, draw = K, image),

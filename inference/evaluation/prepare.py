@@ -210,8 +210,8 @@ def prepare_images(
     """Check images, and move them to the device and dtype of the parameters.
 
     Args:
-        model: its space checks the images; its parameters, and those of further programs, give
-            device and dtype.
+        model: its space checks the images; its parameters, and the parameters of further
+            programs, give device and dtype.
         data: anything that `fit` takes; all its images are loaded.
         check: whether images that the model does not take are refused.
     """
@@ -286,7 +286,7 @@ def read_images(
 def split_batches(
     images: Tensor | ImageStream, labels: Tensor | None, rows: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield images and labels in parts of `rows`; given labels replace those of a stream."""
+    """Yield images and labels in parts of `rows`; given labels replace a stream's."""
     if isinstance(images, Tensor):
         numbers = repeat(None) if labels is None else labels.split(rows)
         yield from zip(images.split(rows), numbers, strict=False)

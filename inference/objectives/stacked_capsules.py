@@ -17,7 +17,7 @@ term off.
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.4. The weights are
-    those of the authors' program for MNIST. There the weights of the mixture over parents are not
+    taken from the authors' program for MNIST. There the weights of the mixture over parents are not
     normalized, in the paper they are; `normalized` chooses.
 """
 

@@ -80,8 +80,8 @@ def fit_guide(
 
     Args:
         kind: one of the names at the top of this module.
-        model: the model; of scenes that of `entry.with_enumerated_presences`. Or a plain Pyro
-            program; `start` is then a guide that was made for it, or None.
+        model: the model; for scenes the model of `entry.with_enumerated_presences`. Or a plain
+            Pyro program; `start` is then a guide that was made for it, or None.
         start: the guide whose answers are the first guess. With None, free_form, low_rank,
             gauss_newton, mixture and auto_normal start at draws from the prior.
         images: (B, C, H, W), a split, or whatever `evaluate` reads. Of a plain program its data: a

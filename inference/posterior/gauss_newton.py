@@ -8,10 +8,10 @@ mean, 2 of the logarithm of its scale, (n + 1) / (n + 3) and n / (n + 3) times t
 with n degrees of freedom (1 for Cauchy), p (1 - p) of a Bernoulli logit, and the inverse of the
 variance of any other distribution. Of the absolute value of such a variable the logarithm counts,
 with the information of the scale. In a mixture of normal distributions each counts as much as it is
-responsible for. So P is the precision of the prior plus that of the pixels, positive definite, and
-exact for linear means of normal distributions. Discrete sites are held at their likeliest values;
-those that decide the distribution of a continuous site, such as the presence of a part that of its
-pose, are changed first by Metropolis-Hastings proposals that draw the pose again.
+responsible for. So P is the sum of the precisions of prior and pixels. It is positive definite, and
+exact for linear means of normal distributions. Discrete sites are held at their likeliest values.
+Some of them decide the distribution of a continuous site, as the presence of a part decides its
+pose. Metropolis-Hastings proposals change these first, and draw the pose again.
 
 The distribution is local. On one of eight digits of a VAE with two latents, compared with
 quadrature, one mode missed another one that holds 5 % of the posterior, and the small standard

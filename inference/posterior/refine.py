@@ -187,8 +187,8 @@ def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tenso
     """Return each image's objective, (B,), and a surrogate with its gradient.
 
     They are equal if gradients pass through all draws. For a corrected guide, which begins near
-    an optimum, the gradient leaves out that of log q at given draws (Roeder, Wu & Duvenaud 2017,
-    arXiv 1703.09194): it is zero on average, and most of the noise.
+    an optimum, the gradient leaves out the gradient of log q at given draws (Roeder, Wu & Duvenaud
+    2017, arXiv 1703.09194): this term is zero on average, and most of the noise.
     """
     draws = 1 if free.differentiable else _SCORED
     rows = tile_batch(images, draws)

@@ -82,7 +82,7 @@ def fit(
             (N, C, H, W), a tensor or a numpy array, in the model's range of pixels, or a list of
             batches of them, with or without labels; or a map-style torch
             `Dataset` of images or of (image, label), such as torchvision's, whose images are
-            loaded when they are needed, except those of a `TensorDataset`; or a torch `DataLoader`,
+            loaded when they are needed (of a `TensorDataset`: at once); or a torch `DataLoader`,
             which decides on batches and their order, see `LoaderBatches`; a resumed run loads
             again, and skips, the batches of its epoch that it has seen. Batches are shuffled unless
             one batch holds all the images, which then keep their order, as guides with parameters

@@ -99,14 +99,14 @@ def fit_stages(
         inputs: see `fit`. A stage that prepares its data gets all images transformed once.
         checks: see `fit`; a checkpoint is resumed in the stage in which it was written.
         say: a function that is called with a line when a stage begins, if progress is shown.
-        settings: further arguments of `fit` for all stages, which replace those of a stage.
+        settings: further arguments of `fit` for all stages, which replace a stage's.
 
     Warns:
         UserWarning: once, at the end, where stages had fewer steps than they need.
 
     Returns:
         The record of the whole run, whose history has the steps of all stages. `best_loss` and
-        `best_step` are those of the last stage, because the losses of stages differ.
+        `best_step` are from the last stage, because the losses of stages differ.
 
     Raises:
         ValueError: no stage, no length, or an argument that `fit` refuses.

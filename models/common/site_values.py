@@ -1,8 +1,8 @@
 """Checks of values that are set from outside, by `pyro.condition`, `pyro.do` or a replay.
 
 Pyro broadcasts a value and its distribution. Where the value has more images than the site, or its
-last batch dim is that of the images while the site's is that of capsules, every image is scored
-under the latents of every other one, and no error is raised. These checks refuse such a value.
+last batch dim holds images while the site's last dim holds capsules, every image is scored under
+the latents of every other image, and no error is raised. These checks refuse such a value.
 """
 
 import warnings
@@ -33,7 +33,7 @@ class CheckedValues(Messenger):
     """The effect handler that refuses values that do not fit their site, and 16-bit parameters.
 
     A value fits a site in the images plate if it has the shape of a sample or broadcasts to it. To
-    the left of the images it may have dims that the draw lacks, those of enumeration. Values of a
+    the left of the images it may have dims of enumeration, which the draw lacks. Values of a
     discrete site lie in its support. An observation by name must also be what the model accepts as
     its argument; pixels out of range, which a Gaussian model itself draws, only give a warning.
 

@@ -108,7 +108,7 @@ class OnRequest(Model):
         """Compute E[image | latents, request], (*batch, C, H, W).
 
         Args:
-            latents: values (*batch, ...) by site; the last batch dim is that of the B images.
+            latents: values (*batch, ...) by site; the last batch dim holds the B images.
             request: (B, n) or (1, n); the identity by default.
 
         Raises:

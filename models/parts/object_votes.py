@@ -9,7 +9,7 @@ that vote, and the dummy, are the components of a mixture for the pose of each p
 
 References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 2.1. Widths, the floor of the
-    standard deviation and the weight of the dummy are those of the authors' public program.
+    standard deviation and the weight of the dummy are from the authors' public program.
 """
 
 import math

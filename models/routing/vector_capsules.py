@@ -13,7 +13,7 @@ the length is over .9 for a class that is present and under .1 for a class that 
 
 References:
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): squash is
-    equation 1, the margin loss equation 4, sizes are those of section 4. The initial
+    equation 1, the margin loss equation 4, sizes are from section 4. The initial
     transformations are our own. They give class capsules about half the greatest length, at any
     size.
 """

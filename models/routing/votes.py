@@ -259,8 +259,8 @@ class Gathered(NamedTuple):
 class Votes:
     """The votes of children for parents in one layer, for a batch of images.
 
-    Squares are those of differences from the votes' plain mean over the children, so that they lose
-    no digits.
+    Squares are of differences from the votes' plain mean over the children, so that they lose no
+    digits.
 
     Args:
         values: V, (N, positions, parents, D, children).

@@ -95,7 +95,7 @@ def test_another_prior_of_sizes_is_seen(small):
         benchmark.check()
 
 
-def test_another_deviation_of_pixels_is_seen(small):
+def test_another_standard_deviation_of_pixels_is_seen(small):
     benchmark = small("stacked_capsule_step")
     prepare = benchmark.prepare
 

@@ -180,7 +180,7 @@ def test_the_way_parts_follow_can_be_chosen():
 
 def test_labels_say_what_a_person_selects_and_sees(panel):
     assert panel.selection.description == "selected"
-    text = f"log p(image | model's picture) = {panel.view.log_likelihood():.1f} nats"
+    text = f"log likelihood of the image: {panel.view.log_likelihood():.1f} nats"
     assert html.unescape(panel.status.value) == text
     for handle in range(len(panel.view.handles())):
         panel.selection.value = handle

@@ -11,7 +11,7 @@ from pyro import poutine
 from variants import create, small_settings
 
 from capsule_zoo.figures import energy, generic, grids
-from capsule_zoo.figures.curves import number_curves
+from capsule_zoo.figures.curves import accuracy_curves, number_curves
 from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
@@ -106,15 +106,41 @@ def test_figures_are_as_wide_as_a_page_at_most(columns):
         plt.close(figure)
 
 
+@pytest.mark.parametrize("title", ["Images and what is found in them", "a long title " * 12])
 @pytest.mark.parametrize("number", [1, 4, 12])
-def test_a_title_lies_within_the_figure_of_few_images(number):
-    figure = grids.image_rows(
-        {"x": torch.zeros(number, 1, 6, 8)}, "Images and what is found in them"
-    )
+def test_titles_and_labels_lie_within_the_figure(number, title):
+    images = torch.zeros(number, 1, 6, 8)
+    figure = grids.image_rows({"x": images, "a label of six short words": images}, title)
     figure.canvas.draw()
-    title, whole = figure._suptitle.get_window_extent(), figure.bbox
-    assert title.x0 >= whole.x0 and title.x1 <= whole.x1
+    texts = [figure._suptitle, *figure.axes[0].get_yticklabels()]
+    for text in texts:
+        assert within(text, figure) and text.get_text().strip()
+    assert not overlap(*texts[1:])
     plt.close(figure)
+
+
+@pytest.mark.parametrize("name", ["capsules", "capsules that were trained on rotated digits"])
+def test_a_legend_lies_below_the_curves_and_within_the_figure(name):
+    curve = {"0": (0.5, 0.1, 9), "90": (0.6, 0.1, 9)}
+    curves = {f"{name} {i}": curve for i in range(7)}
+    figure = accuracy_curves(curves, "rotation (degrees)", 0.1)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert within(legend, figure) and len(legend.get_texts()) == 8
+    assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
+    assert figure.axes[0].get_window_extent().height > 2 * figure.dpi  # inches for the curves
+    plt.close(figure)
+
+
+def within(artist, figure):
+    """Return whether an artist lies within its figure."""
+    box, whole = artist.get_window_extent(), figure.bbox
+    return whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+
+
+def overlap(one, other):
+    """Return whether two artists overlap."""
+    return one.get_window_extent().overlaps(other.get_window_extent())
 
 
 # Energy models, and reconstructions of all

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from capsule_zoo.pages.markdown import fill, grids_of, round_metric, verdict
+from capsule_zoo.pages.markdown import fill, grids_of, round_metric, table, verdict
 from capsule_zoo.pages.stories import read_story, remainder
 from capsule_zoo.records import FIELDS, metric_title, read_record
 from capsule_zoo.registry import create, list_models, small_settings
@@ -54,6 +54,8 @@ def test_names_in_words():
     assert metric_title("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
     assert metric_title("noise_025") == "noise 0.25"
     assert metric_title("fgsm_10_20_error") == "FGSM 10 20 error"
+    assert metric_title("presence_pose_turned_few") == "presence pose at the best rotation few"
+    assert [metric_title(name) for name in ("draw", "one_draw")] == ["DRAW", "one draw"]
 
 
 RECORD = {
@@ -71,6 +73,25 @@ def test_a_record_is_shown_as_its_tables_and_the_rest():
     assert first.names == {("a", "elbo"): "elbo_a", ("b", "elbo"): "elbo_b", ("a", "ess"): "ess_a"}
     assert (second.title, second.names) == ("relaxed", {("a", "elbo"): "elbo_a_relaxed"})
     assert rest == ["steps"]
+
+
+@pytest.mark.parametrize("columns", [6, 7])
+def test_a_table_of_more_than_six_columns_is_transposed(columns):
+    metrics = {f"q{i}_{row}": dict(value=i, se=None, n=9) for i in range(columns) for row in "ab"}
+    grid = {f"q{i}": {row: f"q{i}_{row}" for row in "ab"} for i in range(columns)}
+    made = dict(command="x", data="digits", seed=0, seconds=60, machine="one core")
+    lines = table({"metrics": metrics, "tables": {"losses": grid}, **made}).splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line[:1] == "|"]
+    del cells[1]  # the line below the head
+    if columns == 7:
+        assert cells[0] == ["losses", "a", "b", "*n*"]
+        cells = [list(row) for row in zip(*cells, strict=True)]
+    quantities, numbers = ([f(i) for i in range(columns)] for f in ("q{}".format, str))
+    assert cells == [
+        ["losses", *quantities],
+        *([row, *numbers] for row in "ab"),
+        ["*n*", *["9"] * columns],
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda p: p.stem)

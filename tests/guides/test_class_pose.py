@@ -31,7 +31,7 @@ def test_the_code_is_the_pose_of_the_label_or_of_the_likeliest(pair):
             assert code[n].norm().item() == pytest.approx(pose[n, label].norm().item())
 
 
-def test_standardized_codes_have_mean_and_deviation_one_in_every_class(pair):
+def test_standardized_codes_have_mean_zero_and_variance_one_in_every_class(pair):
     guide = pair[1]
     images, labels = torch.rand(30, *SHAPE), torch.arange(30) % 2  # no image of the third class
     plain = guide(images, torch.full_like(labels, 2))

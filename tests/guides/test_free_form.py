@@ -47,7 +47,7 @@ def test_it_starts_at_the_amortized_answer(pair, images, distribution):
 
 
 @pytest.mark.parametrize("kind", ["normal", "low_rank"])
-def test_it_starts_with_the_deviations_of_a_guide_that_has_some(pair, images, kind):
+def test_it_starts_with_the_scales_of_a_guide_that_has_some(pair, images, kind):
     model, guide = pair
     guide = guide.with_poses(kind).eval()
     with torch.no_grad():

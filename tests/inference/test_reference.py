@@ -242,7 +242,7 @@ def test_a_guide_that_was_never_fitted_scores_worse_than_the_draws(name):
     assert errors.kl is None and errors.mean_error > 3 * best.mean_error
 
 
-def test_errors_are_in_posterior_deviations():
+def test_errors_are_in_posterior_standard_deviations():
     """Three coordinates by hand: E[x] and E[x^2] of two draws, less the reference's."""
     scale = tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     moments = dict(mean=0 * scale, scale=scale, squared_deviation=10 * scale)

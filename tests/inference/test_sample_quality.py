@@ -20,7 +20,7 @@ def covariance(generator, size=4, rank=None):
     return root @ root.T
 
 
-def test_distance_of_gaussians_with_commuting_covariances_is_that_of_means_and_deviations():
+def test_distance_of_gaussians_with_commuting_covariances_is_of_means_and_standard_deviations():
     generator = np.random.default_rng(0)
     axes = scipy.linalg.qr(generator.normal(size=(4, 4)))[0]
     means, scales = generator.normal(size=(2, 4)), generator.uniform(0.1, 2, size=(2, 4))

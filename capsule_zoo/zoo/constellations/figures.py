@@ -45,7 +45,7 @@ def scene_rows(
     """
     points = points[:MAX_SCENES].double()
     shape = len(points), len(rows)
-    figure, axes = panels(*shape, (1.08, 1.13), (0.8, 0.4), sharex=True, sharey=True)
+    figure, axes = panels(*shape, (0.72, 0.74), (0.8, 0.4), sharex=True, sharey=True)
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (tensor[scene : scene + 1] for tensor in parse)

@@ -37,8 +37,7 @@ def votes(entry: Entry, images: Tensor) -> "Figure":
             axis.set_title(f"{name}, iteration {row + 1}", fontsize=9)
     for axis in axes[:, 0]:
         axis.set_ylabel("number of children")
-    for axis in axes[-1]:
-        axis.set_xlabel("distance of vote and class (pose units)")
+    figure.supxlabel("distance of vote and class (pose units)", fontsize=9)
     return figure
 
 

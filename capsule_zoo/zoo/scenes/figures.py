@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.entry import Entry
-from capsule_zoo.figures.curves import number_curves
+from capsule_zoo.figures.curves import legend_below, number_curves
 from capsule_zoo.figures.grids import COLUMNS, image_rows, panels, part_colors
 from capsule_zoo.inference.objects import find_objects
 from capsule_zoo.inference.whole_pictures import PictureObjects
@@ -104,8 +104,7 @@ def counts_against_time(
         )
         axis.set(xlabel=axis_label)
     axes[0].set_ylabel("fraction of correct counts")
-    axes[0].legend(fontsize=8)
-    return figure
+    return legend_below(figure)
 
 
 def counts_reliability(bins: "Mapping[str, Mapping[str, Numbers]]") -> "Figure":

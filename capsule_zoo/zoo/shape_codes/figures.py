@@ -42,7 +42,11 @@ def bent_kinds(model: ShapeCodes) -> "Figure":
         pose = model.pose.distribution(model.kind_logits).mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
         rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
-    return image_rows(rows, "Six kinds of objects, bent by code[0] from -2.5 (left) to 2.5 (right)")
+    return image_rows(
+        rows,
+        "Six kinds of objects; the first number of their code goes from "
+        f"-{_FARTHEST:g} (left) to {_FARTHEST:g} (right)",
+    )
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ template. A few steps on a few scenes choose among the starts.
 
 References:
     Dempster, Laird & Rubin 1977; Meng & Rubin 1993, "Maximum likelihood estimation via the ECM
-    algorithm". The steps for v are those of Becker, Yang & Lange 1997, "EM algorithms without
+    algorithm". The steps for v follow Becker, Yang & Lange 1997, "EM algorithms without
     missing data".
 """
 
