@@ -20,7 +20,7 @@ from capsule_zoo.data.progress import Bar, show_progress
 from capsule_zoo.inference.annealing.exceedance import annealed_bound
 from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.evaluation.summary import HEAVY
-from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
+from capsule_zoo.inference.examination.encoder import AutoEncoder, InterruptedFit, trained_encoder
 from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
 from capsule_zoo.inference.examination.pairs import rows_by_name
@@ -125,22 +125,6 @@ class Examination:
         return figure
 
 
-class InterruptedExamination(KeyboardInterrupt):
-    """The error of an interrupt before the first row of a table.
-
-    Attributes:
-        guides: guides of the program by name, "encoder" first, which is trained. The others are
-            fitted to rows when they are called on them, if they are not yet.
-    """
-
-    def __init__(self, guides: dict[str, nn.Module]) -> None:
-        super().__init__(
-            "examine was interrupted before the first row; the trained encoder is in the guides of "
-            'this error, error.guides["encoder"]'
-        )
-        self.guides = guides
-
-
 def examine(
     program: Callable,
     *args: Any,
@@ -187,7 +171,8 @@ def examine(
     An interrupt ends the table after the rows that are finished, and the verdict says so.
 
     Raises:
-        InterruptedExamination: an interrupt before the first row; the error holds what was fitted.
+        InterruptedFit: an interrupt before the first row; the error holds the guides trained so
+            far, of the encoder too.
         UnservedProgram: the program cannot be taken; the message names the site and the remedy.
         ValueError: an unknown guide, or a number out of range.
     """
@@ -228,7 +213,8 @@ def examine(
                 progress=progress,
             )
         except KeyboardInterrupt:
-            raise InterruptedExamination(fits.starts) from None
+            reason = "examine was interrupted before the first row, and after the encoder"
+            raise InterruptedFit(reason, fits.starts) from None
         bar.advance(parts)
     return _examination(fits, losses)
 
