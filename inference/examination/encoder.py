@@ -193,9 +193,9 @@ def auto_encoder(
 ) -> AutoEncoder:
     """Train an encoder for a Pyro program on its data and on data sampled from the program.
 
-    The program is not trained. `evaluate`, `compare`, `fit`, `fit_guide`, `annealed_log_likelihood`
-    and `check_calibration` take the program next to this guide, with its data. Other functions take
-    `guide.model`, the program as a model of the zoo, and rows by `guide.model.rows_of`.
+    The program is not trained. Every function that takes a model, a guide and images, such as
+    `evaluate`, `fit_guide` and `encode`, takes the program next to this guide, with its data. The
+    program as a model of the zoo is `guide.model`; its rows are made by `guide.model.rows_of`.
 
     Args:
         program, args, observed: the program and its data, see `examine`.
