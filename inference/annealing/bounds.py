@@ -132,8 +132,9 @@ def annealed_log_likelihood(
         simulated: number of images that the model draws, on which the gap is measured; 0 for none.
         pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
             Chains that adapted their own steps would give a biased estimate.
-        prior_fraction: fraction of chains that start at the prior, from 0 to below 1. It costs few
-            nats, and saves many where the guide gives no density to some of the posterior.
+        prior_fraction: fraction of chains that start at the prior, from 0 to below 1. It costs a
+            fifth more time, and saves many nats where the guide gives no density to some of the
+            posterior.
         seed: seed of everything; torch's random state is left as it was.
         discrete: measure `discretize()` where model and guide offer it; see `evaluate`.
         batch_size: rows in one pass: images times chains. A guide with parameters for each image

@@ -46,7 +46,12 @@ _GROUP_SIZE = 100  # draws of the importance-weighted bound with fewer draws
 STARTS = "free_form", "corrected", "mixture"  # guides to start chains at, besides "encoder"
 _MODES, _CLIMBING = 4, 16  # modes, and climbing prior draws, of the mixture
 _CHAINS = {True: 8, False: 256}  # number of chains, by `by_row`
-_PRIOR_FRACTION = {True: 0.0, False: 0.5}  # fraction of chains that start at the prior, by `by_row`
+_PRIOR_FRACTION = {
+    True: 0.0,
+    False: 0.25,
+}  # fraction of chains that start at the prior, by `by_row`
+_CHAINS_AT_ONCE = 512, 4096  # smallest and largest number of chains in one pass
+_MAX_NUMBERS = 2**22  # numbers of the rows of one pass, between these two
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds above which the verdict calls them loose
@@ -293,6 +298,8 @@ class Fits:
                 del self.starts[name]
             self.seconds[name] = time.process_time() - began
         self.bar.advance(1 + len(STARTS), "annealing")
+        least, most = _CHAINS_AT_ONCE
+        at_once = max(least, min(most, _MAX_NUMBERS // self.rows.shape[1]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the verdict says it
             return measure_losses(
@@ -308,6 +315,7 @@ class Fits:
                 seed=self.seed,
                 draws=_POSTERIOR_DRAWS,
                 left_out=self.left_out,
+                batch_size=at_once,
                 **settings,
             )
 
