@@ -86,12 +86,16 @@ def check_pair(
     random state and running statistics are left as they were.
 
     Args:
-        images: (B, C, H, W), a small batch is enough.
+        model, guide: the pair; a plain program may stand next to a guide that was made for it.
+        images: (B, C, H, W), a small batch is enough; of a plain program its data.
         labels: (B,), passed to both unless None.
 
     Raises:
         IncompatibleGuide: lists all problems by site.
     """
+    from capsule_zoo.inference.examination.pairs import replace_program  # which imports this module
+
+    model, images = replace_program(model, guide, images)
     with isolated_parameters(model, guide), eval_mode(model, guide):
         refuse_misfit(model, guide, images, labels)
 

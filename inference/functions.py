@@ -127,23 +127,43 @@ def check_program(role: str, program: object) -> None:
 
 
 def require_model(verb: Callable[Taken, Result]) -> Callable[Taken, Result]:
-    """Decorate a function so that it refuses a model that is not a `Model` of the zoo."""
+    """Decorate a function so that it refuses a model that is not a `Model` of the zoo.
+
+    A plain program next to a guide that was made for it becomes `guide.model`, and its data rows.
+    """
     verb_signature = signature(verb)
     form = f"{verb.__name__}({', '.join(list(verb_signature.parameters)[:3])})"
 
     @wraps(verb)
     def wrapper(*args: Taken.args, **kwargs: Taken.kwargs) -> Result:
         try:
-            arguments = verb_signature.bind(*args, **kwargs).arguments
-            model = arguments["model"]
+            bound = verb_signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{error}; call {form}") from None
-        check_declared(form, arguments)
+        replace_in(bound.arguments)
+        check_declared(form, bound.arguments)
+        model = bound.arguments["model"]
         take_over(model)
         with shorten_errors(model):
-            return verb(*args, **kwargs)
+            return verb(*bound.args, **bound.kwargs)
 
     return wrapper
+
+
+def replace_in(arguments: dict[str, Any]) -> None:
+    """Put a model of the zoo and rows in place of a plain program and its data, if there are any.
+
+    The guide next to the program was made for it, or is None in a function that fits guides.
+    """
+    from capsule_zoo.inference.examination.pairs import model_of_program, replace_program
+
+    model, data = arguments["model"], arguments.get("images")
+    guides = [arguments[name] for name in ("guide", "start") if name in arguments]
+    if guides == [None]:
+        pair = model_of_program(model, data)
+    else:
+        pair = replace_program(model, guides[0] if guides else None, data)
+    arguments |= {n: v for n, v in zip(("model", "images"), pair, strict=True) if n in arguments}
 
 
 def check_declared(form: str, arguments: Mapping[str, Any]) -> None:

@@ -30,7 +30,8 @@ def log_weights(
     Sites that the model enumerates are summed out exactly, image by image.
 
     Args:
-        images: (B, C, H, W).
+        model, guide: the pair; a plain program may stand next to a guide that was made for it.
+        images: (B, C, H, W); of a plain program its data.
 
     Returns:
         Log weights (B,) in nats, the model's trace and the guide's trace. The model's trace comes
@@ -39,6 +40,9 @@ def log_weights(
     Raises:
         ValueError: a site lies outside the plate "images", and there are several.
     """
+    from capsule_zoo.inference.examination.pairs import replace_program  # which imports this module
+
+    model, images = replace_program(model, guide, images)
     arguments = call_arguments(images, labels)
     with sharing():
         guide_trace = poutine.trace(guide).get_trace(*arguments)

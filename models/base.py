@@ -281,9 +281,11 @@ class Model(Program):
         """
         refuse_dependent_pixels(self)
         if not isinstance(self.space, ImageSpace):
+            name = getattr(self, "__name__", type(self).__name__)
             raise ValueError(
-                f"{type(self).__name__} observes no images of one shape, so that no pixel can be "
-                "missing; give the model an ImageSpace"
+                f"{name} observes no images of one shape, so that no pixel can be missing; "
+                "give the model an ImageSpace; of a plain program NaN marks missing values, and "
+                "reconstruct predicts them"
             )
         space = self.space.with_missing_pixels()
         return self.sharing_parameters(space=space, missing_fill=space.fill)

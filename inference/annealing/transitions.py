@@ -4,6 +4,9 @@
                   standard deviation, or by a factor S of a covariance S S', so that the mass
                   matrix is (S S')^-1; the end is accepted with probability min(1,
                   ratio of densities).
+    redraws       if chains start at a guide and the prior, all values are drawn again from this
+                  start, and accepted with probability min(1, exp(beta (gain' - gain))). So chains
+                  cross between the guide and the prior, which smaller steps cannot do.
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
                   value, chosen at random, and is accepted with probability min(1, ratio). What
                   follows the coordinate, such as the pose of a part its presence, is drawn again
@@ -14,7 +17,7 @@
                   where d_i is the change of log f by its gradient, and the proposal is accepted as
                   Hastings has it: discrete Langevin steps, with epsilon = exp(-1 / 2 alpha).
 
-All are reversible. A transition flips first and then takes steps, Hamiltonian steps or steps of
+All are reversible. A transition redraws, flips and then takes steps, Hamiltonian steps or steps of
 bits; its reversal does so in the opposite order. Step lengths are arguments: a chain that adapted
 its own would no longer leave the distribution unchanged, and its estimate would be biased. `pilot`
 finds them with other chains.
@@ -122,13 +125,27 @@ def transition(
         The new state, its terms, and the probability with which its steps were accepted, (rows,).
     """
     rate = torch.ones_like(terms.gain)
-    for kind in ("steps", "flips") if reverse else ("flips", "steps"):
-        if kind == "flips" and path.flipped:
+    for kind in ("steps", "flips", "redraws") if reverse else ("redraws", "flips", "steps"):
+        if kind == "redraws" and path.prior_fraction:
+            state, terms = redraw(path, state, terms, beta)
+        elif kind == "flips" and path.flipped:
             state, terms = flip(path, state, terms, beta, moves.flips)
         elif kind == "steps" and (path.columns or path.bits):
             step = trajectory if path.columns else flip_bits
             state, terms, rate = step(path, state, terms, beta, epsilon, moves)
     return state, terms, rate
+
+
+def redraw(path: AnnealedPath, state: State, terms: Terms, beta: Beta) -> tuple[State, Terms]:
+    """Propose an independent draw from the start of the path for every row.
+
+    Where sites may be permuted, the draw has the order of the guide; see `path`.
+    """
+    proposed = path.draw()
+    end = path.terms(proposed, slopes=terms.slope_of_gain is not None)
+    rate = (beta * (end.gain - terms.gain)).exp().clamp(max=1).nan_to_num(0.0)
+    accepted = torch.rand_like(rate) < rate
+    return proposed.where(accepted, state), end.where(accepted, terms)
 
 
 def trajectory(

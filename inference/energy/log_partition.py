@@ -27,6 +27,7 @@ from capsule_zoo.data.progress import track
 from capsule_zoo.data.tensors import accept_arrays
 from capsule_zoo.inference.energy.enumeration import exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
+from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_one_of, check_whole
@@ -51,6 +52,7 @@ class LogPartition(NamedTuple):
     direction: str
 
 
+@require_model
 @accept_arrays("images", like="model")
 def log_partition(
     model: CapsuleRBM,

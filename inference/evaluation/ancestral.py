@@ -32,12 +32,12 @@ from capsule_zoo.inference.evaluation.prepare import (
     prepare_images,
     stream_images,
 )
+from capsule_zoo.inference.examination.pairs import rows_of_guide
 from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.log_weight import with_summed_drawn
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_known, check_whole
 from capsule_zoo.models.common.modes import eval_mode, use_seed
-from capsule_zoo.models.common.spaces import observed_node
 from capsule_zoo.models.common.trace_density import scored_sites
 
 Sites = Mapping[str, Tensor]
@@ -52,10 +52,15 @@ def infer(
 ) -> dict[str, Tensor]:
     """Sample the guide once and return the values of some sites, by default all, (N, ...) each.
 
+    Args:
+        guide, images: a guide, and images (N, C, H, W) or all that `encode` takes. Next to a guide
+            that was made for a plain program rows, or data by the names of arguments and sites.
+
     Raises:
         ValueError: no sites are given, and the guide does not name the sites that it covers; or it
             draws no site of that name.
     """
+    images = rows_of_guide(guide, images)
     batches = _images_for_guide(guide, images, batch_size, check=False)
     sites, discrete = sites or getattr(guide, "covers", None), discrete_form(guide)
     if sites is None:
@@ -170,7 +175,7 @@ def mean_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        return model.space.as_batch(observed_node(trace, model)["fn"].mean)
+        return model.space.read(trace, lambda site: site["fn"].mean)
 
     return _run(model, read, number, latents or {}, seed, batch_size, images)
 
@@ -188,10 +193,11 @@ def draw_images(
     Args: as for `mean_images`.
     """
 
+    def drawn(site: dict) -> Tensor:
+        return site["value"] if images is None else site["fn"].sample()
+
     def read(trace: Trace) -> Tensor:
-        site = observed_node(trace, model)
-        drawn = site["value"] if images is None else site["fn"].sample()
-        return model.space.as_batch(drawn)
+        return model.space.read(trace, drawn)
 
     return _run(model, read, number, latents or {}, seed, batch_size, images)
 
@@ -207,7 +213,7 @@ def image_log_likelihood(
         latents: values (N, ...) by site.
     """
     return _run(
-        model, _log_prob([model.space.site]), len(images), latents, seed, batch_size, images
+        model, _log_prob([*model.space.sites]), len(images), latents, seed, batch_size, images
     )
 
 

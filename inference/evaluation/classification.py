@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from capsule_zoo.data import Split
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.splits import labels_of
+from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.prepare import (
     Images,
     open_images,
@@ -99,7 +100,7 @@ def _classifier(model: Model, guide: nn.Module) -> Any:
     program = next((part for part in (model, guide) if hasattr(part, "predict")), None)
     if program is None:
         raise ValueError(
-            f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
+            f"{name_of(model)} tells no classes; fit a linear probe on what its guide "
             "infers: see capsule_zoo.inference.probes.linear_probe"
         )
     return program
@@ -114,6 +115,7 @@ def _prediction_mode(model: Model, guide: nn.Module, example: Tensor) -> Iterato
         yield
 
 
+@require_model
 @torch.inference_mode(False)
 def fgsm(
     model: Model,
@@ -151,10 +153,10 @@ def fgsm(
     check_at_least(0, epsilon=epsilon)
     check_whole(1, steps=steps)
     stride = min(epsilon, 2 * epsilon / steps)
-    least, most = model.pixel_range
     program: Any = next((part for part in (model, guide) if hasattr(part, "scores")), None)
     if program is None:
-        raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
+        raise ValueError(f"{name_of(model)} has no scores of classes; name a guide with some")
+    least, most = model.pixel_range
     attacked, pixels = [], prepare_images(model, split, guide)
     targets = labels_of(split).to(pixels.device)
     with eval_mode(program):

@@ -26,7 +26,7 @@ from capsule_zoo.guides.per_image.site_distributions import ByLogits, Continuous
 from capsule_zoo.inference.annealing.path import simulate
 from capsule_zoo.inference.examination.program import ProgramModel, as_model
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.training.fit import fit_to_end
+from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.common.modes import use_seed
@@ -40,6 +40,22 @@ _RATE, _CLIP = 3e-3, 10.0  # learning rate, and the largest norm of a gradient
 _FAR = 5.0  # widths of the middle 80 % from the median beyond which a sampled row is dropped
 _STEEPEST = 6.0  # largest change of the logarithm of a scale
 _LARGEST = 20.0  # standard deviations at which an input of the linear map is clamped
+
+
+class InterruptedFit(KeyboardInterrupt):
+    """The error of an interrupt, with the guides that were trained before.
+
+    Attributes:
+        guides: guides of the program by name, "encoder" first. After `examine`, the others are
+            fitted to rows when they are called on them, if they are not yet.
+    """
+
+    def __init__(self, reason: str, guides: dict[str, nn.Module]) -> None:
+        super().__init__(
+            f'{reason}, which is kept in the guides of this error, error.guides["encoder"]; in a '
+            'notebook that is sys.last_value.guides["encoder"]'
+        )
+        self.guides = guides
 
 
 class AutoEncoder(Guide[ProgramModel]):
@@ -177,9 +193,9 @@ def auto_encoder(
 ) -> AutoEncoder:
     """Train an encoder for a Pyro program on its data and on data sampled from the program.
 
-    The program is not trained. `evaluate`, `compare`, `fit`, `fit_guide`, `annealed_log_likelihood`
-    and `check_calibration` take the program next to this guide, with its data. Other functions take
-    `guide.model`, the program as a model of the zoo, and rows by `guide.model.rows_of`.
+    The program is not trained. Every function that takes a model, a guide and images, such as
+    `evaluate`, `fit_guide` and `encode`, takes the program next to this guide, with its data. The
+    program as a model of the zoo is `guide.model`; its rows are made by `guide.model.rows_of`.
 
     Args:
         program, args, observed: the program and its data, see `examine`.
@@ -192,6 +208,7 @@ def auto_encoder(
     Raises:
         UnservedProgram: the program cannot be taken; the message names the site and the remedy.
         ValueError: `steps` is negative, or `network` is no module.
+        InterruptedFit: an interrupt; the encoder trained so far is in the error.
     """
     check_whole(1, steps=steps)
     if network is not None and not isinstance(network, nn.Module):
@@ -223,6 +240,9 @@ def trained_encoder(
     """Train the encoder of a model on rows and on rows sampled from the model.
 
     Where all data are one row, the last third of the updates is on that row alone.
+
+    Raises:
+        InterruptedFit: an interrupt; the encoder trained so far is in the error.
     """
     with isolated_parameters(model), use_seed(seed):
         simulated, _ = simulate(model, _SIMULATED)
@@ -235,9 +255,14 @@ def trained_encoder(
     if not model.by_row:
         last = steps // 3
         stages = [(both, steps - last, "constant"), (rows.repeat(_BATCH, 1), last, "cosine")]
+    before = 0
     for data, number, schedule in stages:
         pace, checks = Pace(schedule, clip=_CLIP), Checks(progress=progress)
         settings: dict[str, Any] = dict(pace=pace, checks=checks, lr=_RATE, batch_size=_BATCH)
         if number:
-            fit_to_end(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
+            run = fit(model, guide, data, steps=number, freeze="model", seed=seed, **settings)
+            before += run.steps
+            if run.stopped == "interrupted":
+                reason = f"interrupted after {before} of {steps} updates of the encoder"
+                raise InterruptedFit(reason, {"encoder": guide})
     return guide

@@ -20,7 +20,7 @@ from capsule_zoo.data.progress import Bar, show_progress
 from capsule_zoo.inference.annealing.exceedance import annealed_bound
 from capsule_zoo.inference.check import one_line
 from capsule_zoo.inference.evaluation.summary import HEAVY
-from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
+from capsule_zoo.inference.examination.encoder import AutoEncoder, InterruptedFit, trained_encoder
 from capsule_zoo.inference.examination.losses import Losses, measure_losses
 from capsule_zoo.inference.examination.normals import AGREEING, normal_guide, nuts_guide
 from capsule_zoo.inference.examination.pairs import rows_by_name
@@ -46,7 +46,12 @@ _GROUP_SIZE = 100  # draws of the importance-weighted bound with fewer draws
 STARTS = "free_form", "corrected", "mixture"  # guides to start chains at, besides "encoder"
 _MODES, _CLIMBING = 4, 16  # modes, and climbing prior draws, of the mixture
 _CHAINS = {True: 8, False: 256}  # number of chains, by `by_row`
-_PRIOR_FRACTION = {True: 0.0, False: 0.5}  # fraction of chains that start at the prior, by `by_row`
+_PRIOR_FRACTION = {
+    True: 0.0,
+    False: 0.25,
+}  # fraction of chains that start at the prior, by `by_row`
+_CHAINS_AT_ONCE = 512, 4096  # smallest and largest number of chains in one pass
+_MAX_NUMBERS = 2**22  # numbers of the rows of one pass, between these two
 _NUTS_DRAWS = 400
 _POSTERIOR_DRAWS = 100  # posterior draws of each guide in its evaluation
 _LOOSE = 0.5  # nats between the bounds above which the verdict calls them loose
@@ -125,22 +130,6 @@ class Examination:
         return figure
 
 
-class InterruptedExamination(KeyboardInterrupt):
-    """The error of an interrupt before the first row of a table.
-
-    Attributes:
-        guides: guides of the program by name, "encoder" first, which is trained. The others are
-            fitted to rows when they are called on them, if they are not yet.
-    """
-
-    def __init__(self, guides: dict[str, nn.Module]) -> None:
-        super().__init__(
-            "examine was interrupted before the first row; the trained encoder is in the guides of "
-            'this error, error.guides["encoder"]'
-        )
-        self.guides = guides
-
-
 def examine(
     program: Callable,
     *args: Any,
@@ -187,7 +176,8 @@ def examine(
     An interrupt ends the table after the rows that are finished, and the verdict says so.
 
     Raises:
-        InterruptedExamination: an interrupt before the first row; the error holds what was fitted.
+        InterruptedFit: an interrupt before the first row; the error holds the guides trained so
+            far, of the encoder too.
         UnservedProgram: the program cannot be taken; the message names the site and the remedy.
         ValueError: an unknown guide, or a number out of range.
     """
@@ -228,7 +218,8 @@ def examine(
                 progress=progress,
             )
         except KeyboardInterrupt:
-            raise InterruptedExamination(fits.starts) from None
+            reason = "examine was interrupted before the first row, and after the encoder"
+            raise InterruptedFit(reason, fits.starts) from None
         bar.advance(parts)
     return _examination(fits, losses)
 
@@ -307,6 +298,8 @@ class Fits:
                 del self.starts[name]
             self.seconds[name] = time.process_time() - began
         self.bar.advance(1 + len(STARTS), "annealing")
+        least, most = _CHAINS_AT_ONCE
+        at_once = max(least, min(most, _MAX_NUMBERS // self.rows.shape[1]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the verdict says it
             return measure_losses(
@@ -322,6 +315,7 @@ class Fits:
                 seed=self.seed,
                 draws=_POSTERIOR_DRAWS,
                 left_out=self.left_out,
+                batch_size=at_once,
                 **settings,
             )
 

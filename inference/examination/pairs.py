@@ -119,6 +119,13 @@ def rows_by_name(model: ProgramModel, values: Any, argument: str) -> Tensor:
     return model.rows_of(*both[:positional], *call.args[positional:], observed=named)
 
 
+def rows_of_guide(guide: object, data: Any) -> Any:
+    """Return data by name as rows, next to a guide made for a program; all else unchanged."""
+    model = getattr(guide, "model", None)
+    named = isinstance(model, ProgramModel) and isinstance(data, Mapping)
+    return rows_by_name(model, data, "images") if named else data
+
+
 def _data_by_name(call: Call) -> dict[str, Any]:
     """Return the arguments of a call and its conditions by name, positional arguments first."""
     return (

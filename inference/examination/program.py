@@ -31,11 +31,11 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.inference.annealing.path import score_latents
-from capsule_zoo.inference.check import is_discrete, name_of, one_line
+from capsule_zoo.inference.check import is_discrete, name_of
 from capsule_zoo.inference.examination.batched import Inputs, Observing, run_batched
 from capsule_zoo.inference.examination.enumeration import enumerate_sites
+from capsule_zoo.inference.examination.refusals import Statements, original, refuse_unserved
 from capsule_zoo.inference.examination.refusals import UnservedProgram as UnservedProgram
-from capsule_zoo.inference.examination.refusals import refuse_unserved
 from capsule_zoo.inference.examination.rows import Columns, Key, Rows, same_data
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density
@@ -286,14 +286,15 @@ def _modeled(call: Call) -> tuple[ProgramModel, Tensor]:
 
 def _traced(call: Call) -> tuple[Call, Trace]:
     """Run a call once; return it with the values of its parameters, and the trace."""
-    conditioned = poutine.condition(call.run, call.conditions)
+    statements, name = Statements(), name_of(call.program)
+    conditioned = statements(poutine.condition(call.run, call.conditions))
     try:
-        with pyro.validation_enabled(False):
-            trace = poutine.trace(conditioned).get_trace()
+        trace = poutine.trace(conditioned).get_trace()
     except Exception as error:
+        reason = statements.describe(error, [*call.args, *call.kwargs.values()])
         raise UnservedProgram(
-            f"{name_of(call.program)} cannot run on these data: {one_line(error)}"
-        ) from error
+            f"{name} cannot run on these data; {reason}; call {name} itself on them to see the line"
+        ) from original(error)
     parameters = dict(call.parameters)
     for name, node in trace.nodes.items():
         if node["type"] == "param" and name not in parameters:
@@ -474,15 +475,17 @@ def _plain(
 @contextmanager
 def _as_unfit(message: str) -> Iterator[None]:
     """Convert every error within the context to `_Unfit`."""
+    statements = Statements()
     try:
-        yield
+        with statements:
+            yield
     except _Unfit as error:
         raise _Unfit(f"{message} ({error})") from None
     except Exception as error:
         raise _Unfit(
-            f"it does not run for several rows at once ({one_line(error)}); write branches on "
-            "latents or data as torch.where, and sizes without .item()"
-        ) from error
+            f"it does not run for several rows at once; {statements.describe(error)}; write "
+            "branches on latents or data as torch.where, and sizes without .item()"
+        ) from None
 
 
 def _compare(result: Tensor, expected: Tensor) -> None:

@@ -1,18 +1,60 @@
 """Refusal of Pyro programs that cannot be a model of the zoo, with remedies."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyro.distributions import Unit
 from pyro.distributions.torch import Independent
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.distributions import constraints
 
 from capsule_zoo.guides.per_image.site_distributions import base_distribution
-from capsule_zoo.inference.check import is_discrete
+from capsule_zoo.inference.check import is_discrete, one_line
 
 
 class UnservedProgram(ValueError):
     """The error for a program that is not supported; one line names the site and the remedy."""
+
+
+class Statements(Messenger):
+    """The messenger that follows the sample statements of a program.
+
+    Attributes:
+        place: the statement at which, or after which, the program is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = "before its first site"
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg):
+            self.place = f"at site {msg['name']!r}"
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not site_is_subsample(msg):
+            self.place = f"after site {msg['name']!r}"
+
+    def describe(self, error: Exception, data: Iterable[Any] = ()) -> str:
+        """Return where an error stopped the program, and the error, in a few words.
+
+        Args:
+            data: the arguments of the program.
+        """
+        cause = one_line(error).partition(". We don't support")[0]  # of vmap
+        cause = re.sub(r"\(\w+: torch\.Size.*\]\)\)", "", cause)  # shapes of all parameters
+        gaps = any(isinstance(value, Tensor) and bool(value.isnan().any()) for value in data)
+        remedy = "; NaN may mark observed values alone" if gaps and "invalid" in cause else ""
+        return f"it stops {self.place} ({type(error).__name__}: {cause}){remedy}"
+
+
+def original(error: Exception) -> BaseException:
+    """Return the error of a program, without the table of shapes that Pyro's traces add."""
+    cause = error.__cause__
+    return cause if cause is not None and "Trace Shapes:" in str(error) else error
 
 
 def refuse_unserved(program: str, sites: Mapping[str, dict]) -> None:
@@ -79,6 +121,25 @@ def _family(distribution: Any) -> str:
     return type(base_distribution(distribution)).__name__
 
 
+def _invalid_value(distribution: Any, value: Tensor) -> str:
+    """Return which observed value a distribution cannot draw, at any parameters; "" if none."""
+    base = base_distribution(distribution)
+    fixed = is_discrete(distribution) or not constraints.is_dependent(type(base).support)
+    if not fixed or not base._validate_args:  # by Pyro's setting, or of this distribution
+        return ""
+    rank = base.support.event_dim
+    value = value.expand(distribution.shape())
+    missing = value.isnan().flatten(-rank).any(-1) if rank else value.isnan()
+    bad = ~(base.support.check(value) | missing)
+    if not bad.any():
+        return ""
+    example = f", such as {value[bad][0].item():.4g}" if bad.shape == value.shape else ""
+    return (
+        f"observes values that {_family(distribution)} does not draw{example}; give values in "
+        f"{base.support}, or pass validate_args=False to the distribution to keep these"
+    )
+
+
 def _misfit(distribution: Any, value: Tensor) -> str:
     """Return why a distribution has no density at an observed value; "" if it has."""
     shape, form = tuple(distribution.shape()), tuple(value.shape)
@@ -86,6 +147,8 @@ def _misfit(distribution: Any, value: Tensor) -> str:
         size not in (1, whole) for size, whole in zip(form[::-1], shape[::-1], strict=False)
     ):
         return f"observes values of shape {form}, but draws {shape}; give data of that shape"
+    if reason := _invalid_value(distribution, value):
+        return reason
     missing = value.isnan().expand(shape)
     rank = distribution.event_dim
     if rank and missing.any():

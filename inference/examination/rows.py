@@ -6,7 +6,9 @@ which can be split, shuffled and repeated as images can.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -116,15 +118,21 @@ class Rows(ObservationSpace):
                     result[part.site].append(~missing.reshape(len(rows), *part.shape))
         return result
 
-    def read(self, trace: Trace) -> Tensor:
-        """Return the rows sampled by a run without data, missing where the templates are."""
-        draws = {name: trace.nodes[name]["value"] for name in self.sites}
-        rows = self.templates(len(next(iter(draws.values())))).clone()
+    def read(self, trace: Trace, of: Callable[[dict], Tensor] = itemgetter("value")) -> Tensor:
+        """Return the rows of a run, with its arguments.
+
+        Those of a run without data have the arguments of the templates, and miss what these miss.
+        """
+        values = {name: of(trace.nodes[name]) for name in self.sites}
+        number = len(next(iter(values.values())))
+        given = trace.nodes["_INPUT"]["args"] if "_INPUT" in trace.nodes else ()
+        rows = (given[0] if given else self.templates(number)).clone()
         for part in self.parts:
             if part.site is not None:
                 old = rows[:, part.columns]
-                values = draws[part.site].reshape(len(rows), -1).to(rows)
-                rows[:, part.columns] = values.masked_fill(old.isnan(), math.nan)
+                new = values[part.site].reshape(number, -1).to(rows)
+                missing = old.isnan() & (not given)
+                rows[:, part.columns] = new.masked_fill(missing, math.nan)
         return rows
 
 

@@ -138,7 +138,7 @@ def gauss_newton(
         )
     if summed := [site.name for site in model.sites if site.enumerated]:
         raise UnservedSite(
-            f"{type(model).__name__} sums out {', '.join(summed)} by enumeration, so there is no "
+            f"{name_of(model)} sums out {', '.join(summed)} by enumeration, so there is no "
             "Gauss-Newton distribution; build it with selection='marginal', or use free_form"
         )
     images = prepare_images(model, images, start, check=check)

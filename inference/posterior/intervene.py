@@ -104,6 +104,11 @@ def intervene(
             f"{name_of(model)} explains labels and draws no images, so that no image can be "
             "predicted; give a model of images"
         )
+    if not model.space.site:
+        raise ValueError(
+            f"intervene keeps the noise of a model that declares its observed site, and "
+            f"{name_of(model)} is a plain program; use pyro.do on the program itself"
+        )
     pair = prepare(model, guide, images, labels=None, seed=seed, discrete=True)
     size = len(pair.images) if is_per_image(guide) else batch_size
     mode = eval_mode(pair.model, pair.guide)

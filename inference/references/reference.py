@@ -32,15 +32,16 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from capsule_zoo.data.tensors import accept_arrays
+from capsule_zoo.inference.annealing.path import score_latents
 from capsule_zoo.inference.evaluation.ancestral import infer
-from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
-from capsule_zoo.inference.evaluation.prepare import discrete_form
+from capsule_zoo.inference.evaluation.evaluate import evaluate
+from capsule_zoo.inference.evaluation.summary import per_image_elbo
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_whole
-from capsule_zoo.models.common.modes import eval_mode, use_seed
+from capsule_zoo.models.common.modes import use_seed
 
 _ROWS = 8192  # rows of the model in one run
 
@@ -174,19 +175,14 @@ class Reference:
         worst = torch.cat([mean, square]).abs().max().item()
         return Score(_rms(mean), _rms(square), worst, len(x) ** -0.5, kl)
 
-    @torch.no_grad()
     def _kl(self, guide: nn.Module, num_draws: int, seed: int) -> float | None:
         """Return the gap log p(image) - ELBO of a guide, or None if log p is unknown."""
         if self.log_evidence is None:
             return None
-        guide = discrete_form(guide)
-        images = self.images.expand(num_draws, *self.images.shape[1:])
-        with isolated_parameters(self.model, guide), eval_mode(guide), use_seed(seed):
-            weights, model_trace, guide_trace = log_weights(self.model, guide, images)
-            points = point_sites(model_trace, guide_trace)
-        if not_a_bound(self.model, model_trace, points):
-            return None
-        return self.log_evidence - weights.mean().item()
+        settings: dict[str, Any] = dict(num_particles=num_draws, seed=seed, draws=0)
+        idata = evaluate(self.model, guide, self.images, **settings)
+        is_bound = bool(idata.attrs["is_bound"])
+        return self.log_evidence - float(per_image_elbo(idata)[0]) if is_bound else None
 
     @cached_property
     def _continuous(self) -> SiteVector:
@@ -212,8 +208,8 @@ class Reference:
             latents[name] = value.repeat(rows, *[1] * (value.dim() - 1))
         images = self.images.expand(rows * count, *self.images.shape[1:])
         with isolated_parameters(self.model), poutine.block():
-            trace = poutine.trace(poutine.condition(self.model, latents)).get_trace(images)
-        return log_density(trace, images).view(rows, count).logsumexp(1)
+            joint = log_density(score_latents(self.model, latents, images), images)
+        return joint.view(rows, count).logsumexp(1)
 
 
 def _rms(errors: Tensor) -> float:

@@ -11,7 +11,9 @@ differ in size, as sets of points do, a batch is padded, and NaN marks the paddi
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar, Self
 
 import torch
@@ -58,13 +60,16 @@ class ObservationSpace(Settings, ABC):
         """The names of all observed sites."""
         return (self.site,)
 
-    def read(self, trace: Trace) -> Tensor:
+    def read(self, trace: Trace, of: Callable[[dict], Tensor] = itemgetter("value")) -> Tensor:
         """Return the batch that was sampled or observed in a trace of a model.
+
+        Args:
+            of: what to read from the observed site, (*batch, *observation), if not its value.
 
         Raises:
             ValueError: the run has no such site.
         """
-        return self.as_batch(observed_node(trace, self)["value"])
+        return self.as_batch(of(observed_node(trace, self)))
 
     def as_batch(self, values: Tensor) -> Tensor:
         """Flatten values of the observed site, (*batch, *observation), to one batch."""

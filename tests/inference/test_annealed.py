@@ -26,7 +26,12 @@ from variants import create, list_models, small_settings, takes_images
 
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.inference import SemiAmortized, summarize
-from capsule_zoo.inference.annealing import annealed_bounds, annealed_log_likelihood, transitions
+from capsule_zoo.inference.annealing import (
+    annealed_bounds,
+    annealed_gaps,
+    annealed_log_likelihood,
+    transitions,
+)
 from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, score_latents
 from capsule_zoo.inference.annealing.transitions import (
@@ -358,6 +363,24 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
         for fraction in (0.0, 0.5)
     ]
     assert gaps[0] > 20 and abs(gaps[1]) < 4
+
+
+def test_chains_cross_between_the_guide_and_the_prior():
+    """The guide is the posterior, a hundredth as wide as the prior, so both bounds are log p."""
+    torch.manual_seed(0)
+    model = Conjugate(noise=0.02).double()
+
+    class Exact(Guide[Conjugate]):
+        def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+            with pyro.plate("images", len(images), dim=-1):
+                pyro.sample("code", dist.Normal(*self.model.posterior(images)))
+
+    settings = dict(chains=200, temperatures=100, leapfrogs=2, simulated=4, prior_fraction=0.5)
+    images = torch.full((1, 1, 2, 2), 0.6).double()
+    idata = annealed_log_likelihood(model, Exact(model), images, batch_size=10**6, **settings)
+    assert np.abs(annealed_gaps(idata)).max() < 0.3  # log 2, if they stay where they started
+    error = annealed_bounds(idata)["lower"] - model.log_evidence(images).item()
+    assert abs(error) < 0.1
 
 
 @pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04), (Units, 1.0)])

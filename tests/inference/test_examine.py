@@ -1,7 +1,9 @@
 """`examine` and `auto_encoder`: the table against the truth, refusals, and what stays untouched."""
 
 import math
+import random
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pyro
@@ -9,13 +11,22 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoLaplaceApproximation, AutoNormal
-from test_programs import LOADINGS, NOISE, X, components, double, marginal, mixture, schools
+from test_programs import (
+    LOADINGS,
+    NOISE,
+    X,
+    components,
+    components_together,
+    double,
+    marginal,
+    mixture,
+    schools,
+)
 
 from capsule_zoo.data import progress
 from capsule_zoo.inference import auto_encoder, evaluate, examine, fit_guide, summarize
 from capsule_zoo.inference.calibration import check_calibration
-from capsule_zoo.inference.examination.encoder import AutoEncoder, trained_encoder
-from capsule_zoo.inference.examination.examine import InterruptedExamination
+from capsule_zoo.inference.examination.encoder import AutoEncoder, InterruptedFit, trained_encoder
 from capsule_zoo.inference.examination.normals import normal_guide, nuts_guide
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
 from capsule_zoo.inference.posterior.widen import Widened
@@ -112,13 +123,43 @@ def test_normal_guides_of_pyro_have_the_moments_of_a_normal_posterior():
         assert exact - loss < elbo < exact + 0.05
 
 
-def test_everything_stays_as_it_was():
+def raise_error(*arguments, **settings):
+    raise ArithmeticError
+
+
+ENDS = {
+    "no error": (None, None, None),
+    "an error while the encoder trains": (ArithmeticError, "training.trainer.Trainer._step", None),
+    "an error of chains": (ArithmeticError, "annealing.bounds.anneal", None),
+    "an error of a guide": (ArithmeticError, "examination.losses.evaluate", None),
+    "an interrupt while the encoder trains": (InterruptedFit, None, AutoEncoder),
+    "an interrupt while a guide is fitted": (None, None, AutoNormal),
+}
+
+
+@pytest.mark.parametrize(
+    ("end", "validation"), [*((end, True) for end in ENDS), ("no error", False)]
+)
+def test_everything_stays_as_it_was(end, validation, monkeypatch):
+    error, failing, interrupted = ENDS[end]
+    if failing:
+        monkeypatch.setattr(f"capsule_zoo.inference.{failing}", raise_error)
+    if interrupted:
+        interrupt_training_of(interrupted, monkeypatch)
+    pyro.get_param_store().clear()
     pyro.param("other", torch.tensor(1.0))
-    state, held = torch.get_rng_state(), pyro.get_param_store()["other"]
-    examine(components, X, guides=["encoder", "auto_normal"], rows=2, **SHORT)
-    assert torch.equal(torch.get_rng_state(), state)
+    held = pyro.get_param_store()["other"]
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    names = ["encoder", "auto_normal"]
+    with pyro.validation_enabled(validation), pytest.raises(error) if error else nullcontext():
+        try:
+            examine(components, X, guides=names, rows=2, **{**SHORT, "steps": 3, "fitting": 2})
+        finally:
+            assert dist.is_validation_enabled() is validation
+            assert torch.distributions.Distribution._validate_args is validation
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1] and random.getstate() == states[2]
     assert list(pyro.get_param_store()) == ["other"] and pyro.get_param_store()["other"] is held
-    assert pyro.distributions.is_validation_enabled()
 
 
 REFUSED = {
@@ -150,13 +191,20 @@ def test_all_data_as_one_row_are_held_out_only_by_equal_sizes():
         examine(schools, torch.ones(8).double(), **settings, **SHORT)
 
 
-def interrupt_training_of(kind: type, monkeypatch) -> None:
-    """Send this process an interrupt in the first step that trains a guide of a kind."""
+def interrupt_training_of(kind: type, monkeypatch, before: int = 0) -> None:
+    """Send this process an interrupt in a step that trains a guide of a kind, by default the first.
+
+    Args:
+        before: number of steps before that one.
+    """
     step = Trainer._step
+    steps = []
 
     def step_and_interrupt(trainer, *arguments):
         if isinstance(trainer.pair.guide, kind):
-            signal.raise_signal(signal.SIGINT)
+            steps.append(trainer)
+            if len(steps) > before:
+                signal.raise_signal(signal.SIGINT)
         return step(trainer, *arguments)
 
     monkeypatch.setattr(Trainer, "_step", step_and_interrupt)
@@ -180,7 +228,7 @@ def test_an_interrupt_before_the_first_row_keeps_what_was_fitted(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("capsule_zoo.inference.examination.losses.evaluate", interrupt)
-    with pytest.raises(InterruptedExamination, match=r"error\.guides") as caught:
+    with pytest.raises(InterruptedFit, match=r"error\.guides") as caught:
         examine(components, X, guides=["gauss_newton"], rows=2, **SHORT)
     guides = caught.value.guides
     assert {"encoder", "free_form", "mixture"} <= {*guides}
@@ -190,8 +238,25 @@ def test_an_interrupt_before_the_first_row_keeps_what_was_fitted(monkeypatch):
     assert not list(pyro.get_param_store())
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("function", [auto_encoder, examine])
+def test_an_interrupt_of_its_training_keeps_the_encoder(function, whole, monkeypatch):
+    """In the last third of the updates, so that most of the training is done."""
+    interrupt_training_of(AutoEncoder, monkeypatch, before=240)
+    program = components_together if whole else components
+    with pytest.raises(InterruptedFit, match=r"241 of 300.*error\.guides") as caught:
+        function(program, X, steps=300)
+    guide = caught.value.guides["encoder"]
+    untrained = AutoEncoder(guide.model, guide.model.rows_of(X))
+    elbos = [
+        summarize(evaluate(program, element, X, num_particles=100))["elbo"]
+        for element in (untrained, guide)
+    ]
+    exact = marginal(X).sum().item() if whole else marginal(X).mean().item()
+    assert exact - 0.3 * (exact - elbos[0]) < elbos[1] < exact + 0.05
+
+
 INTERRUPTED = {
-    "encoder": (AutoEncoder, lambda _: auto_encoder(components, X, steps=5)),
     "auto_normal": (AutoNormal, lambda _: fit_guide("auto_normal", components, None, X, steps=5)),
     "widened": (Widened, lambda points: fit_guide("widened", components, points, X, steps=5)),
 }

@@ -1,5 +1,7 @@
 """Plain programs with guides that were made for them, in the functions that take models."""
 
+import math
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -12,17 +14,39 @@ from test_programs import (
     components,
     components_by_pixel,
     components_together,
+    covariates,
     double,
     marginal,
     parametrized,
     schools,
 )
 
-from capsule_zoo.inference import Checks, auto_encoder, compare, encode, evaluate, fit, fit_guide
+from capsule_zoo.inference import (
+    Checks,
+    auto_encoder,
+    check_pair,
+    classify,
+    compare,
+    encode,
+    evaluate,
+    fgsm,
+    fill_in,
+    fit,
+    fit_guide,
+    infer,
+    intervene,
+    log_partition,
+    log_weights,
+    posterior_predictive,
+    reconstruct,
+    sample,
+)
 from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.evaluation.summary import log_mean, pooled_log_weight
 from capsule_zoo.inference.examination.program import UnservedProgram, as_model
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import refine
 
 SCHOOLS = {"errors": 10 + double(7, 8).abs(), "y": 10 * double(6, 8)}
 NEW = {"y": 10 * double(8, 8)}
@@ -133,6 +157,65 @@ def test_a_tensor_that_may_be_rows_or_an_argument_is_refused():
         evaluate(reversed_once, guide, FIRST)
 
 
+VERBS = {
+    "encode": encode,
+    "reconstruct": reconstruct,
+    "posterior_predictive": lambda *pair: posterior_predictive(*pair, num_samples=2),
+    "refine": lambda *pair: refine(*pair, steps=2).locs["code"],
+    "gauss_newton": lambda *pair: gauss_newton(*pair, steps=2).locs["code"],
+    "infer": lambda model, guide, data: infer(guide, data),
+    "check_pair": check_pair,
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_program_and_its_data_are_taken_by_every_verb(name, whole):
+    program = components_together if whole else components
+    guide = auto_encoder(program, X, steps=3)
+    rows = guide.model.rows_of(X)
+    result = VERBS[name](program, guide, {"x": X})
+    torch.testing.assert_close(result, VERBS[name](guide.model, guide, rows))
+
+
+def test_weights_are_those_of_the_model_of_the_program():
+    guide = fit_guide("gauss_newton", components, None, X, steps=5)
+    torch.testing.assert_close(log_weights(components, guide, X)[0], marginal(X))
+
+
+def test_programs_without_a_guide_are_fitted_by_the_fits_themselves():
+    for fitted in (refine(components, None, X, steps=2), gauss_newton(components, None, X)):
+        assert fitted.model.call.program is components
+
+
+def test_reconstructions_are_the_means_given_the_inferred_latents():
+    """Missing values are predicted, and the arguments of each row stay."""
+    x = X.clone()
+    x[1, 3] = x[4] = math.nan
+    guide = auto_encoder(components, x, steps=3)
+    expected = infer(guide, {"x": x}, seed=4)["code"][:, 0] @ LOADINGS
+    torch.testing.assert_close(reconstruct(components, guide, x, seed=4), expected)
+    x, y = double(11, 4, 2), double(12, 4)
+    guide = auto_encoder(covariates, x, y, steps=3)
+    some = {"x": x[2:], "y": y[2:]}
+    predicted = reconstruct(covariates, guide, some)
+    offset = infer(guide, some)["offset"].flatten()
+    parts = {part.site or part.argument: part.columns for part in guide.model.space.parts}
+    torch.testing.assert_close(predicted[:, parts["y"]].flatten(), offset + x[2:, 0])
+    torch.testing.assert_close(predicted[:, parts["count"]].flatten(), (x[2:, 1] + 1).exp())
+    torch.testing.assert_close(predicted[:, parts[0]], x[2:])
+
+
+def test_new_data_are_drawn_given_the_inferred_latents():
+    guide = fit_guide("gauss_newton", components, None, X, steps=5)
+    drawn = posterior_predictive(components, guide, X, num_samples=400)
+    covariance = (LOADINGS @ LOADINGS.T / NOISE**2 + torch.eye(2)).inverse()
+    mean = X @ LOADINGS.T @ covariance / NOISE**2 @ LOADINGS
+    spread = (LOADINGS.T @ covariance @ LOADINGS).diagonal() + NOISE**2
+    assert ((drawn.mean(0) - mean) / (spread / 400).sqrt()).abs().max() < 4.5
+    torch.testing.assert_close(drawn.var(0), spread.expand(7, 5), atol=0, rtol=0.35)
+
+
 REFUSED = {
     "one of several data": (lambda g: evaluate(schools, g, NEW["y"]), "one tensor.*errors, y; giv"),
     "another name": (lambda g: evaluate(schools, g, {"z": X}), "images names 'z'.*errors, y"),
@@ -157,9 +240,21 @@ REFUSED = {
         lambda g: check_calibration(schools, lambda x: None, 90, 15),
         "batch_size=90.*auto_encoder",
     ),
-    "a function of models alone": (
-        lambda g: encode(schools, g, SCHOOLS),
-        "a plain Pyro program.*guide.model.rows_of",
+    "no guide": (lambda g: sample(schools, 3), "a plain Pyro program.*give guide.model"),
+    "classes": (lambda g: classify(schools, g, SCHOOLS), "schools tells no classes"),
+    "an attack": (lambda g: fgsm(schools, NEW["y"], 0.1, guide=g), "schools has no scores"),
+    "hidden values": (
+        lambda g: fill_in(schools, g, SCHOOLS),
+        "schools observes no images .* NaN marks missing values, and reconstruct",
+    ),
+    "an action": (
+        lambda g: intervene(schools, g, SCHOOLS, {"mean": 0.0}),
+        "schools is a plain program; use pyro.do",
+    ),
+    "no energy": (lambda g: log_partition(schools), "plain Pyro program"),
+    "a verb with data of another program": (
+        lambda g: encode(components, g, X),
+        "for the program schools.*auto_enc",
     ),
 }
 

@@ -1,6 +1,7 @@
 """Plain Pyro programs as models of the zoo: exact densities, refusals, and what stays untouched."""
 
 import math
+import traceback
 
 import numpy as np
 import pyro
@@ -313,6 +314,32 @@ def exact(x):
     pyro.sample("x", dist.Normal(0.0, 1.0).expand(x.shape).to_event(1), obs=x)
 
 
+def mismatched(x):
+    weights = pyro.sample("weights", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    pyro.sample("x", dist.Normal(torch.ones(7, 3) @ weights, 1.0).to_event(1), obs=x)
+
+
+def repeated(x):
+    for _ in range(2):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def negative(x):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(z, -1.0 * torch.ones(7)).to_event(1), obs=x)
+
+
+def misspelled(x):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(z + {}["w"], 1.0), obs=x)
+
+
+def gray(x, validate=None):
+    z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Bernoulli(logits=z, validate_args=validate), obs=x)
+
+
 REFUSED = {
     "a class": (lambda: as_model(Linear, X), "not the class Linear"),
     "no function": (lambda: as_model("components", X), "must be a function or a module"),
@@ -330,6 +357,24 @@ REFUSED = {
     "subsampling": (lambda: as_model(subsampled, X[:, 0]), "'cases'.*2 of 7.*subsample_size"),
     "a batch without a plate": (lambda: as_model(undeclared, X[0]), r"'z'.*of 5.*to_event\(1\)"),
     "a branch on a latent": (lambda: as_model(branching, X[0, 0]), "torch.where"),
+    "an error after a site": (
+        lambda: as_model(mismatched, X[:, 0]),
+        "mismatched .*after site 'weights' .RuntimeError: size mismatch.* call mismatched itself",
+    ),
+    "a site twice": (lambda: as_model(repeated, X[0, 0]), "at site 'z' .*Multiple sample sites"),
+    "a negative scale": (
+        lambda: as_model(negative, X[:, 0]),
+        r"after site 'z' .*parameter scale \(Tensor of shape \(7,\)\) of distribution Normal to",
+    ),
+    "a missing key": (lambda: as_model(misspelled, X[0, 0]), "after site 'z' .KeyError: 'w'"),
+    "the site before a branch": (
+        lambda: as_model(branching, X[0, 0]),
+        "after site 'z' .*data-dependent control flow.; write branches",
+    ),
+    "values that are not drawn": (
+        lambda: as_model(gray, torch.tensor(0.25)),
+        "'x' of gray observes values that Bernoulli does not draw, such as 0.25; .*Boolean",
+    ),
     "a scale": (lambda: as_model(scaled, X[0, 0]), "'z'.*poutine.scale.*leave it out"),
     "infinite data": (lambda: as_model(components, X / 0), "'x'.*not finite"),
     "a part of an event": (
@@ -349,6 +394,13 @@ def test_what_cannot_be_taken_is_refused_in_one_line(name):
     with pytest.raises(UnservedProgram, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "Trace Shapes" not in shown and "Param Sites" not in shown
+
+
+def test_values_that_a_program_allows_by_itself_are_taken():
+    model, rows = as_model(gray, torch.tensor(0.25), False)
+    assert model.space.sites == ("x",) and rows.tolist() == [[0.25]]
 
 
 def parametrized(x):
@@ -386,5 +438,5 @@ def test_parameters_have_their_trained_values_and_everything_stays_as_it_was():
 def test_missing_covariates_are_refused():
     x = double(3, 6, 2)
     x[2, 1] = math.nan
-    with pytest.raises(UnservedProgram, match="not a number; NaN may mark observed values alone"):
+    with pytest.raises(UnservedProgram, match=r"'y'.*NaN may mark observed values alone"):
         as_model(covariates, x, double(4, 6))
