@@ -55,8 +55,8 @@ class PictureObjects:
 
     @property
     def count(self) -> int:
-        """The most likely number of objects."""
-        return int(self.count_probabilities.argmax())
+        """The number of objects of the likeliest set, n."""
+        return len(self.presence)
 
     @cached_property
     def masks(self) -> Tensor:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = ("coins", "nuclei")
+DIGITS: dict[str, Any] = dict(  # whole digits, and not their strokes, are the objects
+    size_distribution="given", size_spread=0.1, thing_settings=dict(latent=20)
+)
 NEAR = {"coins": 30.0, "nuclei": 30.0, "digits": 9.0}  # pixels between matched centers, at most
 
 
@@ -132,7 +135,8 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
     settings, root = job.variant, data_folder(job.options.data_root)
     composed = composed_digits(root, "train", settings.composed, seed=job.options.seed)
-    entry = train_on([composed[k].image for k in range(settings.composed)], job)
+    pictures = [composed[k].image for k in range(settings.composed)]
+    entry = train_on(pictures, job, **DIGITS)
     tests = composed_digits(root, "test", settings.tested)
     truth = [tests[k] for k in range(settings.tested)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
@@ -143,9 +147,9 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
     small = composed_digits(
         root, "test", settings.intervals, canvas=(150, 150), least=5, most=15, seed=1
     )
-    pictures = [small[k] for k in range(settings.intervals)]
-    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in pictures])
-    true = [len(p.centers) for p in pictures]
+    few = [small[k] for k in range(settings.intervals)]
+    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in few])
+    true = [len(p.centers) for p in few]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
     right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
     return {
@@ -162,14 +166,14 @@ def _binomial(fraction: float, number: int) -> float:
     return math.sqrt(fraction * (1 - fraction) / number)
 
 
-def train_on(pictures: Sequence[Tensor], job: Job[Settings]) -> Entry:
-    """Train the entry `scenes` on tiles of pictures (C, H, W)."""
+def train_on(pictures: Sequence[Tensor], job: Job[Settings], **different: Any) -> Entry:
+    """Train the entry `scenes` on tiles of pictures (C, H, W), with settings that differ."""
     settings, options = job.variant, job.options
     leveling = fit_leveling(pictures)
     leveled = [leveling(picture) for picture in pictures]
     tiles = tiles_of_pictures(leveled, TILE, settings.tiles, seed=options.seed)
     data = Dataset(job.name, Split(tiles[100:]), Split(tiles[:50]), Split(tiles[50:100]))
-    sizes = {**SETTINGS, "leveling": leveling, **(settings.sizes or {})}
+    sizes = {**SETTINGS, **different, "leveling": leveling, **(settings.sizes or {})}
     entry = create_untrained("scenes", data, options, **sizes)
     minutes, checks = options.minutes or settings.length, Checks(clock="processor")
     train(entry, data, options, minutes, batch_size=24, checks=checks)

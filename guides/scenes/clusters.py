@@ -32,7 +32,10 @@ from capsule_zoo.models.scenes.counts import subsets_of
 
 MOST = 10  # proposals of a cluster whose subsets are all summed
 PAINTED = 0.02  # least cover of a pixel that a proposal paints
-DOUBT = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors of the power that are equally probable
+DOUBT = (0.37, 0.61, 1.0, 1.64, 2.7)  # factors of the power that are equally probable
+LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
+CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
+LEAST_POWER = 0.25
 LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 AT_ONCE = 128  # subsets that are painted at once
@@ -221,21 +224,35 @@ class PictureReader:
         return ((heat == top) & (gain > GAIN)).nonzero()
 
     def fit_power(self, canvas: Tensor) -> float:
-        """Return the power of the likelihood at which residuals vary as much as it says, at most 1.
+        """Return the power of the likelihood at which residuals vary as much as it says.
 
-        Errors of neighboring pixels are correlated. So the sum of a residual over a box as large as
-        an object has a larger variance than the likelihood says, which takes pixels for
-        independent: sigma^2 times their number. The power is the ratio of the two, which makes the
-        curvature of the weighted likelihood equal to the variance of its score for a change of
-        tone in such a box (the magnitude adjustment of composite likelihoods, Pauli, Racugno &
-        Ventura 2011, "Bayesian composite marginal likelihoods").
+        Errors of neighboring pixels are correlated. So the sum of a residual over a box has a
+        larger variance than the likelihood says, which takes pixels for independent: sigma^2 times
+        their number. The power is the ratio of the two, and makes the curvature of the weighted
+        likelihood equal to the variance of its score for a change of tone in such a box (the
+        magnitude adjustment of composite likelihoods, Pauli, Racugno & Ventura 2011, "Bayesian
+        composite marginal likelihoods"). Three boxes are measured: of half an object's width in the
+        whole picture, where the ground may be wrong, and of a twelfth and an eighth on objects,
+        where strokes and textures may be. The least ratio counts, from `LEAST_POWER` to 1: below
+        it, objects that are not found yet would count as noise, and then never be found.
+
+        Args:
+            canvas: mean picture of the objects, (C, H, W).
         """
-        side = max(1, 2 * int(self.model.size / 4) + 1)
         error = (self.image - canvas).nan_to_num()
-        sums = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False) * side
-        return float(
-            (self.model.sigma_image**2 / sums.square().mean().clamp_min(1e-12)).clamp(max=1)
-        )
+        painted = (canvas - self.ground).abs().amax(0) > CONTRAST
+        largest = 0.0
+        for fraction, region in (
+            (LARGE_BOX, torch.ones_like(painted)),
+            *((f, painted) for f in SMALL_BOXES),
+        ):
+            side = 2 * int(self.model.size * fraction / 2) + 1
+            mean = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False)[0]
+            squares = (mean * side).square().mean(0)[region]
+            if len(squares):
+                largest = max(largest, float(squares.mean()))
+        power = self.model.sigma_image**2 / max(largest, 1e-12)
+        return min(1.0, max(LEAST_POWER, power))
 
     def clusters(self, patches: Patches, start: Tensor | None = None) -> list[Cluster]:
         """Return the clusters of proposals that paint common pixels, with their distributions.

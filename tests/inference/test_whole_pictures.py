@@ -46,7 +46,7 @@ def test_pictures_of_several_sizes_are_read():
         assert result.numbers.shape == picture.shape[1:]
         assert result.masks.shape == (len(result.presence), *picture.shape[1:])
         assert result.numbers.max() <= len(result.presence)
-        assert 0 < result.likelihood_power <= 1
+        assert 0.25 <= result.likelihood_power <= 1
         torch.testing.assert_close(result.count_probabilities, same.count_probabilities)
 
 
