@@ -200,10 +200,15 @@ def main() -> None:
 
 
 def round_metric(value: float, se: float | None = None) -> tuple[str, str]:
-    """Round a value and its error to two digits of the error, or a value alone to four digits."""
+    """Round a value and its error to two digits of the error, or a value alone to four digits.
+
+    A value of a billion or more has three digits and an exponent.
+    """
     if se:
         decimals = 1 - math.floor(math.log10(float(f"{se:.1e}")))
         texts = [f"{round(x, decimals):,.{max(decimals, 0)}f}" for x in (value, se)]
+    elif abs(value) >= 1e9:
+        texts = [f"{value:.2e}", ""]
     elif float(value).is_integer() or abs(value) >= 10_000:
         texts = [f"{value:,.0f}", ""]
     else:

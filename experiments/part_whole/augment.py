@@ -97,10 +97,10 @@ def augment(options: Options, settings: Settings) -> Result:
 
     A model is trained for each range of rotations and each seed, all for equally many updates.
     Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
-    images, `rotated_...` on images rotated as in training. `..._turned` is the remedy: kinds and
-    codes are fitted to the rotated training images at the rotations that they choose, and every
-    kind encodes an image at the rotation at which it explains the image best. Its probe is fitted
-    on rotated images, and tested on rotated (`rotated_turned`) and upright ones (`probe_turned`).
+    images, `rotated_...` on images rotated as in training. With kinds and codes the loss is small:
+    they are fitted to the rotated training images at the rotations that they choose, and every
+    kind encodes an image "at the best rotation", where it explains the image best (`..._turned` in
+    the record). This probe is fitted on rotated images, and tested on rotated and upright images.
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
     parts that correspond to themselves when the image is rotated by 45 degrees.

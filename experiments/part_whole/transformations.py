@@ -121,9 +121,10 @@ def generalize(
 
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
     training images and tested on three sets of images: `upright` in the middle, `affnist`, and
-    `rotated` by uniform angles up to 180 degrees either way. "Turned" is this probe after every
-    image is rotated to where the model explains it best, one of 16 rotations. "Refined" are
-    free-form poses and presences, initialized at the guide's and optimized for each image. A
+    `rotated` by uniform angles up to 180 degrees either way. "At the best
+    rotation" (`..._turned` in the record) every image is first rotated to where the model explains
+    it best, one of 16 rotations. "Refined" are free-form poses and presences, initialized at the
+    guide's and optimized for each image. A
     separate probe is fitted on refined training images, because refinement moves presences
     towards 0 and 1. "Few" is the probe on the guide's objects for these few training images.
 

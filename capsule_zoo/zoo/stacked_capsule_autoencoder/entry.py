@@ -117,7 +117,7 @@ register(
         "templates": learned_templates,
         "samples": samples,
     },
-    summary="Objects vote for parts, parts share out the pixels (Kosiorek et al. 2019).",
+    summary="Objects vote for parts, each pixel comes from one part (Kosiorek et al. 2019).",
     small=dict(
         image_shape=(1, 12, 12),
         objects=2,
