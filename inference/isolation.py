@@ -26,7 +26,7 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
 
     A program that is not a module (a plain function) has its parameters in the global store and
     nowhere else. With such a program, the temporary store keeps every entry that does not belong to
-    a module. Other threads wait for their rotation until the context ends.
+    a module. Other threads wait until the context ends.
     """
     with PYRO_LOCK:
         modules = [program for program in programs if isinstance(program, nn.Module)]

@@ -58,7 +58,13 @@ from capsule_zoo.inference.annealing.exceedance import (
     exceedances,
 )
 from capsule_zoo.inference.annealing.path import AnnealedPath, simulate
-from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot, space_temperatures
+from capsule_zoo.inference.annealing.transitions import (
+    Moves,
+    anneal,
+    pilot,
+    space_temperatures,
+    temperatures_along_sigmoid,
+)
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed, evaluate
@@ -82,7 +88,6 @@ from capsule_zoo.models.common.spaces import space_of, tile_batch
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-_STEEPNESS = 4.0  # steepness of the sigmoid along which temperatures lie, as in Wu et al.
 _SCALED = 16  # draws of the start, for the standard deviation of each coordinate
 _FEWER = 4  # the pilot has this many times fewer temperatures
 _HALVINGS = 16  # of the pilot's first temperature, where chains start at a guide and the prior
@@ -312,13 +317,6 @@ def _sides(idata: "InferenceData") -> tuple[np.ndarray, np.ndarray]:
     stats = idata.sample_stats
     below = log_mean(pool_chains(stats["simulated_log_weight"]))
     return below, -log_mean(-pool_chains(stats["reverse_log_weight"]))
-
-
-def temperatures_along_sigmoid(number: int) -> list[float]:
-    """Return `number` + 1 inverse temperatures from 0 to 1, denser towards both ends."""
-    at = torch.linspace(-1, 1, number + 1, dtype=torch.float64)
-    bent = (_STEEPNESS * at).sigmoid()
-    return ((bent - bent[0]) / (bent[-1] - bent[0])).tolist()
 
 
 class _Run(NamedTuple):

@@ -41,6 +41,7 @@ from capsule_zoo.data.progress import track
 from capsule_zoo.inference.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
 TARGET = 0.75  # acceptance rate that the pilot aims at
+_STEEPNESS = 4.0  # steepness of the sigmoid along which temperatures lie, as in Wu et al. 2017
 _QUICK = 0.5  # pilot: change of log epsilon for each unit of acceptance above the target
 _SLOW = 0.05  # _QUICK in a long run, once the first temperature is left
 _CHANGE = 10.0  # change of log epsilon that a run of any length must allow
@@ -271,6 +272,13 @@ def pilot(
         log_epsilons.append(log_epsilon)
         spread.append(_spread(terms.gain, images))
     return torch.stack(log_epsilons[warm_up:]).exp(), torch.stack(spread[warm_up:])
+
+
+def temperatures_along_sigmoid(number: int) -> list[float]:
+    """Return `number` + 1 inverse temperatures from 0 to 1, denser towards both ends."""
+    at = torch.linspace(-1, 1, number + 1, dtype=torch.float64)
+    bent = (_STEEPNESS * at).sigmoid()
+    return ((bent - bent[0]) / (bent[-1] - bent[0])).tolist()
 
 
 def space_temperatures(

@@ -122,8 +122,9 @@ def rows_by_name(model: ProgramModel, values: Any, argument: str) -> Tensor:
 def rows_of_guide(guide: object, data: Any) -> Any:
     """Return data by name as rows, next to a guide made for a program; all else unchanged."""
     model = getattr(guide, "model", None)
-    named = isinstance(model, ProgramModel) and isinstance(data, Mapping)
-    return rows_by_name(model, data, "images") if named else data
+    if isinstance(model, ProgramModel) and isinstance(data, Mapping):
+        return rows_by_name(model, data, "images")
+    return data
 
 
 def _data_by_name(call: Call) -> dict[str, Any]:

@@ -125,13 +125,13 @@ class Rows(ObservationSpace):
         """
         values = {name: of(trace.nodes[name]) for name in self.sites}
         number = len(next(iter(values.values())))
-        given = trace.nodes["_INPUT"]["args"] if "_INPUT" in trace.nodes else ()
-        rows = (given[0] if given else self.templates(number)).clone()
+        data = trace.nodes["_INPUT"]["args"] if "_INPUT" in trace.nodes else ()
+        rows = (data[0] if data else self.templates(number)).clone()
         for part in self.parts:
             if part.site is not None:
                 old = rows[:, part.columns]
                 new = values[part.site].reshape(number, -1).to(rows)
-                missing = old.isnan() & (not given)
+                missing = old.isnan() & (not data)
                 rows[:, part.columns] = new.masked_fill(missing, math.nan)
         return rows
 

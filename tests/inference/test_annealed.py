@@ -32,12 +32,13 @@ from capsule_zoo.inference.annealing import (
     annealed_log_likelihood,
     transitions,
 )
-from capsule_zoo.inference.annealing.bounds import _scale, temperatures_along_sigmoid
+from capsule_zoo.inference.annealing.bounds import _scale
 from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms, score_latents
 from capsule_zoo.inference.annealing.transitions import (
     Moves,
     change_coordinate,
     flip_bits,
+    temperatures_along_sigmoid,
     transition,
 )
 from capsule_zoo.inference.log_weight import log_density

@@ -394,8 +394,8 @@ def test_what_cannot_be_taken_is_refused_in_one_line(name):
     with pytest.raises(UnservedProgram, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "Trace Shapes" not in shown and "Param Sites" not in shown
+    report = "".join(traceback.format_exception(caught.value))
+    assert "Trace Shapes" not in report and "Param Sites" not in report
 
 
 def test_values_that_a_program_allows_by_itself_are_taken():
