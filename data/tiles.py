@@ -1,11 +1,10 @@
-"""Random square tiles of pictures of any sizes, and pixels that are too bright to be measured."""
+"""Random square tiles of pictures of any sizes, on which scenes are trained."""
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,8 +29,6 @@ SETTINGS: dict[str, Any] = dict(  # of the entry `scenes`, for objects 24 pixels
     window=24,
     thing_settings=dict(latent=12),
 )
-TOP = 0.999  # of the range of a pixel: saturated ones are brighter
-LEAST_SATURATED = 5  # connected pixels; fewer are highlights
 
 
 def tiles_of(path: Path, size: Size | None = None) -> Source:
@@ -127,22 +124,3 @@ def tiles_of_pictures(
             tile = tile.flip(2) if motion >= 4 else tile
         tiles.append(tile)
     return torch.stack(tiles)
-
-
-def saturated_pixels(picture: Tensor, least: int = LEAST_SATURATED) -> Tensor:
-    """Return which pixels of a picture (C, H, W) are at the top of the range, bool (H, W).
-
-    Such a pixel of a photograph or micrograph is at least as bright as it is shown. A group of
-    fewer than `least` pixels that touch by side or corner does not count. White drawings are at
-    the top of the range too; what that means is for the caller to judge.
-
-    Args:
-        picture: from 0 to 1 on the scale of its bits, before any stretching.
-    """
-    from scipy.ndimage import label  # takes a second, and few need it
-
-    top = (picture >= TOP).any(0)
-    groups, _ = label(top.cpu().numpy(), structure=np.ones((3, 3)))
-    sizes = np.bincount(groups.ravel())
-    sizes[0] = 0  # all other pixels
-    return torch.from_numpy(sizes[groups] >= least).to(picture.device)

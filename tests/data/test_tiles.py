@@ -1,4 +1,4 @@
-"""Tiles of pictures of any sizes, saturated pixels, and own pictures of any sizes and bits."""
+"""Tiles of pictures of any sizes, and own pictures of any sizes and bits."""
 
 import warnings
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.own_pictures import read_whole_pictures
-from capsule_zoo.data.tiles import saturated_pixels, tiles_of_pictures
+from capsule_zoo.data.tiles import tiles_of_pictures
 from capsule_zoo.data.whole_pictures import read_whole_picture, whole_picture_file
 
 
@@ -64,23 +64,6 @@ def test_small_pictures_are_left_out_with_a_warning():
 def test_tiles_that_do_not_fit_are_refused(pictures, size, message):
     with pytest.raises(ValueError, match=message):
         tiles_of_pictures(pictures, size, 5)
-
-
-def test_groups_at_the_top_are_saturated():
-    picture = torch.rand(3, 20, 20) * 0.9
-    picture[1, 2:4, 3:6] = 1  # six pixels, of one channel
-    picture[0, 10, 10:14] = 1  # four
-    diagonal = torch.arange(5)
-    picture[2, 15 + diagonal, 1 + diagonal] = 1  # five that touch by corners
-    mask = saturated_pixels(picture)
-    assert mask.sum() == 11 and mask[2:4, 3:6].all() and mask[15, 1] and not mask[10].any()
-    assert saturated_pixels(picture, least=4).sum() == 15
-
-
-def test_two_nuclei_are_saturated_and_no_coin():
-    mask = saturated_pixels(read_whole_picture("nuclei", scale=1).image)
-    assert 1000 < mask.sum() <= 1140
-    assert not saturated_pixels(read_whole_picture("coins", scale=1).image).any()
 
 
 @pytest.mark.parametrize("bits", [8, 12, 16])
