@@ -97,14 +97,14 @@ class Cluster:
     power: float
 
     @property
-    def log_weight(self) -> Tensor:
+    def log_row_weight(self) -> Tensor:
         """The log weight of each row, relative to the picture without objects, (M,), in nats."""
         return self.power * self.log_likelihood + self.log_ratio
 
     @property
     def probabilities(self) -> Tensor:
         """The probability of each row, (M,)."""
-        return self.log_weight.softmax(0)
+        return self.log_row_weight.softmax(0)
 
     @property
     def presence(self) -> Tensor:
@@ -114,7 +114,7 @@ class Cluster:
     @property
     def best(self) -> Tensor:
         """The likeliest presences, (m,)."""
-        return self.rows[self.log_weight.argmax()]
+        return self.rows[self.log_row_weight.argmax()]
 
     @property
     def counts(self) -> Tensor:

@@ -51,7 +51,7 @@ def test_clusters_sum_as_all_subsets_do(channels, power):
     clusters = reader.clusters(patches)
     assert 1 < len(clusters) < len(patches)  # some interact, and some do not
     rows, log_weight = brute_force(reader, patches)
-    total = sum(cluster.log_weight.logsumexp(0) for cluster in clusters)
+    total = sum(cluster.log_row_weight.logsumexp(0) for cluster in clusters)
     torch.testing.assert_close(total, log_weight.logsumexp(0), atol=1e-10, rtol=0)
     presence = torch.empty(len(patches))
     for cluster in clusters:
@@ -79,13 +79,13 @@ def test_the_log_weights_of_two_halves_add_up():
     reader = reader_of(image)
     places = torch.tensor([[5, 8], [7, 12], [6, 80]])
     patches = reader.propose(places, reader.ground)
-    whole = sum(c.log_weight.logsumexp(0) for c in reader.clusters(patches))
+    whole = sum(c.log_row_weight.logsumexp(0) for c in reader.clusters(patches))
     halves = []
     for part, mine in ((slice(0, 45), [0, 1]), (slice(45, 90), [2])):
         half = reader_of(image[..., part])
         shifted = places[mine] - torch.tensor([0, part.start])
         proposed = half.propose(shifted, half.ground)
-        halves.append(sum(c.log_weight.logsumexp(0) for c in half.clusters(proposed)))
+        halves.append(sum(c.log_row_weight.logsumexp(0) for c in half.clusters(proposed)))
         shift = torch.tensor([0.0, part.start, 0.0])
         torch.testing.assert_close(proposed.pose + shift, patches.pose[mine])
     torch.testing.assert_close(whole, sum(halves), atol=1e-10, rtol=0)
@@ -105,8 +105,8 @@ def test_a_large_cluster_is_summed_over_the_rows_of_a_search():
     (cluster,) = reader.clusters(patches)
     _, log_weight = brute_force(reader, patches)
     assert len(cluster.rows) < 2 ** len(patches)
-    assert cluster.log_weight.amax() <= log_weight.amax() + 1e-9
-    assert cluster.log_weight.logsumexp(0) > log_weight.logsumexp(0) - 0.5
+    assert cluster.log_row_weight.amax() <= log_weight.amax() + 1e-9
+    assert cluster.log_row_weight.logsumexp(0) > log_weight.logsumexp(0) - 0.5
 
 
 def test_uniform_places_have_a_density_that_telescopes():
