@@ -15,6 +15,10 @@ over the connected clusters of proposals, and so is the distribution of the pres
 A cluster of at most `MOST` proposals has all its subsets summed; a larger one those that a greedy
 search by flips of one or two visits. The number of objects is a sum of independent numbers, one of
 each cluster; its distribution is their convolution. The cost grows with the area of the picture.
+
+Two proposals for one object are two ways to explain it, and both count. So the weights give the
+distribution of the presences, and no bound on log p(image). Errors of neighboring pixels are
+correlated, so the likelihood has a power (`PictureReader.fit_power`).
 """
 
 import math
@@ -35,7 +39,7 @@ PAINTED = 0.02  # least cover of a pixel that a proposal paints
 DOUBT = (0.37, 0.61, 1.0, 1.64, 2.7)  # factors of the power that are equally probable
 LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
 CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
-LEAST_POWER = 0.25
+LEAST_POWER = 0.25  # of the likelihood
 LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 AT_ONCE = 128  # subsets that are painted at once
@@ -131,7 +135,7 @@ class PictureReader:
         image: (C, H, W), NaN where a pixel is missing.
         ground: picture of the ground, (C, H, W).
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
-            neighboring pixels are correlated. See `fit_likelihood_power`.
+            neighboring pixels are correlated. It is fitted while the picture is read.
         most: largest cluster whose subsets are all summed.
     """
 
