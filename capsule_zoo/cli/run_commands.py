@@ -32,14 +32,16 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set, or a folder or .npz file of pictures.  [default: the entry's own]"
+            help="Data set, a folder or .npz file of pictures, or one picture for scenes.  "
+            "[default: the entry's own]"
         ),
     ] = None,
     data_root: DataRoot = None,
     size: Annotated[
         str | None,
         typer.Option(
-            help="Resize images to pixels: 28, or 28x20 (height x width).  [default: as is]"
+            help="Resize images to pixels: 28, or 28x20 (height x width). Of one picture, and of "
+            "tiles:PATH, it is the width of an object.  [default: as is; the width is guessed]"
         ),
     ] = None,
     epochs: Annotated[
@@ -112,6 +114,7 @@ def train(
       capsule-zoo train part-whole --steps 400
       capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
       capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
+      capsule-zoo train scenes --data coins.png --minutes 10
       capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """

@@ -120,3 +120,28 @@ def test_uniform_places_have_a_density_that_telescopes():
     )
     draws = UniformPlaces(mean, scale, torch.tensor([0.3, 0.1])).sample([200_000])
     assert draws[:, 1].var() == pytest.approx(1 / 3 + 0.09, abs=0.01)  # 5 standard errors: .004
+
+
+def test_the_power_measures_errors_that_neighboring_pixels_share():
+    """Noise that is smoothed has smaller pixels and equal sums, and the power is of the sums."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.45 * torch.randn(1, 300, 300, generator=generator)  # 1.5 times the model's
+    smooth = torch.nn.functional.avg_pool2d(noise[None], 3, 1, 1)[0]
+    assert smooth.std() < 0.2
+    for image in (noise, smooth):
+        reader = reader_of(image, size=24.0)
+        power = reader.fit_power(torch.zeros_like(image))
+        assert power == pytest.approx(1 / 1.5**2, rel=0.2)  # about 500 boxes: 4 standard errors
+    assert reader_of(0.1 * noise, size=24.0).fit_power(torch.zeros_like(noise)) == 1
+    assert reader_of(9 * noise, size=24.0).fit_power(torch.zeros_like(noise)) == 0.25
+
+
+def test_strokes_that_are_wrong_lower_the_power_and_far_objects_do_not():
+    image = torch.zeros(1, 200, 200)
+    reader, canvas = reader_of(image, size=24.0), torch.zeros_like(image)
+    canvas[:, 50:150, 50:150] = 0.5  # an object that is there
+    reader.image = canvas.clone()
+    assert reader.fit_power(canvas) == 1
+    reader.image[:, 50:150:6, 50:150] += 1  # strokes that cancel in large boxes
+    reader.image[:, 53:150:6, 50:150] -= 1
+    assert reader.fit_power(canvas) < 0.5
