@@ -1,7 +1,7 @@
 """Objects of whole pictures of any size: how many there are, where, and how sure that is.
 
 The guide of a model of scenes with counts="poisson" proposes objects at all peaks of a picture, in
-rounds; their presences are summed out cluster by cluster (`guides.scenes.clusters`).
+rounds; their presences are summed out cluster by cluster (`guides.scenes.whole_pictures`).
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,9 @@ from torch.nn import functional as F
 from capsule_zoo.data.progress import announce
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.data.tensors import as_tensor
-from capsule_zoo.guides.scenes.clusters import (
-    Cluster,
-    Patches,
-    PictureReader,
-    best_of,
-    distribution_of_number,
-)
+from capsule_zoo.guides.scenes.clusters import Cluster, best_of, distribution_of_number
 from capsule_zoo.guides.scenes.peeling import Peeling
+from capsule_zoo.guides.scenes.whole_pictures import Patches, PictureReader
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.scenes import Scenes

@@ -1,84 +1,19 @@
-"""Objects of a whole picture: proposals at all peaks, presences summed out cluster by cluster.
+"""Clusters of proposals that paint common pixels, and the distribution of their presences.
 
-A picture of any size is a Poisson process of objects (`Scenes` with counts="poisson"), of which a
-guide that was trained on small scenes infers one object from a window. With proposals u_1 .. u_K,
-each from a patch of the picture, the log weight of presences z is
-
-    log w_z = log p(image | z, u) - expected number + sum_s z_s log v_s
-    v_s     = intensity p(u_s) / q(u_s | patch)
-
-Two proposals interact where both paint a pixel. So p(image | z, u) / p(image | ground) is a product
-over the connected clusters of proposals, and so is the distribution of the presences:
-
-    q(z | u) = prod_c q(z_c | u),    q(z_c | u) = w_{z_c} / sum of all w_{z_c}
-
-A cluster of at most `MOST` proposals has all its subsets summed; a larger one those that a greedy
-search by flips of one or two visits. The number of objects is a sum of independent numbers, one of
-each cluster; its distribution is their convolution. The cost grows with the area of the picture.
-
-Two proposals for one object are two ways to explain it, and both count. So the weights give the
-distribution of the presences, and no bound on log p(image). Errors of neighboring pixels are
-correlated, so the likelihood has a power (`PictureReader.fit_power`).
+See `guides.scenes.whole_pictures`, which makes the proposals.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.guides.scenes.peeling import Peeling, blur_maps
-from capsule_zoo.guides.scenes.proposals import Proposal
-from capsule_zoo.models.scenes.counts import subsets_of
-
 MOST = 10  # proposals of a cluster whose subsets are all summed
-PAINTED = 0.02  # least cover of a pixel that a proposal paints
 DOUBT = (0.37, 0.61, 1.0, 1.64, 2.7)  # factors of the power that are equally probable
-LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
-CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
-LEAST_POWER = 0.25  # of the likelihood
-LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
-GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 AT_ONCE = 128  # subsets that are painted at once
-
-
-@dataclass(frozen=True, eq=False)
-class Patches:
-    """K proposals for objects of one picture, each painted on a patch of P x P pixels.
-
-    Attributes:
-        layers: terms of each proposal in the sums of `Scenes.mix_layers`, each (K, c, P, P).
-        cover: fraction of a pixel that it covers, (K, P, P).
-        corner: row and column of the patch's first pixel in the picture, perhaps negative,
-            integers (K, 2).
-        pose: log size over the default, x and y of the center in pixels of the picture (and an
-            angle), (K, 3 or 4).
-        log_ratio: log v of each, (K,), in nats.
-        number: a number of each that no other proposal of the reader has, (K,).
-    """
-
-    layers: tuple[Tensor, ...]
-    cover: Tensor
-    corner: Tensor
-    pose: Tensor
-    log_ratio: Tensor
-    number: Tensor
-
-    def __len__(self) -> int:
-        return len(self.log_ratio)
-
-    def __getitem__(self, index: Tensor) -> "Patches":
-        fields = (self.cover, self.corner, self.pose, self.log_ratio, self.number)
-        return Patches(tuple(layer[index] for layer in self.layers), *(x[index] for x in fields))
-
-    def join(self, other: "Patches") -> "Patches":
-        """Return the proposals of both."""
-        layers = tuple(torch.cat(pair) for pair in zip(self.layers, other.layers, strict=True))
-        names = ("cover", "corner", "pose", "log_ratio", "number")
-        return Patches(layers, *(torch.cat([getattr(self, n), getattr(other, n)]) for n in names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,266 +62,68 @@ class Cluster:
         return self.rows.new_zeros(self.rows.shape[1] + 1).index_add(0, number, self.probabilities)
 
 
-class PictureReader:
-    """Proposals and presences of the objects of one picture.
+class Part(NamedTuple):
+    """Some proposals of a cluster at some of its pixels.
 
-    Args:
-        guide: a guide to scenes with counts="poisson", trained on scenes of any size.
-        image: (C, H, W), NaN where a pixel is missing.
-        ground: picture of the ground, (C, H, W).
-        likelihood_power: power of the likelihood in the weights; below 1 where errors of
-            neighboring pixels are correlated. It is fitted while the picture is read.
-        most: largest cluster whose subsets are all summed.
+    Attributes:
+        members: the proposals, (m,).
+        layers: their terms in the sums of `Scenes.mix_layers`, each (m, c, n).
+        image, ground: (C, n).
     """
 
-    def __init__(
-        self,
-        guide: Peeling,
-        image: Tensor,
-        ground: Tensor,
-        likelihood_power: float = 1.0,
-        most: int = MOST,
-    ) -> None:
-        self.guide, self.image, self.ground = guide, image, ground
-        self.power, self.most = likelihood_power, most
-        model = guide.model
-        self.model = model.with_canvas(*image.shape[-2:])
-        self.side = 2 * math.ceil(1.5 * model.size)
-        self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
-        self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
+    members: Tensor
+    layers: list[Tensor]
+    image: Tensor
+    ground: Tensor
 
-    def propose(self, places: Tensor, canvas: Tensor) -> Patches:
-        """Propose an object about each place, given the objects on a canvas.
+    def restrict(self, painted: Tensor, flip: Tensor) -> "Part":
+        """Return the part that flipped members change, and the members that paint there.
 
         Args:
-            places: row and column of pixels, (K, 2).
-            canvas: mean picture of the other objects, (C, H, W) or one for each place.
+            painted: the pixels that each member paints, bool (m, n).
+            flip: the members that are flipped, bool (m,).
         """
-        guide, side = self.patch_guide, self.side
-        corner = places - side // 2
-        images = cut(self.image, corner, side)
-        canvases = cut(canvas, corner, side)
-        left = guide.measure_residual(images, canvases).nan_to_num()
-        about = images.new_zeros(len(places), guide.model.pose_size)
-        about[:, 1:3] = 1 / side  # the middle of pixel side // 2
-        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=False)
-        return self.to_patches(proposal, corner)
+        where = painted[flip].any(0).nonzero()[:, 0]
+        who = painted[:, where].any(1).nonzero()[:, 0]
+        layers = [x[who][..., where] for x in self.layers]
+        return Part(who, layers, self.image[:, where], self.ground[:, where])
 
-    def to_patches(self, proposal: Proposal, corner: Tensor) -> Patches:
-        """Return a batch of proposals on patches as proposals for the picture."""
-        guide, side = self.patch_guide, self.side
-        pose = proposal.drawn.pose
-        height, width = self.image.shape[-2:]
-        extent = pose.new_tensor([width, height])
-        pixels = (pose[:, 1:3] + 1) * side / 2 + corner.flip(1)  # from the edge of the picture
-        whole = torch.cat([pose[:, :1], 2 * pixels / extent - 1, pose[:, 3:]], 1)
-        of_patch = guide.model.pose_distribution(pose).log_prob(pose)
-        of_whole = self.model.pose_distribution(pose).log_prob(whole)
-        volume = 2 * math.log(side) - math.log(height * width)
-        log_intensity = self.model.log_expected_count() + of_whole + volume - of_patch
-        cover = proposal.placed.cover
-        placed = proposal.placed._replace(cover=torch.where(cover > PAINTED, cover, 0))
-        layers = tuple(layer[:, 0] for layer in guide.model.layers(placed))
-        centers = torch.cat([pose[:, :1], pixels - 0.5, pose[:, 3:]], 1)
-        cover = placed.cover[:, 0, 0]
-        number = torch.arange(len(corner)) + self._proposed
-        self._proposed += len(corner)
-        return Patches(layers, cover, corner, centers, proposal.log_ratio + log_intensity, number)
 
-    def paint(self, patches: Patches, presence: Tensor) -> Tensor:
-        """Return the mean picture of proposals with presences (K,), (C, H, W)."""
-        margin = self.side
-        height, width = self.image.shape[-2:]
-        sums = []
-        for layer in patches.layers:
-            total = layer.new_zeros(layer.shape[1], height + 2 * margin, width + 2 * margin)
-            for index in presence.nonzero()[:, 0].tolist():
-                top, left = (patches.corner[index] + margin).tolist()
-                window = total[:, top : top + self.side, left : left + self.side]
-                window += presence[index] * layer[index]
-            sums.append(total[None, :, margin : margin + height, margin : margin + width])
-        if not len(presence):
-            return self.ground
-        return self.model.mix_layers(sums, self.ground)[0]
+def climb(
+    score: Callable[[Tensor, Part], Tensor],
+    log_ratio: Tensor,
+    start: Tensor,
+    flips: Tensor,
+    parts: list[Part],
+) -> tuple[Tensor, Tensor]:
+    """Return the presences that a greedy search visits, (M, m), and their scores, (M,).
 
-    def peaks(self, canvas: Tensor) -> Tensor:
-        """Return the pixels about which a canvas leaves most unexplained, (K, 2), row and column.
+    A flip changes only the pixels that its members paint, so only these are scored.
 
-        A peak counts if an object there may gain more than `GAIN` nats of likelihood.
-        """
-        guide, size = self.guide, self.model.size
-        left = guide.measure_residual(self.image[None], canvas[None]).nan_to_num()
-        if not guide.residual_is_linear:
-            left = (left / 4).sqrt()
-        scale = max(1.0, size * guide.blur)
-        heat = blur_maps(left, scale)[0, 0] / (math.tau * scale**2)
-        reach = max(1, int(0.35 * size))
-        top = F.max_pool2d(heat[None], 2 * reach + 1, 1, reach)[0]
-        gain = (
-            self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
-        )
-        return ((heat == top) & (gain > GAIN)).nonzero()
-
-    def fit_power(self, canvas: Tensor) -> float:
-        """Return the power of the likelihood at which residuals vary as much as it says.
-
-        Errors of neighboring pixels are correlated. So the sum of a residual over a box has a
-        larger variance than the likelihood says, which takes pixels for independent: sigma^2 times
-        their number. The power is the ratio of the two, and makes the curvature of the weighted
-        likelihood equal to the variance of its score for a change of tone in such a box (the
-        magnitude adjustment of composite likelihoods, Pauli, Racugno & Ventura 2011, "Bayesian
-        composite marginal likelihoods"). Three boxes are measured: of half an object's width in the
-        whole picture, where the ground may be wrong, and of a twelfth and an eighth on objects,
-        where strokes and textures may be. The least ratio counts, from `LEAST_POWER` to 1: below
-        it, objects that are not found yet would count as noise, and then never be found.
-
-        Args:
-            canvas: mean picture of the objects, (C, H, W).
-        """
-        error = (self.image - canvas).nan_to_num()
-        painted = (canvas - self.ground).abs().amax(0) > CONTRAST
-        largest = 0.0
-        for fraction, region in (
-            (LARGE_BOX, torch.ones_like(painted)),
-            *((f, painted) for f in SMALL_BOXES),
-        ):
-            side = 2 * int(self.model.size * fraction / 2) + 1
-            mean = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False)[0]
-            squares = (mean * side).square().mean(0)[region]
-            if len(squares):
-                largest = max(largest, float(squares.mean()))
-        power = self.model.sigma_image**2 / max(largest, 1e-12)
-        return min(1.0, max(LEAST_POWER, power))
-
-    def clusters(self, patches: Patches, start: Tensor | None = None) -> list[Cluster]:
-        """Return the clusters of proposals that paint common pixels, with their distributions.
-
-        Args:
-            start: presences from which the search in large clusters begins, (K,).
-        """
-        clusters = []
-        for members, pairs in self.group(patches):
-            key = tuple(patches.number[members].tolist())
-            if key not in self._clusters or torch.is_grad_enabled():
-                first = (
-                    patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
-                )
-                self._clusters[key] = self.sum_cluster(patches[members], pairs, first)
-            clusters.append(replace(self._clusters[key], members=members, power=self.power))
-        return clusters
-
-    def group(self, patches: Patches) -> list[tuple[Tensor, Tensor]]:
-        """Return the connected sets of proposals that paint common pixels.
-
-        Returns:
-            For each set its proposals, (m,), and its pairs that paint common pixels, (n, 2).
-        """
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        width = self.image.shape[-1]
-        index, pixel = self._painted_pixels(patches)
-        shape = (len(patches), self.image[0].numel())
-        flat = (pixel[:, 0] * width + pixel[:, 1]).numpy()
-        painted = csr_array((np.ones(len(index), np.float32), (index.numpy(), flat)), shape=shape)
-        common = (painted @ painted.T).tocoo()
-        number, labels = connected_components(common, directed=False)
-        first, second = (torch.from_numpy(x).long() for x in common.coords)
-        labels = torch.from_numpy(labels).long()
-        groups = []
-        for label in range(number):
-            members = (labels == label).nonzero()[:, 0]
-            inside = (labels[first] == label) & (first < second)
-            pairs = torch.stack([first[inside], second[inside]], 1)
-            groups.append((members, torch.searchsorted(members, pairs)))
-        return groups
-
-    def sum_cluster(self, patches: Patches, pairs: Tensor, start: Tensor) -> Cluster:
-        """Return the distribution of the presences of m proposals, given no others.
-
-        Args:
-            pairs: pairs of proposals that paint common pixels, (n, 2).
-            start: presences from which the search begins where m is large, (m,).
-        """
-        _, pixels = self._painted_pixels(patches)
-        if not len(pixels):  # nothing in the picture: one pixel stands for it
-            pixels = pixels.new_zeros(1, 2)
-        low, high = pixels.amin(0), pixels.amax(0) + 1
-        box = (slice(low[0], high[0]), slice(low[1], high[1]))
-        image, ground = self.image[:, *box], self.ground[:, *box]
-        layers = [
-            _embed(layer, patches.corner - low, tuple(high - low)) for layer in patches.layers
-        ]
-        empty = self.model.log_likelihood(image[None], ground[None, None])[0]
-
-        def score(rows: Tensor) -> Tensor:
-            parts = []
-            for part in rows.split(AT_ONCE):
-                sums = [(part @ x.flatten(1)).unflatten(1, x.shape[1:]) for x in layers]
-                means = self.model.mix_layers([x[None] for x in sums], ground[None])[0]
-                parts.append(self.model.log_likelihood(image[None], means[None])[0])
-            return torch.cat(parts) - empty
-
-        def weigh(rows: Tensor) -> Tensor:
-            return self.power * score(rows) + rows @ patches.log_ratio
-
-        if len(patches) <= self.most:
-            rows = subsets_of(len(patches), patches.log_ratio)
-        else:
-            rows = climb(weigh, start, pairs)
-        ratio = rows @ patches.log_ratio
-        return Cluster(torch.arange(len(patches)), rows, score(rows), ratio, self.power)
-
-    def _painted_pixels(self, patches: Patches) -> tuple[Tensor, Tensor]:
-        """Return the painted pixels of the picture: proposal (n,), row and column (n, 2)."""
-        index, row, column = (patches.cover > 0).nonzero(as_tuple=True)
-        pixels = torch.stack([row, column], 1) + patches.corner[index]
-        inside = ((pixels >= 0) & (pixels < pixels.new_tensor(self.image.shape[-2:]))).all(1)
-        return index[inside], pixels[inside]
-
-    def select(self, patches: Patches, start: Tensor) -> tuple[Patches, list[Cluster]]:
-        """Return the proposals that may be present, and their clusters."""
-        clusters = self.clusters(patches, start)
-        likely = presence_of(clusters) > LEAST_PRESENCE
-        if likely.all():
-            return patches, clusters
-        start, patches = best_of(clusters)[likely], patches[likely.nonzero()[:, 0]]
-        return patches, self.clusters(patches, start)
-
-    def read(self, rounds: int = 4, sweeps: int = 1) -> tuple[Patches, list[Cluster], Tensor]:
-        """Propose objects in rounds, each at the peaks of what the present ones leave unexplained.
-
-        Args:
-            rounds: rounds at most.
-            sweeps: number of times that every object is proposed again, given all others.
-
-        Returns:
-            The proposals, their clusters, and the mean picture of the likeliest presences.
-        """
-        none = torch.zeros(0).long()
-        patches, canvas = self.propose(torch.zeros(1, 2).long(), self.ground)[none], self.ground
-        clusters: list[Cluster] = []
-        for number in range(rounds + sweeps):
-            present = best_of(clusters)
-            places = self.peaks(canvas) if number < rounds else present.nonzero()
-            if not len(places):
-                continue
-            if number < rounds:
-                new = self.propose(places, canvas)
-            else:
-                new = self.propose_again(patches, present)
-            start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
-            patches, clusters = self.select(patches.join(new), start)
-            canvas = self.paint(patches, best_of(clusters))
-            self.power = self.fit_power(canvas)
-        return patches, self.clusters(patches, best_of(clusters)), canvas
-
-    def propose_again(self, patches: Patches, present: Tensor) -> Patches:
-        """Propose every object with presence 1 again, given all others, presences (K,)."""
-        index = present.nonzero()[:, 0]
-        places = patches.pose[index, 1:3].flip(1).round().long()
-        canvases = [self.paint(patches, present.index_fill(0, one, 0.0)) for one in index]
-        return self.propose(places, torch.stack(canvases))
+    Args:
+        score: returns the log likelihood of presences in a part of the cluster.
+        log_ratio: what the presence of each adds to the score, (m,), in nats.
+        start: first presences, (m,).
+        flips: members that are flipped at once, bool (F, m).
+        parts: the whole cluster, and the part that each flip changes, F + 1 in all.
+    """
+    now, best = start, score(start[None], parts[0])[0]
+    rows, scores = [now[None]], [best[None]]
+    for _ in range(2 * len(start)):
+        near = (now - flips.to(now)).abs()
+        gains = []
+        for row, part in zip(near, parts[1:], strict=True):
+            both = score(torch.stack([row, now])[:, part.members], part)
+            gains.append(both[0] - both[1])
+        values = best + torch.stack(gains)
+        rows.append(near)
+        scores.append(values)
+        total = values + near @ log_ratio
+        if total.max() <= best + now @ log_ratio:
+            break
+        now, best = near[total.argmax()], values[total.argmax()]
+    unique, index = torch.cat(rows).unique(dim=0, return_inverse=True)
+    return unique, unique.new_zeros(len(unique)).scatter(0, index, torch.cat(scores))
 
 
 def distribution_of_number(clusters: list[Cluster]) -> Tensor:
@@ -418,55 +155,6 @@ def _in_order(clusters: list[Cluster], values: list[Tensor]) -> Tensor:
         return torch.zeros(0)
     members = torch.cat([cluster.members for cluster in clusters])
     return torch.cat(values)[members.argsort()]
-
-
-def climb(weigh: Callable[[Tensor], Tensor], start: Tensor, pairs: Tensor) -> Tensor:
-    """Return the presences that a greedy search visits, (M, m).
-
-    Args:
-        weigh: returns the log weights of presences.
-        start: first presences, (m,).
-        pairs: pairs whose members are flipped at once, (n, 2); all are flipped alone too.
-    """
-    one = torch.eye(len(start), dtype=start.dtype)
-    flips = torch.cat([torch.zeros_like(one[:1]), one, one[pairs].sum(1)])
-    now, visited = start, []
-    for _ in range(2 * len(start)):
-        near = (now - flips).abs()
-        visited.append(near)
-        with torch.no_grad():
-            best = int(weigh(near).argmax())
-        if best == 0:
-            break
-        now = near[best]
-    return torch.cat(visited).unique(dim=0)
-
-
-def cut(picture: Tensor, corner: Tensor, side: int) -> Tensor:
-    """Cut patches from a picture (C, H, W), or from one of each, (K, C, side, side); 0 outside.
-
-    Args:
-        corner: row and column of each patch's first pixel, integers (K, 2).
-    """
-    pictures = picture.expand(len(corner), *picture.shape[-3:])
-    height, width = picture.shape[-2:]
-    offset = torch.arange(side)
-    row, column = (corner[:, i, None] + offset for i in (0, 1))
-    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None]
-    row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
-    index = torch.arange(len(corner))[:, None, None]
-    patches = pictures[index, :, row[:, :, None], column[:, None]].movedim(-1, 1)
-    return patches * inside[:, None]
-
-
-def _embed(layer: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
-    """Place patches (m, c, P, P) at offsets (m, 2) on empty canvases, (m, c, *size)."""
-    side, (height, width) = layer.shape[-1], size
-    placed = []
-    for patch, (top, left) in zip(layer, offset.tolist(), strict=True):
-        pads = (left, int(width) - left - side, top, int(height) - top - side)
-        placed.append(F.pad(patch, pads))
-    return torch.stack(placed)
 
 
 def convolve(counts: list[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ channel more than the canvas holds colors and, last, the coverage.
 
 With counts="poisson" objects are a Poisson process in the plane: their number is Poisson with mean
 rate * area, their places are uniform, and what is learned on small tiles reads pictures of any
-size, see `guides.scenes.clusters`.
+size, see `guides.scenes.whole_pictures`.
 
 Given everything else there are 2^S presences. They are few, and a guide sums them out.
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from capsule_zoo import create
-from capsule_zoo.guides.scenes.clusters import PictureReader, convolve
+from capsule_zoo.guides.scenes.clusters import convolve
+from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.models.scenes.counts import subsets_of
 from capsule_zoo.models.scenes.places import UniformPlaces
 
