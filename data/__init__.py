@@ -5,6 +5,7 @@ from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset, register_dataset
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.missing import half_mask, hide
+from capsule_zoo.data.own_pictures import read_whole_pictures
 from capsule_zoo.data.points import Scenes, draw_scenes, read_scenes
 from capsule_zoo.data.sources import Source
 from capsule_zoo.data.splits import Dataset, Split
@@ -33,6 +34,7 @@ __all__ = [
     "hide",
     "load_dataset",
     "read_scenes",
+    "read_whole_pictures",
     "register_dataset",
     "transforms",
 ]

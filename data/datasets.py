@@ -152,7 +152,7 @@ def full_name(name: str) -> str:
     kind, _, path = name.partition(":")
     if kind in ("folder", "tiles", "constellations") and path:
         return f"{kind}:{expand_home(path).resolve()}"
-    if name not in _READERS and expand_home(name).is_file() and is_picture_file(Path(name)):
+    if name not in _READERS and _is_one_picture(name):
         return f"tiles:{expand_home(name).resolve()}"
     if name not in _READERS and _is_of_pictures(name):
         return f"folder:{expand_home(name).resolve()}"
@@ -296,6 +296,12 @@ def _warn_of_folder(name: str) -> None:
             f"read by its path, ./{name}",
             stacklevel=4,
         )
+
+
+def _is_one_picture(name: str) -> bool:
+    """Return whether the path is a file of one picture."""
+    path = expand_home(name)
+    return path.is_file() and is_picture_file(path) and not is_array_file(path)
 
 
 def _is_of_pictures(name: str) -> bool:

@@ -147,9 +147,9 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
     small = composed_digits(
         root, "test", settings.intervals, canvas=(150, 150), least=5, most=15, seed=1
     )
-    few = [small[k] for k in range(settings.intervals)]
-    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in few])
-    true = [len(p.centers) for p in few]
+    truth = [small[k] for k in range(settings.intervals)]
+    posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
+    true = [len(p.centers) for p in truth]
     coverage = interval_coverage([p.count_probabilities for p in posteriors], true)
     right = [float(p.count == n) for p, n in zip(posteriors, true, strict=True)]
     return {

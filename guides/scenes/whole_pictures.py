@@ -283,18 +283,20 @@ class PictureReader:
         place = slice(None), pixels[:, 0], pixels[:, 1]
         image, ground = self.image[place], self.ground[place]  # (C, n)
         inside = pixels - patches.corner[:, None]  # of each patch, (m, n, 2)
-        known = ((inside >= 0) & (inside < self.side)).all(-1)
+        on_patch = ((inside >= 0) & (inside < self.side)).all(-1)
         row, column = inside.clamp(0, self.side - 1).unbind(-1)
         member = torch.arange(len(patches))[:, None]
-        layers = [x[member, :, row, column].movedim(-1, 1) * known[:, None] for x in patches.layers]
-        painted = (patches.cover[member, row, column] > 0) & known
+        layers = [
+            x[member, :, row, column].movedim(-1, 1) * on_patch[:, None] for x in patches.layers
+        ]
+        painted = (patches.cover[member, row, column] > 0) & on_patch
 
         def score(rows: Tensor, part: Part) -> Tensor:
             """Return the log likelihood of presences, relative to that of the ground."""
             scores = []
             empty = (part.image - part.ground).square().sum()
-            for few in rows.split(AT_ONCE):
-                sums = [torch.einsum("zm,mcn->zcn", few, x)[None, ..., None] for x in part.layers]
+            for some in rows.split(AT_ONCE):
+                sums = [torch.einsum("zm,mcn->zcn", some, x)[None, ..., None] for x in part.layers]
                 means = self.model.mix_layers(sums, part.ground[None, ..., None])[0, ..., 0]
                 scores.append((part.image - means).square().sum((1, 2)) - empty)
             return -0.5 * torch.cat(scores) / self.model.sigma_image**2

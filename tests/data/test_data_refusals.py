@@ -135,8 +135,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "root": (lambda: load_dataset(root="no/such/folder"), "root must be a folder"),
     **{
         f"pictures as {name}": (lambda name=name: one_picture(name), "mean 'folder:letters'")
-        for name in ("Folder:letters", "images:letters", "letters/1.png")
+        for name in ("Folder:letters", "images:letters")
     },
+    "a picture of one color": (lambda: one_picture("letters/1.png"), "no size can be guessed"),
     "one picture": (lambda: one_picture("./letters"), "holds 1 image, but 2 or more are needed"),
     "classes on one side": (one_side_with_classes, "one has class folders, one none"),
     # arrays and pictures
