@@ -13,6 +13,7 @@ Everything is in nats per image. Further names lie in modules:
     calibration       simulation-based calibration
     objects           how many objects are in a picture, and which pixels belong to each
     whole_pictures    the same for many objects on a picture of any size
+    counting          intervals of numbers of objects, and scores of counted objects
     probes            classes from latents
     references        stored draws of exact posteriors
     sample_quality    the Frechet distance of samples
