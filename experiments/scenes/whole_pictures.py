@@ -28,7 +28,7 @@ from capsule_zoo.inference import Checks
 from capsule_zoo.inference.counting import circle_overlaps, interval_coverage, score_centers
 from capsule_zoo.inference.objects import foreground_ari
 from capsule_zoo.inference.whole_pictures import read_pictures
-from capsule_zoo.records import Number, Numbers
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import outlined_objects
 
@@ -79,15 +79,18 @@ def whole_pictures(options: Options, settings: Settings) -> Result:
     """
     study = Study(dict.fromkeys((*PICTURES, "digits"), settings), settings.seeds)
     outcomes = study.run(one_picture, options)
-    metrics: Numbers = {}
+    real: dict[str, Numbers] = {}
     for name in PICTURES:
         runs = outcomes[name]
-        metrics[f"{name}_error_worst"] = single(max(abs(r["error"][0]) for r in runs), len(runs))
+        numbers = {"error_worst": single(max(abs(r["error"][0]) for r in runs), len(runs))}
         for quantity in ("precision", "recall", "iou"):
             if quantity in runs[0]:
                 least = min(run[quantity][0] for run in runs)
-                metrics[f"{name}_{quantity}"] = single(least, len(runs))
-        metrics[f"{name}_count"] = over_seeds([{"count": r["count"]} for r in runs])["count"]
+                numbers[quantity] = single(least, len(runs))
+        numbers |= over_seeds([{"count": r["count"]} for r in runs])
+        for quantity, number in numbers.items():
+            real.setdefault(quantity, {})[name] = number
+    metrics: dict[str, Any] = {"real pictures": Table(real, "{variant}_{quantity}")}
     metrics["seconds"] = single(max(run["seconds"][0] for run in outcomes["nuclei"]))
     metrics["cost_exponent"] = single(max(run["exponent"][0] for run in outcomes["nuclei"]))
     metrics |= over_seeds(outcomes["digits"])
@@ -197,7 +200,7 @@ def draw_picture(entry: Entry, name: str) -> "Figure":
     """Draw a picture next to its objects, each in a color."""
     picture = read_whole_picture(name, 1.0).image
     (objects,) = read_pictures(entry.model, entry.guide, [picture])
-    figure, (axes,) = panels(2, size=(5, 5 * picture.shape[1] / picture.shape[2]))
+    figure, (axes,) = panels(2, size=(2.5, 0.3 + 2.5 * picture.shape[1] / picture.shape[2]))
     brightest = float(picture.flatten().kthvalue(int(0.995 * picture.numel())).values)
     axes[0].imshow(picture[0], cmap="gray", vmin=0, vmax=brightest)
     axes[1].imshow(outlined_objects(picture, objects).movedim(0, -1))
