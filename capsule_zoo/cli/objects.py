@@ -48,7 +48,8 @@ def segment(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of all random numbers.  [default: 0]")
+        int | None,
+        typer.Option(help="Seed of all random numbers.  [default: 0]", min=0, max=2**63 - 1),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into.  [default: RUN/objects]")

@@ -53,6 +53,7 @@ class Settings:
         composed: pictures of digits that train.
         tested: test pictures of 20 to 60 digits.
         intervals: test pictures of 5 to 15 digits on 150x150 pixels, whose intervals are checked.
+        digits: data set of the digits, "mnist" or scikit-learn's "digits".
         sizes: settings of the entry that replace those of `data.tiles`.
     """
 
@@ -62,6 +63,7 @@ class Settings:
     composed: int = 100
     tested: int = 30
     intervals: int = 200
+    digits: str = "mnist"
     sizes: Any = None
 
 
@@ -137,19 +139,20 @@ def cost_exponent(entry: Entry, image: Tensor, seconds: float) -> float:
 def digits(job: Job[Settings]) -> dict[str, Number]:
     """Train on composed pictures of digits, and measure numbers, pixels and intervals."""
     settings, root = job.variant, data_folder(job.options.data_root)
-    composed = composed_digits(root, "train", settings.composed, seed=job.options.seed)
+    composed = composed_digits(
+        root, "train", settings.composed, of=settings.digits, seed=job.options.seed
+    )
     pictures = [composed[k].image for k in range(settings.composed)]
     entry = train_on(pictures, job, **DIGITS)
-    tests = composed_digits(root, "test", settings.tested)
+    tests = composed_digits(root, "test", settings.tested, of=settings.digits)
     truth = [tests[k] for k in range(settings.tested)]
     results = read_pictures(entry.model, entry.guide, [t.image for t in truth])
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
     aris = [foreground_ari(r.numbers[None], t.objects) for r, t in zip(results, truth, strict=True)]
-    small = composed_digits(
-        root, "test", settings.intervals, canvas=(150, 150), least=5, most=15, seed=1
-    )
+    canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
+    small = composed_digits(root, "test", settings.intervals, of=settings.digits, **canvas)
     truth = [small[k] for k in range(settings.intervals)]
     posteriors = read_pictures(entry.model, entry.guide, [p.image for p in truth])
     true = [len(p.centers) for p in truth]

@@ -82,7 +82,7 @@ class Scenes(Model):
             all, resized on another canvas), "color" (one for each scene), "picture" (of 10x10
             colors for each scene, with smooth transitions), or a ground model, any `Model` of
             images with the scene's channels.
-        leveling: how whole pictures become images of this model; see `data.leveling`.
+        leveling: resizing, ground and contrast by which whole pictures become images.
 
     Raises:
         ValueError: a size below 1, a standard deviation that is not positive, an unknown option, an

@@ -17,7 +17,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import Objects
 from capsule_zoo.experiments import Job, Options, find_experiment, list_experiments
-from capsule_zoo.experiments.scenes import counts, segmentation
+from capsule_zoo.experiments.scenes import counts, segmentation, whole_pictures
 from capsule_zoo.experiments.scenes.counts import LARGE, PLACES, ways
 from capsule_zoo.experiments.scenes.segmentation import BRIGHTER, best_of_pieces, windows_of
 from capsule_zoo.registry import create, load, small_settings
@@ -316,3 +316,21 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         main(["train", "vae", "--data", "squares.png", "--steps", "1"])
     assert ended.value.code and "for the entry scenes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["coins", "digits"])
+def test_whole_pictures_are_counted_and_scored(name):
+    experiment = find_experiment("scenes/whole-pictures")
+    small = dict(window=6, slots=2, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
+    settings = whole_pictures.Settings(
+        tiles=160, composed=2, tested=1, intervals=2, digits="digits", sizes=small
+    )
+    assert set(vars(settings)) == set(experiment.settings)
+    job = Job(name, settings, Options(minutes=1e-4, progress=False))
+    numbers = whole_pictures.one_picture(job)
+    expected = {"count", "error", "precision", "recall", "repeated", "seconds", "iou"}
+    digits = {"digits_error", "digits_ari", "digits_right", "interval_coverage"}
+    assert set(numbers) == (expected if name == "coins" else digits | {"interval_expected"})
+    assert all(
+        number[0] == number[0] for quantity, number in numbers.items() if "ari" not in quantity
+    )
