@@ -108,9 +108,7 @@ def _read(
     guide: Peeling, image: Tensor, size: tuple[int, int], rounds: int, sweeps: int
 ) -> PictureObjects:
     """Read one leveled image, and return its objects in a picture of a size."""
-    whole = guide.on_model(guide.model.with_canvas(*image.shape[-2:]))
-    ground = whole.backdrop(image[None]).drawn
-    reader = PictureReader(guide, image, ground.expand(1, *image.shape)[0])
+    reader = PictureReader(guide, image)
     patches, clusters, canvas = reader.read(rounds, sweeps)
     present = best_of(clusters).nonzero()[:, 0]
     objects = patches[present]

@@ -92,24 +92,20 @@ class PictureReader:
     Args:
         guide: a guide to scenes with counts="poisson", trained on scenes of any size.
         image: (C, H, W), NaN where a pixel is missing.
-        ground: picture of the ground, (C, H, W).
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
             neighboring pixels are correlated. It is fitted while the picture is read.
         most: largest cluster whose subsets are all summed.
     """
 
     def __init__(
-        self,
-        guide: Peeling,
-        image: Tensor,
-        ground: Tensor,
-        likelihood_power: float = 1.0,
-        most: int = MOST,
+        self, guide: Peeling, image: Tensor, likelihood_power: float = 1.0, most: int = MOST
     ) -> None:
-        self.guide, self.image, self.ground = guide, image, ground
+        self.guide, self.image = guide, image
         self.power, self.most = likelihood_power, most
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
+        ground = guide.on_model(self.model).backdrop(image[None]).drawn
+        self.ground = ground.expand(1, *image.shape)[0]
         self.side = 2 * math.ceil(1.5 * model.size)
         self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
@@ -366,9 +362,9 @@ class PictureReader:
         """Propose every object with presence 1 again, given all others, presences (K,)."""
         objects = patches[present.nonzero()[:, 0]]
         places, side = objects.pose[:, 1:3].flip(1).round().long(), self.side
-        corner, size = places - side // 2, (side, side)
+        corner = places - side // 2
         others = [
-            cut(total, corner, side) - _embed(layer, objects.corner - corner, size)
+            cut(total, corner, side) - cut(layer, corner - objects.corner, side)
             for total, layer in zip(self._sums(patches, present), objects.layers, strict=True)
         ]
         ground = cut(self.ground, corner, side)
@@ -392,13 +388,3 @@ def cut(picture: Tensor, corner: Tensor, side: int) -> Tensor:
     index = torch.arange(len(corner))[:, None, None]
     patches = pictures[index, :, row[:, :, None], column[:, None]].movedim(-1, 1)
     return patches * inside[:, None]
-
-
-def _embed(layer: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
-    """Place patches (m, c, P, P) at offsets (m, 2) on empty canvases, (m, c, *size)."""
-    side, (height, width) = layer.shape[-1], size
-    placed = []
-    for patch, (top, left) in zip(layer, offset.tolist(), strict=True):
-        pads = (left, int(width) - left - side, top, int(height) - top - side)
-        placed.append(F.pad(patch, pads))
-    return torch.stack(placed)

@@ -1,5 +1,7 @@
 """Presences of whole pictures: sums over clusters compared with sums over all subsets."""
 
+from dataclasses import replace
+
 import pyro
 import pytest
 import torch
@@ -28,9 +30,7 @@ def reader_of(image, power=1.0, **options):
     entry = create(
         "scenes", image_shape=(len(image), 12, 12), sigma_image=0.3, **arguments | small | options
     )
-    guide = entry.guide.eval()
-    ground = guide.on_model(guide.model.with_canvas(*image.shape[-2:])).backdrop(image[None]).drawn
-    return PictureReader(guide, image, ground.expand(1, *image.shape)[0], power)
+    return PictureReader(entry.guide.eval(), image, power)
 
 
 def brute_force(reader, patches):
@@ -146,3 +146,20 @@ def test_strokes_that_are_wrong_lower_the_power_and_far_objects_do_not():
     reader.image[:, 50:150:6, 50:150] += 1  # strokes that cancel in large boxes
     reader.image[:, 53:150:6, 50:150] -= 1
     assert reader.fit_power(canvas) < 0.5
+
+
+def test_an_object_is_proposed_again_as_if_it_were_not_there():
+    """Alone it is proposed on the ground; next to another, on the picture of the other."""
+    image = torch.rand(1, 20, 30)
+    reader = reader_of(image)
+    patches = reader.propose(torch.tensor([[8, 9], [10, 14], [9, 12]]), reader.ground)
+    moved = torch.tensor([0.0, 3.0, -2.0])  # looked at from other patches than before
+    patches = replace(patches, pose=patches.pose + moved)
+    places = patches.pose[:, 1:3].flip(1).round().long()
+    for present in (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])):
+        again = reader.propose_again(patches, present)
+        for row, index in enumerate(present.nonzero()[:, 0]):
+            others = reader.paint(patches, present.index_fill(0, index, 0.0))
+            alone = reader.propose(places[index][None], others)
+            torch.testing.assert_close(again.pose[row], alone.pose[0])
+            torch.testing.assert_close(again.log_ratio[row], alone.log_ratio[0])
