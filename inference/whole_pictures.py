@@ -35,6 +35,8 @@ class PictureObjects:
         presence: probability that each object of the likeliest set is there, (n,).
         centers: x and y of each, (n, 2).
         numbers: the object, from 1, that each pixel shows; 0 for the ground, (H, W).
+        owners: the object that it shows if it shows one, however little of it objects cover; 0
+            where none does, (H, W).
         mean: mean of the picture as the model sees it, (C, h, w).
         unexplained: mean square of what the mean leaves of a pixel there.
         likelihood_power: power of the likelihood that the correlation of its errors asks for.
@@ -44,6 +46,7 @@ class PictureObjects:
     presence: Tensor
     centers: Tensor
     numbers: Tensor
+    owners: Tensor
     mean: Tensor
     unexplained: float
     likelihood_power: float
@@ -118,7 +121,7 @@ def _read(
         distribution_of_number(clusters),
         presence_about(patches, clusters, SAME * guide.model.size)[present],
         centers,
-        outline(objects, image.shape[-2:], size),
+        *outline(objects, image.shape[-2:], size),
         canvas,
         float((image - canvas).square().nanmean()),
         reader.power,
@@ -139,8 +142,8 @@ def presence_about(patches: Patches, clusters: list[Cluster], distance: float) -
     return probability
 
 
-def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> Tensor:
-    """Return the object that each pixel of a picture shows, from 1; 0 for the ground, (H, W).
+def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return `numbers` and `owners` of `PictureObjects`, each (H, W).
 
     Args:
         patches: objects on a canvas.
@@ -148,7 +151,7 @@ def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> Tens
         size: height and width of the picture, which is the canvas enlarged.
     """
     (height, width), (rows, columns) = size, canvas
-    numbers, best = torch.zeros(size, dtype=torch.long), torch.full(size, OUTLINE)
+    owners, best = torch.zeros(size, dtype=torch.long), torch.zeros(size)
     for number, (cover, corner) in enumerate(zip(patches.cover, patches.corner, strict=True), 1):
         top, left = corner.tolist()
         side = cover.shape[-1]
@@ -169,5 +172,5 @@ def outline(patches: Patches, canvas: torch.Size, size: tuple[int, int]) -> Tens
         ]
         more = part > best[box]
         best[box] = torch.where(more, part, best[box])
-        numbers[box] = torch.where(more, number, numbers[box])
-    return numbers
+        owners[box] = torch.where(more, number, owners[box])
+    return torch.where(best > OUTLINE, owners, 0), owners

@@ -150,7 +150,7 @@ def digits(job: Job[Settings]) -> dict[str, Number]:
     errors = [
         abs(r.count - len(t.centers)) / len(t.centers) for r, t in zip(results, truth, strict=True)
     ]
-    aris = [foreground_ari(r.numbers[None], t.objects) for r, t in zip(results, truth, strict=True)]
+    aris = [foreground_ari(r.owners[None], t.objects) for r, t in zip(results, truth, strict=True)]
     canvas: dict[str, Any] = dict(canvas=(150, 150), least=5, most=15, seed=1)
     small = composed_digits(root, "test", settings.intervals, of=settings.digits, **canvas)
     truth = [small[k] for k in range(settings.intervals)]

@@ -23,8 +23,8 @@ class Cluster:
     Attributes:
         members: indices of the proposals, (m,).
         rows: presences, (M, m).
-        log_likelihood: log likelihood of each row, relative to the picture without objects, (M,),
-            in nats.
+        log_likelihood: log likelihood of each row, relative to the picture in which none of the
+            members is present, (M,), in nats.
         log_ratio: sum of log v of the present proposals, (M,), in nats.
         power: power of the likelihood in the weights.
     """
@@ -37,7 +37,7 @@ class Cluster:
 
     @property
     def log_row_weight(self) -> Tensor:
-        """The log weight of each row, relative to the picture without objects, (M,), in nats."""
+        """The log weight of each row, relative to that without members, (M,), in nats."""
         return self.power * self.log_likelihood + self.log_ratio
 
     @property
@@ -61,69 +61,106 @@ class Cluster:
         number = self.rows.sum(1).long()
         return self.rows.new_zeros(self.rows.shape[1] + 1).index_add(0, number, self.probabilities)
 
+    def among(self, remaining: Tensor) -> "Cluster":
+        """Return the distribution given that all other proposals than some, bool (K,), are absent.
+
+        Its members are indices among the remaining ones.
+        """
+        here = remaining[self.members]
+        rows = ~(self.rows[:, ~here] > 0).any(1)
+        members = (remaining.cumsum(0) - 1)[self.members[here]]
+        return replace(
+            self,
+            members=members,
+            rows=self.rows[rows][:, here],
+            log_likelihood=self.log_likelihood[rows],
+            log_ratio=self.log_ratio[rows],
+        )
+
 
 class Part(NamedTuple):
-    """Some proposals of a cluster at some of its pixels.
+    """Some pixels, and the proposals that paint them.
 
     Attributes:
-        members: the proposals, (m,).
-        layers: their terms in the sums of `Scenes.mix_layers`, each (m, c, n).
+        painters: the proposals, bool (m,), of which p are.
+        layers: their terms in the sums of `Scenes.mix_layers`, each (p, c, n).
         image, ground: (C, n).
     """
 
-    members: Tensor
+    painters: Tensor
     layers: list[Tensor]
     image: Tensor
     ground: Tensor
 
-    def restrict(self, painted: Tensor, flip: Tensor) -> "Part":
-        """Return the part that flipped members change, and the members that paint there.
+
+class Moves(NamedTuple):
+    """Moves between presences: flips of one or two, and one object in place of all close ones.
+
+    Attributes:
+        changed: the members that a move may change, bool (F, m).
+        member: the member that is put in place of the others, (F,); -1 for a flip of all.
+    """
+
+    changed: Tensor
+    member: Tensor
+
+    @staticmethod
+    def among(centers: Tensor, close: float) -> "Moves":
+        """Return the moves of members with centers (m, 2).
 
         Args:
-            painted: the pixels that each member paints, bool (m, n).
-            flip: the members that are flipped, bool (m,).
+            close: distance up to which two are flipped at once, or one takes the place of others.
         """
-        where = painted[flip].any(0).nonzero()[:, 0]
-        who = painted[:, where].any(1).nonzero()[:, 0]
-        layers = [x[who][..., where] for x in self.layers]
-        return Part(who, layers, self.image[:, where], self.ground[:, where])
+        one = torch.eye(len(centers), dtype=torch.bool)
+        near = torch.cdist(centers, centers) <= close
+        pairs = near.triu(1).nonzero()
+        member = (near.sum(1) > 2).nonzero()[:, 0]  # flips put it in place of one
+        changed = torch.cat([one, one[pairs].any(1), near[member]])
+        flips = member.new_full((len(changed) - len(member),), -1)
+        return Moves(changed, torch.cat([flips, member]))
+
+    def neighbors(self, presence: Tensor) -> Tensor:
+        """Return the presences, (F, m), to which the moves lead from presences (m,)."""
+        one = F.one_hot(self.member.clamp_min(0), len(presence)).to(presence)
+        replaced = presence * ~self.changed + one
+        flipped = (presence - self.changed.to(presence)).abs()
+        return torch.where(self.member[:, None] < 0, flipped, replaced)
 
 
 def climb(
     score: Callable[[Tensor, Part], Tensor],
     log_ratio: Tensor,
     start: Tensor,
-    flips: Tensor,
+    moves: Moves,
     parts: list[Part],
 ) -> tuple[Tensor, Tensor]:
-    """Return the presences that a greedy search visits, (M, m), and their scores, (M,).
+    """Return presences that no move improves, (m,), and what each move adds to their score, (F,).
 
-    A flip changes only the pixels that its members paint, so only these are scored.
+    A move changes only the pixels that its members paint, so only these are scored, and only again
+    where another move has changed what they show. So the cost grows as m does.
 
     Args:
-        score: returns the log likelihood of presences in a part of the cluster.
+        score: returns the log likelihood of presences (M, m) at the pixels of a part.
         log_ratio: what the presence of each adds to the score, (m,), in nats.
         start: first presences, (m,).
-        flips: members that are flipped at once, bool (F, m).
-        parts: the whole cluster, and the part that each flip changes, F + 1 in all.
+        moves: the F moves of a step.
+        parts: the part that each move changes.
     """
-    now, best = start, score(start[None], parts[0])[0]
-    rows, scores = [now[None]], [best[None]]
+    now, gains = start, torch.zeros(len(parts)).to(start)
+    painters = torch.stack([part.painters for part in parts])
+    outdated = torch.ones(len(parts), dtype=torch.bool)
     for _ in range(2 * len(start)):
-        near = (now - flips.to(now)).abs()
-        gains = []
-        for row, part in zip(near, parts[1:], strict=True):
-            both = score(torch.stack([row, now])[:, part.members], part)
-            gains.append(both[0] - both[1])
-        values = best + torch.stack(gains)
-        rows.append(near)
-        scores.append(values)
-        total = values + near @ log_ratio
-        if total.max() <= best + now @ log_ratio:
+        near = moves.neighbors(now)
+        for index in outdated.nonzero()[:, 0].tolist():
+            after, before = score(torch.stack([near[index], now]), parts[index])
+            gains[index] = after - before
+        total = gains + (near - now) @ log_ratio
+        best = total.argmax()
+        if total[best] <= 0:
             break
-        now, best = near[total.argmax()], values[total.argmax()]
-    unique, index = torch.cat(rows).unique(dim=0, return_inverse=True)
-    return unique, unique.new_zeros(len(unique)).scatter(0, index, torch.cat(scores))
+        outdated = painters[:, near[best] != now].any(1)
+        now = near[best]
+    return now, gains
 
 
 def distribution_of_number(clusters: list[Cluster]) -> Tensor:

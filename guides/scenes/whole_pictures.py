@@ -12,9 +12,10 @@ over the connected clusters of proposals, and so is the distribution of the pres
 
     q(z | u) = prod_c q(z_c | u),    q(z_c | u) = w_{z_c} / sum of all w_{z_c}
 
-A cluster of at most `MOST` proposals has all its subsets summed; a larger one those that a greedy
-search by flips of one or two visits. The number of objects is a sum of independent numbers, one of
-each cluster; its distribution is their convolution. The cost grows with the area of the picture.
+A cluster of at most `MOST` proposals has all its subsets summed. In a larger one a greedy search
+finds the best presences. Members that it can change only at a great loss stay as they are, and the
+others form smaller clusters, given these. The number of objects is a sum of independent numbers,
+one of each cluster; its distribution is their convolution. The cost grows with the area.
 
 Two proposals for one object are two ways to explain it, and both count. So the weights give the
 distribution of the presences, and no bound on log p(image). Errors of neighboring pixels are
@@ -31,8 +32,10 @@ from torch.nn import functional as F
 
 from capsule_zoo.guides.scenes.clusters import (
     AT_ONCE,
+    DOUBT,
     MOST,
     Cluster,
+    Moves,
     Part,
     best_of,
     climb,
@@ -48,6 +51,7 @@ CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which 
 LEAST_POWER = 0.25  # of the likelihood
 LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
+CLOSE = 0.6  # distance, in default sizes, up to which two objects may be parts of one
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,14 +104,14 @@ class PictureReader:
     def __init__(
         self, guide: Peeling, image: Tensor, likelihood_power: float = 1.0, most: int = MOST
     ) -> None:
-        self.guide, self.image = guide, image
+        self.guide, self.image = guide, image.contiguous()
         self.power, self.most = likelihood_power, most
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
         ground = guide.on_model(self.model).backdrop(image[None]).drawn
-        self.ground = ground.expand(1, *image.shape)[0]
+        self.ground = ground.expand(1, *image.shape)[0].contiguous()
         self.side = 2 * math.ceil(1.5 * model.size)
-        self._proposed, self._clusters = 0, dict[tuple[int, ...], Cluster]()
+        self._proposed, self._clusters = 0, dict[tuple[int, ...], list[Cluster]]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
 
     def propose(self, places: Tensor, canvas: Tensor) -> Patches:
@@ -184,11 +188,14 @@ class PictureReader:
         scale = max(1.0, size * guide.blur)
         heat = blur_maps(left, scale)[0, 0] / (math.tau * scale**2)
         reach = max(1, int(0.35 * size))
-        top = F.max_pool2d(heat[None], 2 * reach + 1, 1, reach)[0]
+        top = heat[None]
+        for axes in ((0, 1), (1, 0)):  # rows and columns in turn
+            size_along = tuple(2 * reach * axis + 1 for axis in axes)
+            top = F.max_pool2d(top, size_along, 1, tuple(reach * axis for axis in axes))
         gain = (
             self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
         )
-        return ((heat == top) & (gain > GAIN)).nonzero()
+        return ((heat == top[0]) & (gain > GAIN)).nonzero()
 
     def fit_power(self, canvas: Tensor) -> float:
         """Return the power of the likelihood at which residuals vary as much as it says.
@@ -235,7 +242,10 @@ class PictureReader:
                     patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
                 )
                 self._clusters[key] = self.sum_cluster(patches[members], pairs, first)
-            clusters.append(replace(self._clusters[key], members=members, power=self.power))
+            clusters += [
+                replace(cluster, members=members[cluster.members], power=self.power)
+                for cluster in self._clusters[key]
+            ]
         return clusters
 
     def group(self, patches: Patches) -> list[tuple[Tensor, Tensor]]:
@@ -254,65 +264,114 @@ class PictureReader:
         painted = csr_array((np.ones(len(index), np.float32), (index.numpy(), flat)), shape=shape)
         common = (painted @ painted.T).tocoo()
         number, labels = connected_components(common, directed=False)
-        first, second = (torch.from_numpy(x).long() for x in common.coords)
         labels = torch.from_numpy(labels).long()
+        pairs = torch.stack([torch.from_numpy(x).long() for x in common.coords], 1)
+        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
         groups = []
-        for label in range(number):
-            members = (labels == label).nonzero()[:, 0]
-            inside = (labels[first] == label) & (first < second)
-            pairs = torch.stack([first[inside], second[inside]], 1)
-            groups.append((members, torch.searchsorted(members, pairs)))
+        for members, inside in zip(
+            _split_by(labels, number), _split_by(labels[pairs[:, 0]], number), strict=True
+        ):
+            groups.append((members, torch.searchsorted(members, pairs[inside])))
         return groups
 
-    def sum_cluster(self, patches: Patches, pairs: Tensor, start: Tensor) -> Cluster:
-        """Return the distribution of the presences of m proposals, given no others.
+    def sum_cluster(self, patches: Patches, pairs: Tensor, start: Tensor) -> list[Cluster]:
+        """Return the distributions of the presences of m proposals, given no others.
+
+        They are one cluster if m is at most `most`. Otherwise members that are certain are one
+        cluster of a single row. The others are clusters given the certain ones.
 
         Args:
             pairs: pairs of proposals that paint common pixels, (n, 2).
             start: presences from which the search begins where m is large, (m,).
         """
-        _, pixels = self._painted_pixels(patches)
-        pixels = pixels.unique(dim=0)
-        pixels = pixels[~self.image[:, pixels[:, 0], pixels[:, 1]].isnan().any(0)]
-        if not len(pixels):  # nothing in the picture: all presences have a likelihood of 1
-            pixels = pixels.new_zeros(0, 2)
-        place = slice(None), pixels[:, 0], pixels[:, 1]
-        image, ground = self.image[place], self.ground[place]  # (C, n)
-        inside = pixels - patches.corner[:, None]  # of each patch, (m, n, 2)
-        on_patch = ((inside >= 0) & (inside < self.side)).all(-1)
-        row, column = inside.clamp(0, self.side - 1).unbind(-1)
-        member = torch.arange(len(patches))[:, None]
-        layers = [
-            x[member, :, row, column].movedim(-1, 1) * on_patch[:, None] for x in patches.layers
-        ]
-        painted = (patches.cover[member, row, column] > 0) & on_patch
+        number = len(patches)
+        touching = torch.eye(number, dtype=torch.bool)
+        touching[pairs[:, 0], pairs[:, 1]] = touching[pairs[:, 1], pairs[:, 0]] = True
+        pixels = self._pixels_of_each(patches)
 
-        def score(rows: Tensor, part: Part) -> Tensor:
-            """Return the log likelihood of presences, relative to that of the ground."""
-            scores = []
-            empty = (part.image - part.ground).square().sum()
-            for some in rows.split(AT_ONCE):
-                sums = [torch.einsum("zm,mcn->zcn", some, x)[None, ..., None] for x in part.layers]
-                means = self.model.mix_layers(sums, part.ground[None, ..., None])[0, ..., 0]
-                scores.append((part.image - means).square().sum((1, 2)) - empty)
-            return -0.5 * torch.cat(scores) / self.model.sigma_image**2
+        def part_of(changed: Tensor) -> Part:
+            """Return the pixels that some members paint, bool (m,), with all that paint there."""
+            flat = torch.cat([pixels[k] for k in changed.nonzero()[:, 0].tolist()]).unique()
+            return self._part(patches, touching[changed].any(0), flat)
 
-        whole = Part(member[:, 0], layers, image, ground)
-        if len(patches) <= self.most:
-            rows = subsets_of(len(patches), patches.log_ratio)
-        else:
-            one = torch.eye(len(patches), dtype=torch.bool)
-            flips = torch.cat([one, one[pairs].any(1)])
-            parts = [whole.restrict(painted, flip) for flip in flips]
-            with torch.no_grad():
-                rows, scores = climb(
-                    score, patches.log_ratio / self.power, start, flips, [whole, *parts]
-                )
-            if not torch.is_grad_enabled():
-                ratio = rows @ patches.log_ratio
-                return Cluster(torch.arange(len(patches)), rows, scores, ratio, self.power)
-        ratio = rows @ patches.log_ratio
-        return Cluster(torch.arange(len(patches)), rows, score(rows, whole), ratio, self.power)
+        def summed(members: Tensor, rows: Tensor, given: Tensor) -> Cluster:
+            """Return the distribution over rows of some members, given the presences of all."""
+            part = part_of(F.one_hot(members, number).sum(0) > 0)
+            presence = given.index_fill(0, members, 0).repeat(len(rows) + 1, 1)
+            presence[1:, members] = rows
+            scores = self._score(presence, part)
+            ratio = rows @ patches.log_ratio[members]
+            return Cluster(members, rows, scores[1:] - scores[0], ratio, self.power)
+
+        if number <= self.most:
+            rows = subsets_of(number, patches.log_ratio)
+            return [summed(torch.arange(number), rows, torch.zeros_like(start))]
+        moves = Moves.among(patches.pose[:, 1:3], CLOSE * self.model.size)
+        parts = [part_of(changed) for changed in moves.changed]
+        log_ratio = patches.log_ratio.detach()
+        with torch.no_grad():
+            best, gains = climb(self._score, log_ratio / self.power, start, moves, parts)
+        near = moves.neighbors(best)
+        change = (near - best) @ log_ratio
+        total = torch.stack([self.power * f * gains + change for f in DOUBT]).amax(0)
+        possible = total > math.log(LEAST_PRESENCE)
+        changed = near != best
+        uncertain = changed[possible].any(0)
+        certain = (~uncertain).nonzero()[:, 0]
+        ratio = best[certain] @ patches.log_ratio[certain]
+        alone = Cluster(certain, best[certain][None], ratio.new_zeros(1), ratio[None], self.power)
+        clusters = [alone]
+        for members in connected(touching, uncertain):
+            if len(members) <= self.most:
+                rows = subsets_of(len(members), patches.log_ratio)
+            else:
+                outside = torch.ones(number, dtype=torch.bool).index_fill(0, members, False)
+                moved = near[possible & ~changed[:, outside].any(1)]
+                rows = torch.cat([best[None], moved])[:, members].unique(dim=0)
+            clusters.append(summed(members, rows, best))
+        return clusters
+
+    def _score(self, presence: Tensor, part: Part) -> Tensor:
+        """Return the log likelihood of presences (M, m) at the pixels of a part, (M,), in nats.
+
+        The normalizer of the density is left out.
+        """
+        scores = []
+        for rows in presence[:, part.painters].split(AT_ONCE):
+            sums = [torch.einsum("zm,mcn->zcn", rows, x)[None, ..., None] for x in part.layers]
+            means = self.model.mix_layers(sums, part.ground[None, ..., None])[0, ..., 0]
+            scores.append((part.image - means).square().sum((1, 2)))
+        return -0.5 * torch.cat(scores) / self.model.sigma_image**2
+
+    def _part(self, patches: Patches, painters: Tensor, flat: Tensor) -> Part:
+        """Return what paints some pixels of the picture.
+
+        Args:
+            painters: the proposals that paint there, bool (m,).
+            flat: indices of the pixels, row by row, (n,).
+        """
+        row, column = flat // self.image.shape[-1], flat % self.image.shape[-1]
+        index = painters.nonzero()[:, 0]
+        corner = patches.corner[index]
+        down, right = row - corner[:, :1], column - corner[:, 1:]
+        last = self.side - 1
+        on_patch = ((down >= 0) & (down <= last) & (right >= 0) & (right <= last))[:, None]
+        place = down.clamp(0, last) * self.side + right.clamp(0, last)
+        layers = []
+        for layer in patches.layers:
+            channels = layer.shape[1]
+            channel = index[:, None] * channels + torch.arange(channels)
+            values = layer.take(channel[:, :, None] * self.side**2 + place[:, None])
+            layers.append(values * on_patch)
+        image, ground = (x.flatten(1)[:, flat] for x in (self.image, self.ground))
+        return Part(painters, layers, image, ground)
+
+    def _pixels_of_each(self, patches: Patches) -> list[Tensor]:
+        """Return the flat indices of the pixels that each proposal paints, without missing ones."""
+        index, pixels = self._painted_pixels(patches)
+        here = ~self.image[:, pixels[:, 0], pixels[:, 1]].isnan().any(0)
+        flat = (pixels[:, 0] * self.image.shape[-1] + pixels[:, 1])[here]
+        return list(flat.split(torch.bincount(index[here], minlength=len(patches)).tolist()))
 
     def _painted_pixels(self, patches: Patches) -> tuple[Tensor, Tensor]:
         """Return the painted pixels of the picture: proposal (n,), row and column (n, 2)."""
@@ -322,13 +381,14 @@ class PictureReader:
         return index[inside], pixels[inside]
 
     def select(self, patches: Patches, start: Tensor) -> tuple[Patches, list[Cluster]]:
-        """Return the proposals that may be present, and their clusters."""
+        """Return the proposals that may be present, and their clusters, given that others are not.
+
+        Args:
+            start: see `clusters`.
+        """
         clusters = self.clusters(patches, start)
         likely = presence_of(clusters) > LEAST_PRESENCE
-        if likely.all():
-            return patches, clusters
-        start, patches = best_of(clusters)[likely], patches[likely.nonzero()[:, 0]]
-        return patches, self.clusters(patches, start)
+        return patches[likely.nonzero()[:, 0]], [cluster.among(likely) for cluster in clusters]
 
     def read(self, rounds: int = 4, sweeps: int = 1) -> tuple[Patches, list[Cluster], Tensor]:
         """Propose objects in rounds, each at the peaks of what the present ones leave unexplained.
@@ -359,18 +419,51 @@ class PictureReader:
         return patches, self.clusters(patches, best_of(clusters)), canvas
 
     def propose_again(self, patches: Patches, present: Tensor) -> Patches:
-        """Propose every object with presence 1 again, given all others, presences (K,)."""
+        """Propose every object with presence 1 again, and one in place of two that stand close.
+
+        Each is proposed given all other objects, presences (K,). What one proposal explains only
+        in part is often taken for two objects, of which neither alone becomes the whole again.
+
+        Returns:
+            The objects in their order, and then one for each pair.
+        """
         objects = patches[present.nonzero()[:, 0]]
-        places, side = objects.pose[:, 1:3].flip(1).round().long(), self.side
-        corner = places - side // 2
+        centers, side, index = objects.pose[:, 1:3], self.side, torch.arange(len(objects))
+        pairs = (torch.cdist(centers, centers) <= CLOSE * self.model.size).triu(1).nonzero()
+        one, two = torch.cat([torch.stack([index, index], 1), pairs]).unbind(1)
+        places = ((centers[one] + centers[two]) / 2).flip(1).round().long()
+        corner, differ = places - side // 2, (one != two)[:, None, None, None]
         others = [
-            cut(total, corner, side) - cut(layer, corner - objects.corner, side)
+            cut(total, corner, side)
+            - cut(layer[one], corner - objects.corner[one], side)
+            - differ * cut(layer[two], corner - objects.corner[two], side)
             for total, layer in zip(self._sums(patches, present), objects.layers, strict=True)
         ]
         ground = cut(self.ground, corner, side)
         return self._propose(
             places, self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
         )
+
+
+def _split_by(labels: Tensor, number: int) -> tuple[Tensor, ...]:
+    """Return the indices of each of a number of labels, in order."""
+    return labels.argsort(stable=True).split(torch.bincount(labels, minlength=number).tolist())
+
+
+def connected(touching: Tensor, some: Tensor) -> list[Tensor]:
+    """Return the connected sets of some members, as indices.
+
+    Args:
+        touching: pairs that are connected, bool (m, m).
+        some: the members, bool (m,).
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    index = some.nonzero()[:, 0]
+    graph = csr_array(touching[index][:, index].numpy())
+    number, labels = connected_components(graph, directed=False)
+    return [index[part] for part in _split_by(torch.from_numpy(labels).long(), number)]
 
 
 def cut(picture: Tensor, corner: Tensor, side: int) -> Tensor:

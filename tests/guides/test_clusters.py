@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from capsule_zoo import create
-from capsule_zoo.guides.scenes.clusters import convolve
+from capsule_zoo.guides.scenes.clusters import best_of, convolve, presence_of
 from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.models.scenes.counts import subsets_of
+from capsule_zoo.models.scenes.pictures import Pictures
 from capsule_zoo.models.scenes.places import UniformPlaces
 
 SIZE = 6.0
@@ -97,17 +98,48 @@ def test_the_log_weights_of_two_halves_add_up():
     torch.testing.assert_close(reader.model.log_expected_count().exp(), number)
 
 
-def test_a_large_cluster_is_summed_over_the_rows_of_a_search():
-    image = torch.rand(1, 12, 12)
-    reader = reader_of(image)
-    reader.most = 5
-    places = torch.stack([torch.full((7,), 6), 3 + torch.arange(7)], 1)
-    patches = reader.propose(places, reader.ground)
-    (cluster,) = reader.clusters(patches)
-    _, log_weight = brute_force(reader, patches)
-    assert len(cluster.rows) < 2 ** len(patches)
-    assert cluster.log_row_weight.amax() <= log_weight.amax() + 1e-9
-    assert cluster.log_row_weight.logsumexp(0) > log_weight.logsumexp(0) - 0.5
+@pytest.mark.parametrize("contrast", [1.0, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_cluster_is_split_where_members_are_certain(seed, contrast):
+    """Its best presences are those of all subsets, and so are the probabilities, nearly."""
+    generator = torch.Generator().manual_seed(seed)
+    image = contrast * torch.rand(1, 14, 40, generator=generator)
+    reader, number = reader_of(image), 9
+    reader.most = 4
+    places = torch.stack([torch.full((number,), 7), 2 + 4 * torch.arange(number)], 1)
+    with torch.no_grad():
+        patches = reader.propose(places, reader.ground)
+        surprise = 10 * torch.randn(number, generator=generator)
+        patches = replace(patches, log_ratio=patches.log_ratio + surprise)
+        ((together, _),) = reader.group(patches)
+        clusters = reader.clusters(patches)
+        rows, log_weight = brute_force(reader, patches)
+    assert len(together) == number and len(clusters) > 1
+    torch.testing.assert_close(best_of(clusters), rows[log_weight.argmax()])
+    exact = max(len(cluster.members) for cluster in clusters[1:]) <= reader.most
+    probability = log_weight.softmax(0) @ rows
+    difference = (presence_of(clusters) - probability).abs().max()
+    assert difference < (0.002 if exact else 0.06)
+
+
+def test_two_objects_give_way_to_one_that_explains_both():
+    """No flip of one or two leads there: a half next to the whole explains less than two halves."""
+    reader = reader_of(torch.rand(1, 15, 15))
+    with torch.no_grad():
+        patches = reader.propose(torch.tensor([[7, 6], [7, 9], [7, 7]]), reader.ground)
+    corner = patches.corner[:1].expand(3, 2)
+    cover = torch.zeros_like(patches.cover)
+    top, left = (5 - corner[0]).tolist()
+    cover[0, top : top + 6, left : left + 3] = cover[1, top : top + 6, left + 3 : left + 6] = 0.9
+    cover[2] = cover[:2].sum(0)
+    layers = reader.model.layers(
+        Pictures(cover[:, None, None], torch.ones(3, 1, 1, 1, 1), torch.zeros(3, 1))
+    )
+    patches = replace(patches, layers=tuple(x[:, 0] for x in layers), cover=cover, corner=corner)
+    patches = replace(patches, log_ratio=torch.tensor([-15.0, -15.0, -20.0]))
+    reader.image, reader.most = reader.paint(patches, torch.tensor([0.0, 0.0, 1.0])), 2
+    halves = torch.tensor([1.0, 1.0, 0.0])
+    torch.testing.assert_close(best_of(reader.clusters(patches, halves)), 1 - halves)
 
 
 def test_uniform_places_have_a_density_that_telescopes():
@@ -149,17 +181,19 @@ def test_strokes_that_are_wrong_lower_the_power_and_far_objects_do_not():
 
 
 def test_an_object_is_proposed_again_as_if_it_were_not_there():
-    """Alone it is proposed on the ground; next to another, on the picture of the other."""
-    image = torch.rand(1, 20, 30)
-    reader = reader_of(image)
-    patches = reader.propose(torch.tensor([[8, 9], [10, 14], [9, 12]]), reader.ground)
+    """Alone it is proposed on the ground; next to others, on their picture; so are close pairs."""
+    reader = reader_of(torch.rand(1, 20, 30))
+    patches = reader.propose(torch.tensor([[8, 9], [10, 18], [9, 12]]), reader.ground)
     moved = torch.tensor([0.0, 3.0, -2.0])  # looked at from other patches than before
     patches = replace(patches, pose=patches.pose + moved)
-    places = patches.pose[:, 1:3].flip(1).round().long()
-    for present in (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])):
+    centers = patches.pose[:, 1:3]
+    for present, groups in (([1.0, 0.0, 0.0], [[0]]), ([1.0, 1.0, 1.0], [[0], [1], [2], [0, 2]])):
+        present = torch.tensor(present)
         again = reader.propose_again(patches, present)
-        for row, index in enumerate(present.nonzero()[:, 0]):
-            others = reader.paint(patches, present.index_fill(0, index, 0.0))
-            alone = reader.propose(places[index][None], others)
+        assert len(again) == len(groups)
+        for row, group in enumerate(groups):
+            others = reader.paint(patches, present.index_fill(0, torch.tensor(group), 0.0))
+            place = centers[group].mean(0).flip(0).round().long()
+            alone = reader.propose(place[None], others)
             torch.testing.assert_close(again.pose[row], alone.pose[0])
             torch.testing.assert_close(again.log_ratio[row], alone.log_ratio[0])
