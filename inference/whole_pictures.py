@@ -16,8 +16,9 @@ from capsule_zoo.data.progress import announce
 from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.data.tensors import as_tensor
 from capsule_zoo.guides.scenes.clusters import Cluster, best_of, distribution_of_number
+from capsule_zoo.guides.scenes.patches import Patches
 from capsule_zoo.guides.scenes.peeling import Peeling
-from capsule_zoo.guides.scenes.whole_pictures import Patches, PictureReader
+from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.inference.other_model import refuse_another_model
 from capsule_zoo.models.checks import check_whole
 from capsule_zoo.models.scenes import Scenes

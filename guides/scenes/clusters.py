@@ -3,6 +3,7 @@
 See `guides.scenes.whole_pictures`, which makes the proposals.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,9 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.guides.scenes.patches import Part, Patches, Picture, label_connected, split_by
+from capsule_zoo.models.scenes.counts import subsets_of
+
 MOST = 10  # proposals of a cluster whose subsets are all summed
 DOUBT = (0.37, 0.61, 1.0, 1.64, 2.7)  # factors of the power that are equally probable
-AT_ONCE = 128  # subsets that are painted at once
+CLOSE = 0.6  # distance, in default sizes, up to which two objects may be parts of one
+LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,21 +81,6 @@ class Cluster:
             log_likelihood=self.log_likelihood[rows],
             log_ratio=self.log_ratio[rows],
         )
-
-
-class Part(NamedTuple):
-    """Some pixels, and the proposals that paint them.
-
-    Attributes:
-        painters: the proposals, bool (m,), of which p are.
-        layers: their terms in the sums of `Scenes.mix_layers`, each (p, c, n).
-        image, ground: (C, n).
-    """
-
-    painters: Tensor
-    layers: list[Tensor]
-    image: Tensor
-    ground: Tensor
 
 
 class Moves(NamedTuple):
@@ -161,6 +151,91 @@ def climb(
         outdated = painters[:, near[best] != now].any(1)
         now = near[best]
     return now, gains
+
+
+class ClusterSums:
+    """Sums over presences of the m proposals of one connected set, given no others.
+
+    Args:
+        picture: the picture that they paint.
+        patches: the proposals.
+        touching: which of them paint common pixels, bool (m, m).
+        power: power of the likelihood.
+    """
+
+    def __init__(self, picture: Picture, patches: Patches, touching: Tensor, power: float) -> None:
+        self.picture, self.patches, self.touching = picture, patches, touching
+        self.power, self.pixels = power, picture.pixels_of_each(patches)
+
+    def clusters(self, most: int, start: Tensor) -> list[Cluster]:
+        """Return the distributions of the presences.
+
+        They are one cluster if m is at most `most`. Otherwise members that are certain are one
+        cluster of a single row, and the others are clusters given these.
+
+        Args:
+            start: presences from which the search begins where m is large, (m,).
+        """
+        if len(start) <= most:
+            rows = subsets_of(len(start), self.patches.log_ratio)
+            return [self.sum_rows(torch.arange(len(start)), rows, torch.zeros_like(start))]
+        moves = Moves.among(self.patches.pose[:, 1:3], CLOSE * self.picture.model.size)
+        best, near, uncertain = self.search(moves, start)
+        changed = near != best
+        certain = (~uncertain).nonzero()[:, 0]
+        clusters = [self.sum_rows(certain, best[certain][None], best)]
+        left = uncertain.nonzero()[:, 0]
+        for part in split_by(label_connected(self.touching[left][:, left].numpy())):
+            members = left[part]
+            if len(members) <= most:
+                rows = subsets_of(len(members), self.patches.log_ratio)
+            else:
+                outside = torch.ones_like(uncertain).index_fill(0, members, False)
+                inside = near[~changed[:, outside].any(1)]
+                rows = torch.cat([best[None], inside])[:, members].unique(dim=0)
+            clusters.append(self.sum_rows(members, rows, best))
+        return clusters
+
+    @torch.no_grad()
+    def search(self, moves: "Moves", start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return presences that no move improves, and what may be uncertain of them.
+
+        Returns:
+            The presences, (m,), those to which possible moves lead, (n, m), and the members that
+            these change, bool (m,). A move is possible if its probability relative to the best is
+            above `LEAST_PRESENCE` with some power of the likelihood out of `DOUBT`.
+        """
+        parts = [self.part_of(changed) for changed in moves.changed]
+        log_ratio = self.patches.log_ratio
+        best, gains = climb(
+            self.picture.log_likelihood, log_ratio / self.power, start, moves, parts
+        )
+        near = moves.neighbors(best)
+        change = (near - best) @ log_ratio
+        total = torch.stack([self.power * factor * gains + change for factor in DOUBT]).amax(0)
+        near = near[total > math.log(LEAST_PRESENCE)]
+        return best, near, (near != best).any(0)
+
+    def part_of(self, members: Tensor) -> Part:
+        """Return the pixels that some members paint, bool (m,), with all that paint there."""
+        pixels = [self.pixels[index] for index in members.nonzero()[:, 0].tolist()]
+        flat = torch.cat(pixels).unique() if pixels else self.pixels[0][:0]
+        return self.picture.part(self.patches, self.touching[members].any(0), flat)
+
+    def sum_rows(self, members: Tensor, rows: Tensor, presence: Tensor) -> Cluster:
+        """Return the distribution over presences of some members, given those of all others.
+
+        Args:
+            members: indices, (n,).
+            rows: presences of the members, (M, n).
+            presence: presences of all, (m,).
+        """
+        part = self.part_of(torch.zeros_like(presence).index_fill(0, members, 1.0) > 0)
+        others = presence.index_fill(0, members, 0.0).repeat(len(rows) + 1, 1)
+        others[1:, members] = rows
+        scores = self.picture.log_likelihood(others, part)
+        ratio = rows @ self.patches.log_ratio[members]
+        return Cluster(members, rows, scores[1:] - scores[0], ratio, self.power)
 
 
 def distribution_of_number(clusters: list[Cluster]) -> Tensor:

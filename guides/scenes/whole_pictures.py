@@ -23,71 +23,30 @@ correlated, so the likelihood has a power (`PictureReader.fit_power`).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.guides.scenes.clusters import (
-    AT_ONCE,
-    DOUBT,
+    CLOSE,
+    LEAST_PRESENCE,
     MOST,
     Cluster,
-    Moves,
-    Part,
+    ClusterSums,
     best_of,
-    climb,
     presence_of,
 )
+from capsule_zoo.guides.scenes.patches import Patches, Picture, cut
 from capsule_zoo.guides.scenes.peeling import Peeling, blur_maps
 from capsule_zoo.guides.scenes.proposals import Proposal
-from capsule_zoo.models.scenes.counts import subsets_of
 
 PAINTED = 0.02  # least cover of a pixel that a proposal paints
 LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
 CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
 LEAST_POWER = 0.25  # of the likelihood
-LEAST_PRESENCE = 1e-4  # least probability with which a proposal is kept
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
-CLOSE = 0.6  # distance, in default sizes, up to which two objects may be parts of one
-
-
-@dataclass(frozen=True, eq=False)
-class Patches:
-    """K proposals for objects of one picture, each painted on a patch of P x P pixels.
-
-    Attributes:
-        layers: terms of each proposal in the sums of `Scenes.mix_layers`, each (K, c, P, P).
-        cover: fraction of a pixel that it covers, (K, P, P).
-        corner: row and column of the patch's first pixel in the picture, perhaps negative,
-            integers (K, 2).
-        pose: log size over the default, x and y of the center in pixels of the picture (and an
-            angle), (K, 3 or 4).
-        log_ratio: log v of each, (K,), in nats.
-        number: a number of each that no other proposal of the reader has, (K,).
-    """
-
-    layers: tuple[Tensor, ...]
-    cover: Tensor
-    corner: Tensor
-    pose: Tensor
-    log_ratio: Tensor
-    number: Tensor
-
-    def __len__(self) -> int:
-        return len(self.log_ratio)
-
-    def __getitem__(self, index: Tensor) -> "Patches":
-        fields = (self.cover, self.corner, self.pose, self.log_ratio, self.number)
-        return Patches(tuple(layer[index] for layer in self.layers), *(x[index] for x in fields))
-
-    def join(self, other: "Patches") -> "Patches":
-        """Return the proposals of both."""
-        layers = tuple(torch.cat(pair) for pair in zip(self.layers, other.layers, strict=True))
-        names = ("cover", "corner", "pose", "log_ratio", "number")
-        return Patches(layers, *(torch.cat([getattr(self, n), getattr(other, n)]) for n in names))
 
 
 class PictureReader:
@@ -104,12 +63,11 @@ class PictureReader:
     def __init__(
         self, guide: Peeling, image: Tensor, likelihood_power: float = 1.0, most: int = MOST
     ) -> None:
-        self.guide, self.image = guide, image.contiguous()
-        self.power, self.most = likelihood_power, most
+        self.guide, self.power, self.most = guide, likelihood_power, most
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
-        ground = guide.on_model(self.model).backdrop(image[None]).drawn
-        self.ground = ground.expand(1, *image.shape)[0].contiguous()
+        ground = guide.on_model(self.model).backdrop(image[None]).drawn.expand(1, *image.shape)[0]
+        self.picture = Picture(self.model, image.contiguous(), ground.contiguous())
         self.side = 2 * math.ceil(1.5 * model.size)
         self._proposed, self._clusters = 0, dict[tuple[int, ...], list[Cluster]]()
         self.patch_guide = guide.on_model(model.with_canvas(self.side, self.side, slots=1))
@@ -127,7 +85,7 @@ class PictureReader:
         """Propose an object about each place, given the others on its patch (K, C, P, P)."""
         guide, side = self.patch_guide, self.side
         corner = places - side // 2
-        images = cut(self.image, corner, side)
+        images = cut(self.picture.image, corner, side)
         left = guide.measure_residual(images, canvases).nan_to_num()
         about = images.new_zeros(len(places), guide.model.pose_size)
         about[:, 1:3] = 1 / side  # the middle of pixel side // 2
@@ -138,7 +96,7 @@ class PictureReader:
         """Return a batch of proposals on patches as proposals for the picture."""
         guide, side = self.patch_guide, self.side
         pose = proposal.drawn.pose
-        height, width = self.image.shape[-2:]
+        height, width = self.picture.image.shape[-2:]
         extent = pose.new_tensor([width, height])
         pixels = (pose[:, 1:3] + 1) * side / 2 + corner.flip(1)  # from the edge of the picture
         whole = torch.cat([pose[:, :1], 2 * pixels / extent - 1, pose[:, 3:]], 1)
@@ -155,34 +113,13 @@ class PictureReader:
         self._proposed += len(corner)
         return Patches(layers, cover, corner, centers, proposal.log_ratio + log_intensity, number)
 
-    def paint(self, patches: Patches, presence: Tensor) -> Tensor:
-        """Return the mean picture of proposals with presences (K,), (C, H, W)."""
-        if not len(presence):
-            return self.ground
-        return self.model.mix_layers([x[None] for x in self._sums(patches, presence)], self.ground)[
-            0
-        ]
-
-    def _sums(self, patches: Patches, presence: Tensor) -> list[Tensor]:
-        """Return the sums of the layers of proposals with presences (K,), each (c, H, W)."""
-        margin, (height, width) = self.side, self.image.shape[-2:]
-        sums = []
-        for layer in patches.layers:
-            total = layer.new_zeros(layer.shape[1], height + 2 * margin, width + 2 * margin)
-            for index in presence.nonzero()[:, 0].tolist():
-                top, left = (patches.corner[index] + margin).tolist()
-                window = total[:, top : top + self.side, left : left + self.side]
-                window += presence[index] * layer[index]
-            sums.append(total[:, margin : margin + height, margin : margin + width])
-        return sums
-
     def peaks(self, canvas: Tensor) -> Tensor:
         """Return the pixels about which a canvas leaves most unexplained, (K, 2), row and column.
 
         A peak counts if an object there may gain more than `GAIN` nats of likelihood.
         """
         guide, size = self.guide, self.model.size
-        left = guide.measure_residual(self.image[None], canvas[None]).nan_to_num()
+        left = guide.measure_residual(self.picture.image[None], canvas[None]).nan_to_num()
         if not guide.residual_is_linear:
             left = (left / 4).sqrt()
         scale = max(1.0, size * guide.blur)
@@ -213,8 +150,8 @@ class PictureReader:
         Args:
             canvas: mean picture of the objects, (C, H, W).
         """
-        error = (self.image - canvas).nan_to_num()
-        painted = (canvas - self.ground).abs().amax(0) > CONTRAST
+        error = (self.picture.image - canvas).nan_to_num()
+        painted = (canvas - self.picture.ground).abs().amax(0) > CONTRAST
         largest = 0.0
         for fraction, region in (
             (LARGE_BOX, torch.ones_like(painted)),
@@ -235,150 +172,18 @@ class PictureReader:
             start: presences from which the search in large clusters begins, (K,).
         """
         clusters = []
-        for members, pairs in self.group(patches):
+        if start is None:
+            start = patches.log_ratio.new_zeros(len(patches))
+        for members, touching in self.picture.group(patches):
             key = tuple(patches.number[members].tolist())
             if key not in self._clusters or torch.is_grad_enabled():
-                first = (
-                    patches.log_ratio.new_zeros(len(members)) if start is None else start[members]
-                )
-                self._clusters[key] = self.sum_cluster(patches[members], pairs, first)
+                sums = ClusterSums(self.picture, patches[members], touching, self.power)
+                self._clusters[key] = sums.clusters(self.most, start[members])
             clusters += [
                 replace(cluster, members=members[cluster.members], power=self.power)
                 for cluster in self._clusters[key]
             ]
         return clusters
-
-    def group(self, patches: Patches) -> list[tuple[Tensor, Tensor]]:
-        """Return the connected sets of proposals that paint common pixels.
-
-        Returns:
-            For each set its proposals, (m,), and its pairs that paint common pixels, (n, 2).
-        """
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        width = self.image.shape[-1]
-        index, pixel = self._painted_pixels(patches)
-        shape = (len(patches), self.image[0].numel())
-        flat = (pixel[:, 0] * width + pixel[:, 1]).numpy()
-        painted = csr_array((np.ones(len(index), np.float32), (index.numpy(), flat)), shape=shape)
-        common = (painted @ painted.T).tocoo()
-        number, labels = connected_components(common, directed=False)
-        labels = torch.from_numpy(labels).long()
-        pairs = torch.stack([torch.from_numpy(x).long() for x in common.coords], 1)
-        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
-        groups = []
-        for members, inside in zip(
-            _split_by(labels, number), _split_by(labels[pairs[:, 0]], number), strict=True
-        ):
-            groups.append((members, torch.searchsorted(members, pairs[inside])))
-        return groups
-
-    def sum_cluster(self, patches: Patches, pairs: Tensor, start: Tensor) -> list[Cluster]:
-        """Return the distributions of the presences of m proposals, given no others.
-
-        They are one cluster if m is at most `most`. Otherwise members that are certain are one
-        cluster of a single row. The others are clusters given the certain ones.
-
-        Args:
-            pairs: pairs of proposals that paint common pixels, (n, 2).
-            start: presences from which the search begins where m is large, (m,).
-        """
-        number = len(patches)
-        touching = torch.eye(number, dtype=torch.bool)
-        touching[pairs[:, 0], pairs[:, 1]] = touching[pairs[:, 1], pairs[:, 0]] = True
-        pixels = self._pixels_of_each(patches)
-
-        def part_of(changed: Tensor) -> Part:
-            """Return the pixels that some members paint, bool (m,), with all that paint there."""
-            flat = torch.cat([pixels[k] for k in changed.nonzero()[:, 0].tolist()]).unique()
-            return self._part(patches, touching[changed].any(0), flat)
-
-        def summed(members: Tensor, rows: Tensor, given: Tensor) -> Cluster:
-            """Return the distribution over rows of some members, given the presences of all."""
-            part = part_of(F.one_hot(members, number).sum(0) > 0)
-            presence = given.index_fill(0, members, 0).repeat(len(rows) + 1, 1)
-            presence[1:, members] = rows
-            scores = self._score(presence, part)
-            ratio = rows @ patches.log_ratio[members]
-            return Cluster(members, rows, scores[1:] - scores[0], ratio, self.power)
-
-        if number <= self.most:
-            rows = subsets_of(number, patches.log_ratio)
-            return [summed(torch.arange(number), rows, torch.zeros_like(start))]
-        moves = Moves.among(patches.pose[:, 1:3], CLOSE * self.model.size)
-        parts = [part_of(changed) for changed in moves.changed]
-        log_ratio = patches.log_ratio.detach()
-        with torch.no_grad():
-            best, gains = climb(self._score, log_ratio / self.power, start, moves, parts)
-        near = moves.neighbors(best)
-        change = (near - best) @ log_ratio
-        total = torch.stack([self.power * f * gains + change for f in DOUBT]).amax(0)
-        possible = total > math.log(LEAST_PRESENCE)
-        changed = near != best
-        uncertain = changed[possible].any(0)
-        certain = (~uncertain).nonzero()[:, 0]
-        ratio = best[certain] @ patches.log_ratio[certain]
-        alone = Cluster(certain, best[certain][None], ratio.new_zeros(1), ratio[None], self.power)
-        clusters = [alone]
-        for members in connected(touching, uncertain):
-            if len(members) <= self.most:
-                rows = subsets_of(len(members), patches.log_ratio)
-            else:
-                outside = torch.ones(number, dtype=torch.bool).index_fill(0, members, False)
-                moved = near[possible & ~changed[:, outside].any(1)]
-                rows = torch.cat([best[None], moved])[:, members].unique(dim=0)
-            clusters.append(summed(members, rows, best))
-        return clusters
-
-    def _score(self, presence: Tensor, part: Part) -> Tensor:
-        """Return the log likelihood of presences (M, m) at the pixels of a part, (M,), in nats.
-
-        The normalizer of the density is left out.
-        """
-        scores = []
-        for rows in presence[:, part.painters].split(AT_ONCE):
-            sums = [torch.einsum("zm,mcn->zcn", rows, x)[None, ..., None] for x in part.layers]
-            means = self.model.mix_layers(sums, part.ground[None, ..., None])[0, ..., 0]
-            scores.append((part.image - means).square().sum((1, 2)))
-        return -0.5 * torch.cat(scores) / self.model.sigma_image**2
-
-    def _part(self, patches: Patches, painters: Tensor, flat: Tensor) -> Part:
-        """Return what paints some pixels of the picture.
-
-        Args:
-            painters: the proposals that paint there, bool (m,).
-            flat: indices of the pixels, row by row, (n,).
-        """
-        row, column = flat // self.image.shape[-1], flat % self.image.shape[-1]
-        index = painters.nonzero()[:, 0]
-        corner = patches.corner[index]
-        down, right = row - corner[:, :1], column - corner[:, 1:]
-        last = self.side - 1
-        on_patch = ((down >= 0) & (down <= last) & (right >= 0) & (right <= last))[:, None]
-        place = down.clamp(0, last) * self.side + right.clamp(0, last)
-        layers = []
-        for layer in patches.layers:
-            channels = layer.shape[1]
-            channel = index[:, None] * channels + torch.arange(channels)
-            values = layer.take(channel[:, :, None] * self.side**2 + place[:, None])
-            layers.append(values * on_patch)
-        image, ground = (x.flatten(1)[:, flat] for x in (self.image, self.ground))
-        return Part(painters, layers, image, ground)
-
-    def _pixels_of_each(self, patches: Patches) -> list[Tensor]:
-        """Return the flat indices of the pixels that each proposal paints, without missing ones."""
-        index, pixels = self._painted_pixels(patches)
-        here = ~self.image[:, pixels[:, 0], pixels[:, 1]].isnan().any(0)
-        flat = (pixels[:, 0] * self.image.shape[-1] + pixels[:, 1])[here]
-        return list(flat.split(torch.bincount(index[here], minlength=len(patches)).tolist()))
-
-    def _painted_pixels(self, patches: Patches) -> tuple[Tensor, Tensor]:
-        """Return the painted pixels of the picture: proposal (n,), row and column (n, 2)."""
-        index, row, column = (patches.cover > 0).nonzero(as_tuple=True)
-        pixels = torch.stack([row, column], 1) + patches.corner[index]
-        inside = ((pixels >= 0) & (pixels < pixels.new_tensor(self.image.shape[-2:]))).all(1)
-        return index[inside], pixels[inside]
 
     def select(self, patches: Patches, start: Tensor) -> tuple[Patches, list[Cluster]]:
         """Return the proposals that may be present, and their clusters, given that others are not.
@@ -401,7 +206,10 @@ class PictureReader:
             The proposals, their clusters, and the mean picture of the likeliest presences.
         """
         none = torch.zeros(0).long()
-        patches, canvas = self.propose(torch.zeros(1, 2).long(), self.ground)[none], self.ground
+        patches, canvas = (
+            self.propose(torch.zeros(1, 2).long(), self.picture.ground)[none],
+            self.picture.ground,
+        )
         clusters: list[Cluster] = []
         for number in range(rounds + sweeps):
             present = best_of(clusters)
@@ -414,7 +222,7 @@ class PictureReader:
                 new = self.propose_again(patches, present)
             start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
-            canvas = self.paint(patches, best_of(clusters))
+            canvas = self.picture.paint(patches, best_of(clusters))
             self.power = self.fit_power(canvas)
         return patches, self.clusters(patches, best_of(clusters)), canvas
 
@@ -437,47 +245,11 @@ class PictureReader:
             cut(total, corner, side)
             - cut(layer[one], corner - objects.corner[one], side)
             - differ * cut(layer[two], corner - objects.corner[two], side)
-            for total, layer in zip(self._sums(patches, present), objects.layers, strict=True)
+            for total, layer in zip(
+                self.picture.sum_layers(patches, present), objects.layers, strict=True
+            )
         ]
-        ground = cut(self.ground, corner, side)
+        ground = cut(self.picture.ground, corner, side)
         return self._propose(
             places, self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
         )
-
-
-def _split_by(labels: Tensor, number: int) -> tuple[Tensor, ...]:
-    """Return the indices of each of a number of labels, in order."""
-    return labels.argsort(stable=True).split(torch.bincount(labels, minlength=number).tolist())
-
-
-def connected(touching: Tensor, some: Tensor) -> list[Tensor]:
-    """Return the connected sets of some members, as indices.
-
-    Args:
-        touching: pairs that are connected, bool (m, m).
-        some: the members, bool (m,).
-    """
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    index = some.nonzero()[:, 0]
-    graph = csr_array(touching[index][:, index].numpy())
-    number, labels = connected_components(graph, directed=False)
-    return [index[part] for part in _split_by(torch.from_numpy(labels).long(), number)]
-
-
-def cut(picture: Tensor, corner: Tensor, side: int) -> Tensor:
-    """Cut patches from a picture (C, H, W), or from one of each, (K, C, side, side); 0 outside.
-
-    Args:
-        corner: row and column of each patch's first pixel, integers (K, 2).
-    """
-    pictures = picture.expand(len(corner), *picture.shape[-3:])
-    height, width = picture.shape[-2:]
-    offset = torch.arange(side)
-    row, column = (corner[:, i, None] + offset for i in (0, 1))
-    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None]
-    row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
-    index = torch.arange(len(corner))[:, None, None]
-    patches = pictures[index, :, row[:, :, None], column[:, None]].movedim(-1, 1)
-    return patches * inside[:, None]

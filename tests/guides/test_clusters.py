@@ -37,9 +37,11 @@ def reader_of(image, power=1.0, **options):
 def brute_force(reader, patches):
     """Return log weights of all subsets of proposals, each painted on the whole picture."""
     rows = subsets_of(len(patches), patches.log_ratio)
-    means = torch.stack([reader.paint(patches, row) for row in rows])
-    empty = reader.model.log_likelihood(reader.image[None], reader.ground[None, None])[0]
-    scores = reader.model.log_likelihood(reader.image[None], means[None])[0]
+    means = torch.stack([reader.picture.paint(patches, row) for row in rows])
+    empty = reader.model.log_likelihood(
+        reader.picture.image[None], reader.picture.ground[None, None]
+    )[0]
+    scores = reader.model.log_likelihood(reader.picture.image[None], means[None])[0]
     return rows, reader.power * (scores - empty) + rows @ patches.log_ratio
 
 
@@ -49,7 +51,7 @@ def test_clusters_sum_as_all_subsets_do(channels, power):
     image = torch.rand(channels, 15, 26)
     reader = reader_of(image, power)
     places = torch.tensor([[3, 4], [5, 6], [4, 20], [11, 21], [12, 5], [1, 25], [14, 0]])
-    patches = reader.propose(places, reader.ground)
+    patches = reader.propose(places, reader.picture.ground)
     clusters = reader.clusters(patches)
     assert 1 < len(clusters) < len(patches)  # some interact, and some do not
     rows, log_weight = brute_force(reader, patches)
@@ -80,13 +82,13 @@ def test_the_log_weights_of_two_halves_add_up():
     image[..., 30:60] = 0
     reader = reader_of(image)
     places = torch.tensor([[5, 8], [7, 12], [6, 80]])
-    patches = reader.propose(places, reader.ground)
+    patches = reader.propose(places, reader.picture.ground)
     whole = sum(c.log_row_weight.logsumexp(0) for c in reader.clusters(patches))
     halves = []
     for part, mine in ((slice(0, 45), [0, 1]), (slice(45, 90), [2])):
         half = reader_of(image[..., part])
         shifted = places[mine] - torch.tensor([0, part.start])
-        proposed = half.propose(shifted, half.ground)
+        proposed = half.propose(shifted, half.picture.ground)
         halves.append(sum(c.log_row_weight.logsumexp(0) for c in half.clusters(proposed)))
         shift = torch.tensor([0.0, part.start, 0.0])
         torch.testing.assert_close(proposed.pose + shift, patches.pose[mine])
@@ -108,10 +110,10 @@ def test_a_large_cluster_is_split_where_members_are_certain(seed, contrast):
     reader.most = 4
     places = torch.stack([torch.full((number,), 7), 2 + 4 * torch.arange(number)], 1)
     with torch.no_grad():
-        patches = reader.propose(places, reader.ground)
+        patches = reader.propose(places, reader.picture.ground)
         surprise = 10 * torch.randn(number, generator=generator)
         patches = replace(patches, log_ratio=patches.log_ratio + surprise)
-        ((together, _),) = reader.group(patches)
+        ((together, _),) = reader.picture.group(patches)
         clusters = reader.clusters(patches)
         rows, log_weight = brute_force(reader, patches)
     assert len(together) == number and len(clusters) > 1
@@ -126,7 +128,7 @@ def test_two_objects_give_way_to_one_that_explains_both():
     """No flip of one or two leads there: a half next to the whole explains less than two halves."""
     reader = reader_of(torch.rand(1, 15, 15))
     with torch.no_grad():
-        patches = reader.propose(torch.tensor([[7, 6], [7, 9], [7, 7]]), reader.ground)
+        patches = reader.propose(torch.tensor([[7, 6], [7, 9], [7, 7]]), reader.picture.ground)
     corner = patches.corner[:1].expand(3, 2)
     cover = torch.zeros_like(patches.cover)
     top, left = (5 - corner[0]).tolist()
@@ -137,9 +139,23 @@ def test_two_objects_give_way_to_one_that_explains_both():
     )
     patches = replace(patches, layers=tuple(x[:, 0] for x in layers), cover=cover, corner=corner)
     patches = replace(patches, log_ratio=torch.tensor([-15.0, -15.0, -20.0]))
-    reader.image, reader.most = reader.paint(patches, torch.tensor([0.0, 0.0, 1.0])), 2
+    drawn = reader.picture.paint(patches, torch.tensor([0.0, 0.0, 1.0]))
+    reader.picture, reader.most = replace(reader.picture, image=drawn), 2
     halves = torch.tensor([1.0, 1.0, 0.0])
     torch.testing.assert_close(best_of(reader.clusters(patches, halves)), 1 - halves)
+
+
+def test_proposals_that_paint_nothing_are_clusters_of_one():
+    reader = reader_of(torch.rand(1, 15, 26))
+    with torch.no_grad():
+        patches = reader.propose(torch.tensor([[3, 4], [5, 6], [4, 20]]), reader.picture.ground)
+        empty = tuple(layer.index_fill(0, torch.tensor([2]), 0.0) for layer in patches.layers)
+        cover = patches.cover.index_fill(0, torch.tensor([2]), 0.0)
+        clusters = reader.clusters(replace(patches, layers=empty, cover=cover))
+    (alone,) = (cluster for cluster in clusters if 2 in cluster.members)
+    assert len(alone.members) == 1
+    torch.testing.assert_close(alone.presence[0], patches.log_ratio[2].sigmoid())
+    assert reader.clusters(patches[torch.zeros(0).long()]) == []
 
 
 def test_uniform_places_have_a_density_that_telescopes():
@@ -173,17 +189,17 @@ def test_strokes_that_are_wrong_lower_the_power_and_far_objects_do_not():
     image = torch.zeros(1, 200, 200)
     reader, canvas = reader_of(image, size=24.0), torch.zeros_like(image)
     canvas[:, 50:150, 50:150] = 0.5  # an object that is there
-    reader.image = canvas.clone()
+    image.copy_(canvas)
     assert reader.fit_power(canvas) == 1
-    reader.image[:, 50:150:6, 50:150] += 1  # strokes that cancel in large boxes
-    reader.image[:, 53:150:6, 50:150] -= 1
+    image[:, 50:150:6, 50:150] += 1  # strokes that cancel in large boxes
+    image[:, 53:150:6, 50:150] -= 1
     assert reader.fit_power(canvas) < 0.5
 
 
 def test_an_object_is_proposed_again_as_if_it_were_not_there():
     """Alone it is proposed on the ground; next to others, on their picture; so are close pairs."""
     reader = reader_of(torch.rand(1, 20, 30))
-    patches = reader.propose(torch.tensor([[8, 9], [10, 18], [9, 12]]), reader.ground)
+    patches = reader.propose(torch.tensor([[8, 9], [10, 18], [9, 12]]), reader.picture.ground)
     moved = torch.tensor([0.0, 3.0, -2.0])  # looked at from other patches than before
     patches = replace(patches, pose=patches.pose + moved)
     centers = patches.pose[:, 1:3]
@@ -192,7 +208,7 @@ def test_an_object_is_proposed_again_as_if_it_were_not_there():
         again = reader.propose_again(patches, present)
         assert len(again) == len(groups)
         for row, group in enumerate(groups):
-            others = reader.paint(patches, present.index_fill(0, torch.tensor(group), 0.0))
+            others = reader.picture.paint(patches, present.index_fill(0, torch.tensor(group), 0.0))
             place = centers[group].mean(0).flip(0).round().long()
             alone = reader.propose(place[None], others)
             torch.testing.assert_close(again.pose[row], alone.pose[0])
