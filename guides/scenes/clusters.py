@@ -29,7 +29,7 @@ class Cluster:
         members: indices of the proposals, (m,).
         rows: presences, (M, m).
         log_likelihood: log likelihood of each row, relative to the picture in which none of the
-            members is present, (M,), in nats.
+            members is present, (M,), in nats. It is not computed, but 0, for a single row.
         log_ratio: sum of log v of the present proposals, (M,), in nats.
         power: power of the likelihood in the weights.
     """
@@ -183,7 +183,9 @@ class ClusterSums:
         best, near, uncertain = self.search(moves, start)
         changed = near != best
         certain = (~uncertain).nonzero()[:, 0]
-        clusters = [self.sum_rows(certain, best[certain][None], best)]
+        ratio = (best * self.patches.log_ratio)[certain].sum(0, keepdim=True)
+        alone = Cluster(certain, best[certain][None], torch.zeros_like(ratio), ratio, self.power)
+        clusters = [alone]
         left = uncertain.nonzero()[:, 0]
         for part in split_by(label_connected(self.touching[left][:, left].numpy())):
             members = left[part]
@@ -219,7 +221,7 @@ class ClusterSums:
     def part_of(self, members: Tensor) -> Part:
         """Return the pixels that some members paint, bool (m,), with all that paint there."""
         pixels = [self.pixels[index] for index in members.nonzero()[:, 0].tolist()]
-        flat = torch.cat(pixels).unique() if pixels else self.pixels[0][:0]
+        flat = torch.cat(pixels).unique()
         return self.picture.part(self.patches, self.touching[members].any(0), flat)
 
     def sum_rows(self, members: Tensor, rows: Tensor, presence: Tensor) -> Cluster:

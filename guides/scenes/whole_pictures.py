@@ -23,7 +23,9 @@ correlated, so the likelihood has a power (`PictureReader.fit_power`).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -125,10 +127,7 @@ class PictureReader:
         scale = max(1.0, size * guide.blur)
         heat = blur_maps(left, scale)[0, 0] / (math.tau * scale**2)
         reach = max(1, int(0.35 * size))
-        top = heat[None]
-        for axes in ((0, 1), (1, 0)):  # rows and columns in turn
-            size_along = tuple(2 * reach * axis + 1 for axis in axes)
-            top = F.max_pool2d(top, size_along, 1, tuple(reach * axis for axis in axes))
+        top = pool(F.max_pool2d, heat[None], reach)
         gain = (
             self.power * heat.square() * 2 * math.tau * scale**2 / (2 * self.model.sigma_image**2)
         )
@@ -157,9 +156,9 @@ class PictureReader:
             (LARGE_BOX, torch.ones_like(painted)),
             *((f, painted) for f in SMALL_BOXES),
         ):
-            side = 2 * int(self.model.size * fraction / 2) + 1
-            mean = F.avg_pool2d(error[None], side, 1, side // 2, count_include_pad=False)[0]
-            squares = (mean * side).square().mean(0)[region]
+            reach = int(self.model.size * fraction / 2)
+            mean = pool(partial(F.avg_pool2d, count_include_pad=False), error[None], reach)[0]
+            squares = (mean * (2 * reach + 1)).square().mean(0)[region]
             if len(squares):
                 largest = max(largest, float(squares.mean()))
         power = self.model.sigma_image**2 / max(largest, 1e-12)
@@ -253,3 +252,11 @@ class PictureReader:
         return self._propose(
             places, self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
         )
+
+
+def pool(function: Callable[..., Tensor], maps: Tensor, reach: int) -> Tensor:
+    """Pool maps (B, C, H, W) over squares of 2 reach + 1 pixels, rows and columns in turn."""
+    for axes in ((0, 1), (1, 0)):
+        size = tuple(2 * reach * axis + 1 for axis in axes)
+        maps = function(maps, size, 1, tuple(reach * axis for axis in axes))
+    return maps
