@@ -126,7 +126,7 @@ class Picture:
         common = (painted @ painted.T).tocoo()
         first, second = (torch.from_numpy(x).long() for x in common.coords)
         labels = label_connected(common)
-        groups = []
+        groups: list[tuple[Tensor, Tensor]] = []
         if not len(labels):
             return groups
         for members, pairs in zip(

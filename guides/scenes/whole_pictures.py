@@ -25,7 +25,7 @@ correlated, so the likelihood has a power (`PictureReader.fit_power`).
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -40,14 +40,16 @@ from capsule_zoo.guides.scenes.clusters import (
     best_of,
     presence_of,
 )
-from capsule_zoo.guides.scenes.patches import Patches, Picture, cut
+from capsule_zoo.guides.scenes.patches import AT_ONCE, Patches, Picture, cut
 from capsule_zoo.guides.scenes.peeling import Peeling, blur_maps
 from capsule_zoo.guides.scenes.proposals import Proposal
+from capsule_zoo.guides.scenes.refinement import PatchPosterior
 
 PAINTED = 0.02  # least cover of a pixel that a proposal paints
 LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
 CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
 LEAST_POWER = 0.25  # of the likelihood
+REFINEMENT = 20  # steps that refine an object
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 
 
@@ -60,12 +62,19 @@ class PictureReader:
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
             neighboring pixels are correlated. It is fitted while the picture is read.
         most: largest cluster whose subsets are all summed.
+        refinement: gradient steps that refine an object when it is proposed again.
     """
 
     def __init__(
-        self, guide: Peeling, image: Tensor, likelihood_power: float = 1.0, most: int = MOST
+        self,
+        guide: Peeling,
+        image: Tensor,
+        likelihood_power: float = 1.0,
+        most: int = MOST,
+        refinement: int = REFINEMENT,
     ) -> None:
         self.guide, self.power, self.most = guide, likelihood_power, most
+        self.refinement = refinement
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
         ground = guide.on_model(self.model).backdrop(image[None]).drawn.expand(1, *image.shape)[0]
@@ -81,18 +90,37 @@ class PictureReader:
             places: row and column of pixels, (K, 2).
             canvas: mean picture of the other objects, (C, H, W).
         """
-        return self._propose(places, cut(canvas, places - self.side // 2, self.side))
+        parts = []
+        for some in places.split(AT_ONCE):
+            corner = some - self.side // 2
+            proposal = self._propose(corner, cut(canvas, corner, self.side))
+            parts.append(self.to_patches(proposal, corner))
+        return reduce(Patches.join, parts)
 
-    def _propose(self, places: Tensor, canvases: Tensor) -> Patches:
-        """Propose an object about each place, given the others on its patch (K, C, P, P)."""
-        guide, side = self.patch_guide, self.side
-        corner = places - side // 2
-        images = cut(self.picture.image, corner, side)
+    def _propose(self, corner: Tensor, canvases: Tensor) -> Proposal:
+        """Propose an object in the middle of each patch, given the others on it (K, C, P, P)."""
+        guide, images = self.patch_guide, cut(self.picture.image, corner, self.side)
         left = guide.measure_residual(images, canvases).nan_to_num()
-        about = images.new_zeros(len(places), guide.model.pose_size)
-        about[:, 1:3] = 1 / side  # the middle of pixel side // 2
-        proposal = guide.propose_at(0, images.nan_to_num(), left, about, draw=False)
-        return self.to_patches(proposal, corner)
+        about = images.new_zeros(len(corner), guide.model.pose_size)
+        about[:, 1:3] = 1 / self.side  # the middle of pixel side // 2
+        return guide.propose_at(0, images.nan_to_num(), left, about, draw=False)
+
+    def refine(self, proposal: Proposal, corner: Tensor, others: list[Tensor]) -> Proposal:
+        """Move each proposal to where its object explains its patch better, given the others.
+
+        Args:
+            others: sums of the layers of the others, each (K, c, P, P).
+        """
+        if not self.refinement:
+            return proposal
+        picture, side = self.picture, self.side
+        image, ground = (cut(x, corner, side) for x in (picture.image, picture.ground))
+        known = (cut(torch.ones_like(picture.image), corner, side) > 0) & ~image.isnan()
+        plate = self.patch_guide.plate(corner)
+        posterior = PatchPosterior(
+            self.patch_guide.model, plate, image.nan_to_num(), ground, known, others, self.power
+        )
+        return posterior.refine(proposal, self.refinement)
 
     def to_patches(self, proposal: Proposal, corner: Tensor) -> Patches:
         """Return a batch of proposals on patches as proposals for the picture."""
@@ -239,19 +267,23 @@ class PictureReader:
         pairs = (torch.cdist(centers, centers) <= CLOSE * self.model.size).triu(1).nonzero()
         one, two = torch.cat([torch.stack([index, index], 1), pairs]).unbind(1)
         places = ((centers[one] + centers[two]) / 2).flip(1).round().long()
-        corner, differ = places - side // 2, (one != two)[:, None, None, None]
-        others = [
-            cut(total, corner, side)
-            - cut(layer[one], corner - objects.corner[one], side)
-            - differ * cut(layer[two], corner - objects.corner[two], side)
-            for total, layer in zip(
-                self.picture.sum_layers(patches, present), objects.layers, strict=True
-            )
-        ]
-        ground = cut(self.picture.ground, corner, side)
-        return self._propose(
-            places, self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
-        )
+        totals = self.picture.sum_layers(patches, present)
+        parts = []
+        for first, second, some in zip(
+            *(x.split(AT_ONCE) for x in (one, two, places)), strict=True
+        ):
+            corner, differ = some - side // 2, (first != second)[:, None, None, None]
+            others = [
+                cut(total, corner, side)
+                - cut(layer[first], corner - objects.corner[first], side)
+                - differ * cut(layer[second], corner - objects.corner[second], side)
+                for total, layer in zip(totals, objects.layers, strict=True)
+            ]
+            ground = cut(self.picture.ground, corner, side)
+            canvas = self.model.mix_layers([x[:, None] for x in others], ground)[:, 0]
+            proposal = self.refine(self._propose(corner, canvas), corner, others)
+            parts.append(self.to_patches(proposal, corner))
+        return reduce(Patches.join, parts)
 
 
 def pool(function: Callable[..., Tensor], maps: Tensor, reach: int) -> Tensor:

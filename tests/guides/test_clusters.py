@@ -199,6 +199,7 @@ def test_strokes_that_are_wrong_lower_the_power_and_far_objects_do_not():
 def test_an_object_is_proposed_again_as_if_it_were_not_there():
     """Alone it is proposed on the ground; next to others, on their picture; so are close pairs."""
     reader = reader_of(torch.rand(1, 20, 30))
+    reader.refinement = 0
     patches = reader.propose(torch.tensor([[8, 9], [10, 18], [9, 12]]), reader.picture.ground)
     moved = torch.tensor([0.0, 3.0, -2.0])  # looked at from other patches than before
     patches = replace(patches, pose=patches.pose + moved)
@@ -213,3 +214,28 @@ def test_an_object_is_proposed_again_as_if_it_were_not_there():
             alone = reader.propose(place[None], others)
             torch.testing.assert_close(again.pose[row], alone.pose[0])
             torch.testing.assert_close(again.log_ratio[row], alone.log_ratio[0])
+
+
+@pytest.mark.parametrize("power", [1.0, 0.3])
+def test_refinement_raises_the_log_weight_of_an_object(power):
+    """The weight at the mean is likelihood and prior over the unchanged density of the proposal."""
+    image = torch.rand(1, 20, 30)
+    image[:, 3:5, 4:9] = torch.nan
+    reader = reader_of(image, power)
+    with torch.no_grad():
+        places = torch.tensor([[4, 5], [10, 18], [18, 28]])
+        patches = reader.propose(places, reader.picture.ground)
+        present, weights, ratios = torch.ones(3), [], []
+        for reader.refinement in (0, 20):
+            again = reader.propose_again(patches, present)
+            for index in range(3):
+                others = present.index_fill(0, torch.tensor([index]), 0.0)
+                joined = patches.join(again[torch.tensor([index])])
+                canvas = reader.picture.paint(joined, torch.cat([others, torch.ones(1)]))
+                error = (image - canvas).nan_to_num().square().sum()
+                score = -0.5 * power * error / reader.model.sigma_image**2
+                weights.append(score + again.log_ratio[index])
+                ratios.append(again.log_ratio[index])
+        before, after = torch.stack(weights).view(2, 3)
+    assert (after > before + 1).all()
+    assert len({round(float(ratio), 6) for ratio in ratios}) == 6  # priors of moved objects
