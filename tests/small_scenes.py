@@ -40,3 +40,21 @@ def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int =
     guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps, ground_reader=behind)
     images = torch.rand(3, channels, 10, 12, generator=torch.Generator().manual_seed(1))
     return model.double(), guide.double(), images.double()
+
+
+SMALL_WINDOWS = dict(window=8, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
+
+
+def disks(number, height=130, width=170, seed=0):
+    """Return a picture (1, H, W) of disks 14 to 18 pixels wide that do not touch, and centers."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    picture, centers = 0.02 * torch.randn(height, width, generator=generator), []
+    while len(centers) < number:
+        row, column, radius, tone = torch.rand(4, generator=generator).tolist()
+        row, column, radius = 10 + row * (height - 20), 10 + column * (width - 20), 7 + 2 * radius
+        if all((row - r) ** 2 + (column - c) ** 2 > 22**2 for c, r in centers):
+            inside = (rows - row) ** 2 + (columns - column) ** 2 <= radius**2
+            picture[inside] += 0.3 + 0.3 * tone
+            centers.append((column, row))
+    return (0.2 + picture).clamp(0, 1)[None], torch.tensor(centers)

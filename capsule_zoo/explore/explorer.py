@@ -5,7 +5,7 @@ Pictures are `anywidget`s of a few lines of JavaScript, because ipywidgets lacks
 dropping of files. They work in Jupyter, Voila and other hosts without an extension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -47,7 +47,7 @@ class Explorer(widgets.VBox):
 
     Args:
         view: the state and its handles; see `capsule_zoo.explore.sources.view_of`.
-        images: images to choose from, (N, C, H, W).
+        images: images to choose from, (N, C, H, W), or pictures (C, H, W) of any sizes.
         title: the title above the widgets.
 
     Raises:
@@ -61,13 +61,13 @@ class Explorer(widgets.VBox):
         sliders: the sliders of the handle's numbers, by name.
     """
 
-    def __init__(self, view: View, images: Tensor, title: str = "") -> None:
+    def __init__(self, view: View, images: Sequence[Tensor] | Tensor, title: str = "") -> None:
         self.view, self.images, self.handle = view, images, 0
         self.sliders: dict[str, widgets.FloatSlider] = {}
         self._showing = False
         self._dragging = 0, (0.0, 0.0)
         self._file: tuple[str, bytes] | None = None
-        self._read(images[:1])
+        self._read(images[0][None])
         wide, style = widgets.Layout(width="auto"), {"description_width": "initial"}
         pictures = [Picture(label=label) for label in ("image", "model", "parts")]
         self.image, self.painted, self.colored = pictures
@@ -167,8 +167,7 @@ class Explorer(widgets.VBox):
         self.painted.png = as_png(self.view.mean_image()[0].movedim(0, -1))
         if (colors := self.view.color_parts()) is not None:
             self.colored.png = as_png(colors, self.view.outline(self.handle))
-        likelihood = f"log likelihood of the image: {self.view.log_likelihood():.1f} nats"
-        self.status.value = escape("; ".join(filter(None, [message, likelihood])))
+        self.status.value = escape("; ".join(filter(None, [message, self.view.summary()])))
 
     def _show_controls(self, controls: dict[str, Control]) -> None:
         if list(self.sliders) != list(controls):
@@ -212,7 +211,7 @@ class Explorer(widgets.VBox):
 
     def _choose_image(self, index: int) -> None:
         self._file = None
-        self._read(self.images[index : index + 1])
+        self._read(self.images[index][None])
 
     def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str:
         self._showing, self.upload.value = True, ()  # so that a file may be chosen a second time
@@ -224,7 +223,7 @@ class Explorer(widgets.VBox):
             self._do(partial(self._take_file, content["dropped"], bytes(buffers[0])))
 
     def _take_file(self, name: str, content: bytes) -> str:
-        self._read(image_from_file(content, name, self.view.image_shape, self.inverted.value))
+        self._read(image_from_file(content, name, self.view.file_shape, self.inverted.value))
         self._file = name, content
         return f"loaded {name}"
 

@@ -33,14 +33,14 @@ def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:
 
 
 def image_from_file(
-    content: bytes, name: str, shape: tuple[int, int, int], inverted: bool = False
+    content: bytes, name: str, shape: tuple[int, int, int] | None, inverted: bool = False
 ) -> Tensor:
     """Return a picture file as an image (1, C, H, W) in [0, 1], scaled to fit, with black edges.
 
     Args:
         content: content of the file.
         name: name of the file, for messages.
-        shape: (channels, height, width) of the model's images.
+        shape: (channels, height, width) of the model's images; None to keep the file's own.
         inverted: invert the brightness, because the models render bright ink on black.
 
     Raises:
@@ -48,8 +48,11 @@ def image_from_file(
     """
     from PIL import ImageOps
 
+    image = open_image(io.BytesIO(content), name)
+    if shape is None:
+        shape = (1 if image.mode in ("L", "1") else 3, image.height, image.width)
     channels, height, width = shape
-    image = open_image(io.BytesIO(content), name).convert("L" if channels == 1 else "RGB")
+    image = image.convert("L" if channels == 1 else "RGB")
     darkest, brightest = image.convert("L").getextrema()
     if darkest == brightest:
         raise ValueError(

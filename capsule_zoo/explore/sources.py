@@ -1,5 +1,6 @@
 """Sources for the explorer: entries, weights and run folders, with images that fit them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from capsule_zoo.data import MissingData
 from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.data.progress import announce
 from capsule_zoo.explore.view import View
+from capsule_zoo.guides import Peeling
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import use_seed
 from capsule_zoo.registry import Entry, create, list_models, load, small_settings, takes_images
-from capsule_zoo.runs.folder import open_run
+from capsule_zoo.runs.folder import open_run, whole_pictures_of
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
 from capsule_zoo.zoo.scenes.view import ScenesView
+from capsule_zoo.zoo.scenes.whole_view import WholePictureView
 from capsule_zoo.zoo.shape_codes.view import ShapeCodesView
 
 VIEWS: dict[type[Model], type[Any]] = {
@@ -34,6 +37,8 @@ def view_of(entry: Entry) -> View:
     Raises:
         ValueError: the model has no view; the message names the entries that have one.
     """
+    if isinstance(entry.model, Scenes) and entry.model.log_intensity is not None:
+        return WholePictureView(entry.model, entry.guide_of(Peeling))
     for kind, view in VIEWS.items():
         if isinstance(entry.model, kind):
             return view(entry.model, entry.guide)
@@ -52,14 +57,16 @@ def viewable() -> list[str]:
 
 def open_source(
     source: str, data: str | None = None, data_root: str | Path | None = None
-) -> tuple[View, Tensor, str]:
-    """Open a source: return its view, images (N, C, H, W) and a title; see `Explorer.of`."""
+) -> tuple[View, Sequence[Tensor] | Tensor, str]:
+    """Open a source: return its view, images and a title; see `Explorer.of` and `Explorer`."""
     root = None if data_root is None else Path(data_root)
     if registry.recipe_path(source):
         entry, title = load(source), Path(source).resolve().name
         view = view_of(entry)
         if data is None:  # what is refused then says nothing else
             announce(f"loading {source} and its images")
+        if (whole := whole_pictures_of(source, entry, data)) is not None:
+            return view, whole[0], title
         try:
             dataset = open_run(source, data, root, only_tests=True)[1]
         except MissingData:

@@ -54,6 +54,7 @@ class View:
         color_parts()             every part in its color, (H, W, 3) on any grid; None without parts
         outline(handle)           corners (n, 2) of its frame, as x and y; None without a frame
         log_likelihood()          log p(image | state), in nats
+        summary()                 what the line below the pictures says; log p by default
         infer_state()             what the guide infers from the image
         improve(steps)            a better parse, and its gain in nats
 
@@ -152,6 +153,15 @@ class View:
         sides = zip(position, (width, height), strict=True)
         column, row = (int((p + 1) * n // 2) for p, n in sides)
         return (row, column) if 0 <= column < width and 0 <= row < height else None
+
+    @property
+    def file_shape(self) -> tuple[int, int, int] | None:
+        """The shape (C, H, W) that pictures from files are brought to; None for their own."""
+        return self.image_shape
+
+    def summary(self) -> str:
+        """Return what the line below the pictures says of the state."""
+        return f"log likelihood of the image: {self.log_likelihood():.1f} nats"
 
     def first_handle(self) -> int:
         """Return the handle that is selected when an image is shown."""

@@ -473,14 +473,28 @@ def open_pictures(
     out = out or folder / "objects"
     refuse_unwritable(out)
     refuse_among_pictures(out, name)
-    kind, _, path = full_name(name).partition(":")
-    if getattr(entry.model, "leveling", None) is not None and kind in ("tiles", "folder"):
-        return entry, *read_whole_pictures(Path(path)), out
+    if (whole := whole_pictures_of(source, entry, data)) is not None:
+        return entry, *whole, out
     pictures = None if held_out else load_pictures(name, size)
     split, files = pictures or (load_tests(name, data_root, size=size).test, [])
     if entry.observes_images:
         split = split.with_channels(entry.model.image_shape[0])
     return entry, split, files, out
+
+
+def whole_pictures_of(
+    source: str, entry: Entry, data: str | None
+) -> tuple[list[Tensor], list[str]] | None:
+    """Return the pictures and their names if a run reads whole pictures, and the data are such.
+
+    Args:
+        source, data: see `open_run`; `entry` is that of the source.
+    """
+    name = read_recipe(source).get("data", Recipe.data) if data is None else data
+    kind, _, path = full_name(name).partition(":")
+    if getattr(entry.model, "leveling", None) is None or kind not in ("tiles", "folder"):
+        return None
+    return read_whole_pictures(Path(path))
 
 
 def _open_pair(

@@ -120,7 +120,7 @@ def _segment_whole(
         mask = result.numbers.numpy().astype(np.uint16)
         Image.fromarray(mask).save(out / f"masks/{number}.png")
         np.save(out / f"masks/{number}.npy", mask)
-        _save_pixels(outlined_objects(image, result), out / f"pictures/{number}.png")
+        _save_pixels(outlined_objects(image, result.numbers), out / f"pictures/{number}.png")
         named: dict[str, Any] = {"image": number, **({"file": files[number]} if files else {})}
         low, high = count_interval(result.count_probabilities)
         counts.append(

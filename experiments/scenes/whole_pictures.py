@@ -206,7 +206,7 @@ def draw_picture(entry: Entry, name: str) -> "Figure":
     figure, (axes,) = panels(2, size=(2.5, 0.3 + 2.5 * picture.shape[1] / picture.shape[2]))
     brightest = float(picture.flatten().kthvalue(int(0.995 * picture.numel())).values)
     axes[0].imshow(picture[0], cmap="gray", vmin=0, vmax=brightest)
-    axes[1].imshow(outlined_objects(picture, objects).movedim(0, -1))
+    axes[1].imshow(outlined_objects(picture, objects.numbers).movedim(0, -1))
     titles = (name, f"{objects.count} objects, each in a color")
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title)

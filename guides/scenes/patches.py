@@ -3,7 +3,7 @@
 Presences of proposals change the likelihood only at pixels that the proposals paint.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,15 @@ class Patches:
     def __getitem__(self, index: Tensor) -> "Patches":
         fields = (self.cover, self.corner, self.pose, self.log_ratio, self.number)
         return Patches(tuple(layer[index] for layer in self.layers), *(x[index] for x in fields))
+
+    def move(self, index: int, right: int, down: int) -> "Patches":
+        """Return the proposals, one of which is moved by whole pixels."""
+        corner, pose = self.corner.clone(), self.pose.clone()
+        corner[index] += corner.new_tensor([down, right])
+        pose[index, 1:3] += pose.new_tensor([right, down])
+        number = self.number.clone()
+        number[index] = -1 - number.abs().max()  # another proposal, which was not summed yet
+        return replace(self, corner=corner, pose=pose, number=number)
 
     def join(self, other: "Patches") -> "Patches":
         """Return the proposals of both."""

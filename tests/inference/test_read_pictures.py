@@ -3,6 +3,7 @@
 import pyro
 import pytest
 import torch
+from small_scenes import SMALL_WINDOWS, disks
 
 from capsule_zoo import create
 from capsule_zoo.data.leveling import fit_leveling
@@ -10,28 +11,11 @@ from capsule_zoo.data.tiles import SETTINGS, tiles_of_pictures
 from capsule_zoo.inference import Checks, SummedPresences, fit
 from capsule_zoo.inference.whole_pictures import read_pictures
 
-SMALL = dict(window=8, thing_settings=dict(latent=2, channels=3, guide=dict(hidden=5)))
-
-
-def disks(number, height=130, width=170, seed=0):
-    """Return a picture (1, H, W) of disks 14 to 18 pixels wide that do not touch, and centers."""
-    generator = torch.Generator().manual_seed(seed)
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    picture, centers = 0.02 * torch.randn(height, width, generator=generator), []
-    while len(centers) < number:
-        row, column, radius, tone = torch.rand(4, generator=generator).tolist()
-        row, column, radius = 10 + row * (height - 20), 10 + column * (width - 20), 7 + 2 * radius
-        if all((row - r) ** 2 + (column - c) ** 2 > 22**2 for c, r in centers):
-            inside = (rows - row) ** 2 + (columns - column) ** 2 <= radius**2
-            picture[inside] += 0.3 + 0.3 * tone
-            centers.append((column, row))
-    return (0.2 + picture).clamp(0, 1)[None], torch.tensor(centers)
-
 
 def untrained(picture, **options):
     pyro.set_rng_seed(0)
     leveling = fit_leveling([picture], width=16)
-    settings = {**SETTINGS, **SMALL, "leveling": leveling, **options}
+    settings = {**SETTINGS, **SMALL_WINDOWS, "leveling": leveling, **options}
     entry = create("scenes", image_shape=(1, 64, 64), **settings)
     return entry.model.eval(), entry.guide.eval()
 

@@ -12,7 +12,6 @@ from capsule_zoo.entry import Entry
 from capsule_zoo.figures.curves import legend_below, number_curves
 from capsule_zoo.figures.grids import COLUMNS, image_rows, panels, part_colors
 from capsule_zoo.inference.objects import find_objects
-from capsule_zoo.inference.whole_pictures import PictureObjects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,16 +42,19 @@ def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
     return pictures
 
 
-def outlined_objects(picture: Tensor, objects: PictureObjects) -> Tensor:
+def outlined_objects(picture: Tensor, numbers: Tensor) -> Tensor:
     """Draw the objects of a whole picture (C, H, W), each in its color, (3, H, W).
 
     A dim picture is brightened, so that its .995 quantile is white.
+
+    Args:
+        numbers: the object, from 1, that each pixel shows; 0 for the ground, (H, W).
     """
     gray = picture.mean(0).nan_to_num()
     gray = (gray / gray.flatten().kthvalue(max(1, int(0.995 * gray.numel()))).values).clamp(0, 1)
-    colors = torch.cat([gray.new_ones(1, 3), part_colors(max(1, len(objects.presence))).to(gray)])
-    color, visible = colors[objects.numbers].movedim(-1, 0), objects.numbers > 0
-    edge = F.max_pool2d(objects.numbers[None].float(), 3, 1, 1)[0] != objects.numbers
+    colors = torch.cat([gray.new_ones(1, 3), part_colors(max(1, int(numbers.max()))).to(gray)])
+    color, visible = colors[numbers].movedim(-1, 0), numbers > 0
+    edge = F.max_pool2d(numbers[None].float(), 3, 1, 1)[0] != numbers
     mixed = torch.where(visible, 0.45 * color + 0.55 * gray, gray)
     return torch.where(visible & edge, color, mixed)
 
