@@ -13,7 +13,7 @@ from capsule_zoo.guides import Peeling
 from capsule_zoo.guides.scenes.clusters import best_of, distribution_of_number
 from capsule_zoo.guides.scenes.patches import Patches
 from capsule_zoo.guides.scenes.whole_pictures import PictureReader
-from capsule_zoo.inference.whole_pictures import outline
+from capsule_zoo.inference.whole_pictures import SAME, outline
 from capsule_zoo.models import Scenes
 from capsule_zoo.zoo.scenes.figures import outlined_objects
 
@@ -64,7 +64,10 @@ class WholePictureView(View):
 
     @torch.no_grad()
     def improve(self, steps: int) -> tuple[State, float]:
-        patches, presence = self.state[PATCHES], self.state[PRESENCE]
+        remaining = (self.state[TAKEN] == 0).nonzero()[:, 0]
+        patches, presence = self.state[PATCHES][remaining], self.state[PRESENCE][remaining]
+        if not presence.any():
+            return self.state, 0.0
         new = self.reader.propose_again(patches, presence)
         start = torch.cat([presence, presence.new_zeros(len(new))])
         patches, clusters = self.reader.select(patches.join(new), start)
@@ -117,17 +120,23 @@ class WholePictureView(View):
         return len(presence)
 
     def _take_away(self, handle: int) -> None:
-        """Take an object away by hand."""
-        index = torch.tensor([handle])
-        presence = self.state[PRESENCE].index_fill(0, index, 0.0)
-        taken = self.state[TAKEN].index_fill(0, index, 1.0)
-        self.state = {**self.state, PRESENCE: presence, TAKEN: taken}
+        """Take an object away by hand, with all other proposals for it."""
+        centers, reach = self.state[PATCHES].pose[:, 1:3], SAME * self.model.size
+        near = (centers - centers[handle]).square().sum(1) <= reach**2
+        presence = self.state[PRESENCE].masked_fill(near, 0.0)
+        self.state = {
+            **self.state,
+            PRESENCE: presence,
+            TAKEN: self.state[TAKEN].masked_fill(near, 1.0),
+        }
 
     def change(self, handle: int, name: str, value: float) -> None:
         super().change(handle, name, value)
-        taken = self.state[TAKEN].clone()
-        taken[handle] = 1 - self.state[PRESENCE][handle]
-        self.state = {**self.state, TAKEN: taken}
+        if self.state[PRESENCE][handle]:
+            back = torch.tensor([handle])
+            self.state = {**self.state, TAKEN: self.state[TAKEN].index_fill(0, back, 0.0)}
+        else:
+            self._take_away(handle)
 
     def drag(self, handle: int, start: Position, end: Position) -> None:
         """Move an object by whole pixels, in the second mode."""
