@@ -49,7 +49,7 @@ PAINTED = 0.02  # least cover of a pixel that a proposal paints
 LARGE_BOX, SMALL_BOXES = 1 / 2, (1 / 12, 1 / 8)  # sides of boxes of residuals, in default sizes
 CONTRAST = 0.1  # of a pixel with the ground, in units of its range, from which it is of an object
 LEAST_POWER = 0.25  # of the likelihood
-REFINEMENT = 20  # steps that refine an object
+REFINEMENT = 40  # steps that refine an object
 GAIN = 3.0  # least gain, in nats of likelihood, for which an object is proposed
 
 
@@ -250,7 +250,8 @@ class PictureReader:
             start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
             canvas = self.picture.paint(patches, best_of(clusters))
-            self.power = self.fit_power(canvas)
+            if number < rounds:  # objects that are refined fit this picture's noise too
+                self.power = self.fit_power(canvas)
         return patches, self.clusters(patches, best_of(clusters)), canvas
 
     def propose_again(self, patches: Patches, present: Tensor) -> Patches:
