@@ -12,6 +12,10 @@ over the connected clusters of proposals, and so is the distribution of the pres
 
     q(z | u) = prod_c q(z_c | u),    q(z_c | u) = w_{z_c} / sum of all w_{z_c}
 
+Proposals are made at the peaks of what the present objects leave unexplained, in rounds. Then every
+object is proposed again, given all others, and so is one object in place of two that stand close;
+these proposals are refined by gradient steps.
+
 A cluster of at most `MOST` proposals has all its subsets summed. In a larger one a greedy search
 finds the best presences. Members that it can change only at a great loss stay as they are, and the
 others form smaller clusters, given these. The number of objects is a sum of independent numbers,
@@ -19,7 +23,8 @@ one of each cluster; its distribution is their convolution. The cost grows with 
 
 Two proposals for one object are two ways to explain it, and both count. So the weights give the
 distribution of the presences, and no bound on log p(image). Errors of neighboring pixels are
-correlated, so the likelihood has a power (`PictureReader.fit_power`).
+correlated, so the likelihood has a power (`PictureReader.fit_power`), which is measured before
+objects are refined.
 """
 
 import math
