@@ -57,6 +57,7 @@ from capsule_zoo.models.routing.votes import Gathered, Votes
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 _TINY = 1e-12
+_ROUNDING = 100.0  # precisions of a number within which parents gain equally much
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class EMRouting(AnnealedRouting):
         costs: "summed", or "standardized" as in Hui's article: what a parent gains by its children
             is compared with the other parents of its position, less their mean and in their
             standard deviations, and beta_a counts as for one number of a fair fraction of the
-            votes. No joint distribution has these presences: some parents are on even where no
-            votes agree.
+            votes. Gains that differ by no more than rounding are equal. No joint distribution has
+            these presences: some parents are on even where no votes agree.
 
     Raises:
         ValueError: an unknown `e_step` or `costs`.
@@ -149,7 +150,11 @@ class EMRouting(AnnealedRouting):
         )
         belief = best_belief(votes, responsibility, alone)  # its logits: minus the costs, in nats
         variance, mean = torch.var_mean(belief.logits, 2, correction=0, keepdim=True)
-        surplus = (belief.logits - mean) * (variance + _TINY).rsqrt()
+        largest = belief.logits.detach().abs().amax(2, keepdim=True)
+        rounding = _ROUNDING * torch.finfo(mean.dtype).eps * largest
+        differ = variance > rounding**2
+        scale = (torch.where(differ, variance, 1.0) + _TINY).rsqrt()
+        surplus = torch.where(differ, (belief.logits - mean) * scale, 0.0)
         beta_a = distribution.beta_a / (votes.size * votes.votes_per_parent)
         return belief._replace(logits=self.factor(iteration) * (beta_a + surplus))
 

@@ -13,7 +13,7 @@ from capsule_zoo.models.routing.votes import Votes
 
 B, I, J, D = 2, 9, 3, 16  # noqa: E741
 ROUTINGS = [EMRouting, lambda n: EMRouting(n, e_step="exact"), VBRouting, DynamicRouting]
-ROUTINGS += [lambda _: EMRouting(3, anneal="linear", costs="standardized")]
+ROUTINGS += [lambda n: EMRouting(n, anneal="linear", costs="standardized")]
 ROUTINGS += [lambda _, kind=kind: kind() for kind in LEARNED.values()]
 VOTES = {
     "of unit size": lambda: torch.randn(B, I, J, D),
