@@ -28,7 +28,7 @@ class PatchPosterior:
         model: scenes on the canvas of a patch.
         plate: the plate of the patches.
         image, ground: (K, C, P, P).
-        known: the pixels of the image that count, bool (K, C, P, P).
+        observed: the pixels of the image that count, bool (K, C, P, P).
         others: sums of the layers of the others (`Scenes.layers`), each (K, c, P, P).
         power: power of the likelihood.
     """
@@ -37,7 +37,7 @@ class PatchPosterior:
     plate: pyro.plate
     image: Tensor
     ground: Tensor
-    known: Tensor
+    observed: Tensor
     others: list[Tensor]
     power: float
 
@@ -53,7 +53,7 @@ class PatchPosterior:
         placed = self.model.place_object(drawn)
         sums = zip(self.model.layers(placed), self.others, strict=True)
         mean = self.model.mix_layers([x + y[:, None] for x, y in sums], self.ground)[:, 0]
-        error = torch.where(self.known, self.image - mean, 0).square().sum((1, 2, 3))
+        error = torch.where(self.observed, self.image - mean, 0).square().sum((1, 2, 3))
         log_p = plain_log_density(scored_sites(trace), self.image)
         log_q = plain_log_density(proposal.sites, self.image)
         score = log_p - 0.5 * self.power * error / self.model.sigma_image**2

@@ -120,10 +120,10 @@ class PictureReader:
             return proposal
         picture, side = self.picture, self.side
         image, ground = (cut(x, corner, side) for x in (picture.image, picture.ground))
-        known = (cut(torch.ones_like(picture.image), corner, side) > 0) & ~image.isnan()
+        observed = (cut(torch.ones_like(picture.image), corner, side) > 0) & ~image.isnan()
         plate = self.patch_guide.plate(corner)
         posterior = PatchPosterior(
-            self.patch_guide.model, plate, image.nan_to_num(), ground, known, others, self.power
+            self.patch_guide.model, plate, image.nan_to_num(), ground, observed, others, self.power
         )
         return posterior.refine(proposal, self.refinement)
 
