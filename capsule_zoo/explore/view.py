@@ -150,9 +150,14 @@ class View:
     def pixel_at(self, position: Position) -> tuple[int, int] | None:
         """Return the row and column of the pixel at a position; None outside the image."""
         _, height, width = self.image_shape
-        sides = zip(position, (width, height), strict=True)
-        column, row = (int((p + 1) * n // 2) for p, n in sides)
+        row, column = self.row_and_column(position)
         return (row, column) if 0 <= column < width and 0 <= row < height else None
+
+    def row_and_column(self, position: Position) -> tuple[int, int]:
+        """Return the row and column at a position, which may lie outside the image."""
+        _, height, width = self.image_shape
+        x, y = position
+        return int((y + 1) * height // 2), int((x + 1) * width // 2)
 
     @property
     def file_shape(self) -> tuple[int, int, int] | None:

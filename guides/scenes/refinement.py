@@ -15,7 +15,7 @@ from torch import Tensor
 from capsule_zoo.guides.scenes.proposals import PrivateTrace, Proposal
 from capsule_zoo.models.common.trace_density import plain_log_density, scored_sites
 from capsule_zoo.models.scenes import Scenes
-from capsule_zoo.models.scenes.pictures import AsObject
+from capsule_zoo.models.scenes.pictures import AsObject, Drawn, Pictures
 
 RATE = 0.3  # step size of Adam, in standard deviations of the proposal
 
@@ -41,11 +41,8 @@ class PatchPosterior:
     others: list[Tensor]
     power: float
 
-    def place(self, proposal: Proposal, values: dict[str, Tensor]) -> tuple[Proposal, Tensor]:
-        """Return proposals with other values, and their log density, (K,), in nats.
-
-        The distributions of the proposals move with the values, so that log q is unchanged.
-        """
+    def place(self, values: dict[str, Tensor]) -> tuple[Drawn, Pictures, Tensor, Tensor]:
+        """Return the objects of values and their pictures, log p and their log density, (K,)."""
         with PrivateTrace():
             draw = poutine.condition(AsObject("")(self.model.draw_object), data=values)
             trace = poutine.trace(draw).get_trace(self.plate)
@@ -55,15 +52,14 @@ class PatchPosterior:
         mean = self.model.mix_layers([x + y[:, None] for x, y in sums], self.ground)[:, 0]
         error = torch.where(self.observed, self.image - mean, 0).square().sum((1, 2, 3))
         log_p = plain_log_density(scored_sites(trace), self.image)
-        log_q = plain_log_density(proposal.sites, self.image)
-        score = log_p - 0.5 * self.power * error / self.model.sigma_image**2
-        return Proposal(proposal.guide_trace, drawn, placed, log_p - log_q), score
+        return drawn, placed, log_p, log_p - 0.5 * self.power * error / self.model.sigma_image**2
 
     def refine(self, proposal: Proposal, steps: int) -> Proposal:
         """Move the values of proposals, at the means of their distributions, to a higher density.
 
         Steps of Adam move values with Normal distributions, in units of their standard deviations.
-        An object that is not better in the end stays as it was.
+        The distributions move with the values, so that log q is unchanged. An object that is not
+        better in the end stays as it was.
         """
         means = proposal.values
         scales = {n: x["fn"].stddev for n, x in proposal.sites.items() if _is_normal(x["fn"])}
@@ -72,18 +68,21 @@ class PatchPosterior:
         with torch.enable_grad():
             for _ in range(steps):
                 values = {n: means[n] + scales[n] * move for n, move in moves.items()}
-                _, score = self.place(proposal, means | values)
-                gradients = torch.autograd.grad(-score.sum(), list(moves.values()))
+                gradients = torch.autograd.grad(
+                    -self.place(means | values)[-1].sum(), list(moves.values())
+                )
                 for move, gradient in zip(moves.values(), gradients, strict=True):
                     move.grad = gradient
                 optimizer.step()
         with torch.no_grad():
             values = {n: means[n] + scales[n] * move for n, move in moves.items()}
-            better = self.place(proposal, means | values)[1] > self.place(proposal, means)[1]
+            better = self.place(means | values)[-1] > self.place(means)[-1]
             for name, value in values.items():
                 here = better.reshape(-1, *(1,) * (value.dim() - 1))
                 values[name] = torch.where(here, value, means[name])
-            return self.place(proposal, means | values)[0]
+            drawn, placed, log_p, _ = self.place(means | values)
+            log_q = plain_log_density(proposal.sites, self.image)
+            return Proposal(proposal.guide_trace, drawn, placed, log_p - log_q)
 
 
 def _is_normal(distribution: Any) -> bool:

@@ -142,14 +142,9 @@ class WholePictureView(View):
         """Move an object by whole pixels, in the second mode."""
         if self.mode == self.modes[0] or not len(self.state[PRESENCE]):
             return
-        first, last = (
-            [int((p + 1) * n // 2) for p, n in zip(at, self.image_shape[:0:-1], strict=True)]
-            for at in (start, end)
-        )
-        self.state = {
-            **self.state,
-            PATCHES: self.state[PATCHES].move(handle, last[0] - first[0], last[1] - first[1]),
-        }
+        (row, column), (last_row, last_column) = map(self.row_and_column, (start, end))
+        moved = self.state[PATCHES].move(handle, last_column - column, last_row - row)
+        self.state = {**self.state, PATCHES: moved}
 
     def mean_image(self) -> Tensor:
         return self.reader.picture.paint(self.state[PATCHES], self.state[PRESENCE])[None]
