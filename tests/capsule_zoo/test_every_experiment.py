@@ -129,6 +129,9 @@ MINIATURES = {
     ),
     "matrix-capsules/viewpoints": Miniature(VIEWS, 0.003),
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
+    "constellations/ellipses": Miniature(
+        dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)
+    ),
     "constellations/papers": Miniature(dict(scenes=3, sigmas=(0.1,))),
     "stacked-capsule-autoencoder/affnist": Miniature(
         dict(probed=40, tested=20),
