@@ -313,6 +313,25 @@ def composed_emoji(
     return ComposedPictures(kinds, classes, number, **defaults | options)
 
 
+def photographs(split: str = "test") -> Tensor:
+    """Return three photographs in color, (3, 3, 300, 400), with scikit-image (extra `pictures`).
+
+    Args:
+        split: "train" or "test"; the photographs of different splits are different.
+    """
+    from skimage import data
+    from sklearn.datasets import load_sample_images
+
+    china, flower = load_sample_images().images
+    sides = {
+        "train": [china, data.astronaut(), data.coffee()],
+        "test": [flower, data.chelsea(), data.rocket()],
+    }
+    if split not in sides:
+        raise ValueError(f"split must be train or test, not {split!r}")
+    return torch.cat([channels_first(picture[None, :300, :400].copy()) for picture in sides[split]])
+
+
 def read_transparent_pictures(folder: Path) -> Tensor:
     """Read the PNG files of a folder as colors and coverage, (K, 4, H, W), from 0 to 1.
 

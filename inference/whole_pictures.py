@@ -20,7 +20,7 @@ from capsule_zoo.guides.scenes.patches import Patches
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.whole_pictures import PictureReader
 from capsule_zoo.inference.other_model import refuse_another_model
-from capsule_zoo.models.checks import check_whole
+from capsule_zoo.models.checks import check_positive, check_whole
 from capsule_zoo.models.scenes import Scenes
 
 SAME = 0.2  # distance of two proposals for one object, in default sizes
@@ -70,7 +70,13 @@ class PictureObjects:
 
 @torch.no_grad()
 def read_pictures(
-    model: Scenes, guide: Peeling, pictures: Sequence[Tensor], *, rounds: int = 4, sweeps: int = 1
+    model: Scenes,
+    guide: Peeling,
+    pictures: Sequence[Tensor],
+    *,
+    rounds: int = 4,
+    sweeps: int = 1,
+    likelihood_power: float | None = None,
 ) -> list[PictureObjects]:
     """Find the objects of whole pictures (C, H, W), which may have different sizes.
 
@@ -80,12 +86,17 @@ def read_pictures(
         guide: a `Peeling` of the model.
         rounds: rounds of proposals, at most.
         sweeps: number of times that every object is proposed again, given all others.
+        likelihood_power: power of the likelihood, from which presences follow. By default it is
+            measured on what a picture's objects leave unexplained. 1 finds more faint objects
+            where the model is right about the ground.
 
     Raises:
         ValueError: another guide or model, or pictures that do not fit.
     """
     check_whole(0, sweeps=sweeps)
     check_whole(1, rounds=rounds)
+    if likelihood_power is not None:
+        check_positive(likelihood_power=likelihood_power)
     if not isinstance(guide, Peeling) or not isinstance(model, Scenes):
         raise ValueError(
             "whole pictures are read by a Peeling guide of Scenes, not by a "
@@ -104,15 +115,20 @@ def read_pictures(
         model.with_canvas(*leveled.shape[-2:]).space.check(leveled[None])
         height, width = picture.shape[-2:]
         announce(f"reading picture {number + 1} of {len(pictures)}, {width}x{height} pixels")
-        results.append(_read(guide, leveled, (height, width), rounds, sweeps))
+        results.append(_read(guide, leveled, (height, width), rounds, sweeps, likelihood_power))
     return results
 
 
 def _read(
-    guide: Peeling, image: Tensor, size: tuple[int, int], rounds: int, sweeps: int
+    guide: Peeling,
+    image: Tensor,
+    size: tuple[int, int],
+    rounds: int,
+    sweeps: int,
+    likelihood_power: float | None,
 ) -> PictureObjects:
     """Read one leveled image, and return its objects in a picture of a size."""
-    reader = PictureReader(guide, image)
+    reader = PictureReader(guide, image, likelihood_power)
     patches, clusters, canvas = reader.read(rounds, sweeps)
     present = best_of(clusters).nonzero()[:, 0]
     objects = patches[present]

@@ -65,7 +65,7 @@ class PictureReader:
         guide: a guide to scenes with counts="poisson", trained on scenes of any size.
         image: (C, H, W), NaN where a pixel is missing.
         likelihood_power: power of the likelihood in the weights; below 1 where errors of
-            neighboring pixels are correlated. It is fitted while the picture is read.
+            neighboring pixels are correlated. By default it is measured while the picture is read.
         most: largest cluster whose subsets are all summed.
         refinement: gradient steps that refine an object when it is proposed again.
     """
@@ -74,12 +74,12 @@ class PictureReader:
         self,
         guide: Peeling,
         image: Tensor,
-        likelihood_power: float = 1.0,
+        likelihood_power: float | None = None,
         most: int = MOST,
         refinement: int = REFINEMENT,
     ) -> None:
-        self.guide, self.power, self.most = guide, likelihood_power, most
-        self.refinement = refinement
+        self.guide, self.most, self.refinement = guide, most, refinement
+        self.power, self.measures = likelihood_power or 1.0, likelihood_power is None
         model = guide.model
         self.model = model.with_canvas(*image.shape[-2:])
         ground = guide.on_model(self.model).backdrop(image[None]).drawn.expand(1, *image.shape)[0]
@@ -255,7 +255,9 @@ class PictureReader:
             start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
             canvas = self.picture.paint(patches, best_of(clusters))
-            if number < rounds:  # objects that are refined fit this picture's noise too
+            if (
+                self.measures and number < rounds
+            ):  # objects that are refined fit this picture's noise too
                 self.power = self.fit_power(canvas)
         return patches, self.clusters(patches, best_of(clusters)), canvas
 
