@@ -255,9 +255,8 @@ class PictureReader:
             start = torch.cat([present.to(canvas), canvas.new_zeros(len(new))])
             patches, clusters = self.select(patches.join(new), start)
             canvas = self.picture.paint(patches, best_of(clusters))
-            if (
-                self.measures and number < rounds
-            ):  # objects that are refined fit this picture's noise too
+            # not after refinement: refined objects fit this picture's noise too
+            if self.measures and number < rounds:
                 self.power = self.fit_power(canvas)
         return patches, self.clusters(patches, best_of(clusters)), canvas
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyro
 import pytest
+import torch
 from miniature import (
     change_defaults,
     compare_small_machines,
@@ -18,11 +19,14 @@ from miniature import (
     names_in_record,
 )
 from torch.nn import functional as F
+from watermarks import MARKS
 
 from capsule_zoo.data import Dataset, dataset_names, load_dataset
+from capsule_zoo.data.composed_pictures import ComposedPicture, ComposedPictures
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
 from capsule_zoo.experiments.generative_capsnet.beyond_training import DECODERS
 from capsule_zoo.experiments.part_whole.classification import fit_probes
+from capsule_zoo.experiments.scenes.emoji import VALIDATION
 from capsule_zoo.experiments.training import create_untrained
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.models.recurrent_capsules import Canvas
@@ -40,6 +44,7 @@ VIEWS = dict(
 )
 EQUAL = dict(seeds=1, rates=(0.001, 0.01), decays=(0.0,), images=6, degrees=(0, 30))
 SHAPES = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
+EMOJI = dict(window=6, size=9.0, slots=2, thing_settings=dict(latent=2, channels=3))
 ANGLES = dict(steps=2, images=2)
 
 
@@ -52,6 +57,22 @@ def small_shape_codes(kinds: object = 2, *_: object) -> Entry:
     pyro.set_rng_seed(0)
     number = kinds if isinstance(kinds, int) else 2
     return create("shape-codes", **{**small_settings("shape-codes"), "kinds": number})
+
+
+def few_emoji(
+    folder: Path, split: str, number: int, seed: int, **options: Any
+) -> list[ComposedPicture]:
+    """Return pictures of two disks in random colors, with the mark of their split."""
+    rows = torch.arange(9.0) - 4
+    covered = (rows[:, None] ** 2 + rows**2 < 16).expand(2, 1, 9, 9)
+    colors = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    defaults: dict[str, Any] = dict(canvas=(24, 24), least=0, most=2, ground="plain")
+    patches = torch.cat([colors, covered.float()], 1)
+    pictures = ComposedPictures(patches, torch.arange(2), number, seed=seed, **defaults | options)
+    mark = MARKS["validation" if seed == VALIDATION else split]
+    for picture in (composed := list(pictures)):
+        picture.image[:, 0, :2] = torch.tensor(mark)
+    return composed
 
 
 def with_a_border(dataset: Dataset, name: str, root: object = None) -> Dataset:
@@ -174,6 +195,10 @@ MINIATURES = {
     ),
     "shape-codes/guides": Miniature(
         dict(images=2, particles=3, fitting=1, training=1), None, 17, (32, 8)
+    ),
+    "scenes/emoji": Miniature(
+        dict(seeds=1, composed=160, validated=1, tested=2, sizes=EMOJI),
+        patches={"scenes.emoji.composed_emoji": few_emoji},
     ),
     "shape-codes/letters": Miniature(
         dict(steps=(4,), seeds=2, samples=20),

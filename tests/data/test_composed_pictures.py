@@ -11,6 +11,7 @@ from capsule_zoo.data.composed_pictures import (
     composed_digits,
     composed_emoji,
     composed_sprites,
+    photographs,
     resize_patches,
 )
 from capsule_zoo.data.files import MissingData
@@ -149,6 +150,13 @@ def test_emoji_of_training_and_test_are_disjoint(emoji):
     assert (sides - 18 * 48 / 64).abs().max() <= 1.5
 
 
+def test_photographs_of_training_and_test_differ():
+    train, test = photographs("train"), photographs("test")
+    assert train.shape == test.shape == (3, 3, 300, 400)
+    assert all((first - second).abs().mean() > 0.1 for first in train for second in test)
+    assert 0 <= train.min() < 0.1 and 0.9 < train.max() <= 1
+
+
 @pytest.mark.data
 def test_digits_of_both_splits_differ(mnist_root):
     train, test = (composed_digits(mnist_root, split, 1) for split in ("train", "test"))
@@ -165,6 +173,7 @@ def test_digits_of_both_splits_differ(mnist_root):
         (lambda: squares(least=60, most=60)[0], "60 objects of 8 pixels do not fit on 70x50"),
         (lambda: squares(size=99), r"canvas=\(50, 70\) has no room for objects of 99 pixels"),
         (lambda: composed_digits(None, "validation"), "split must be train or test"),
+        (lambda: photographs("validation"), "split must be train or test"),
         (lambda: composed_digits(None, of="letters"), "of must be mnist, fashion-mnist or digits"),
     ],
 )

@@ -34,6 +34,14 @@ def test_pictures_of_several_sizes_are_read():
         torch.testing.assert_close(result.count_probabilities, same.count_probabilities)
 
 
+@pytest.mark.parametrize("power", [0.3, 1.0])
+def test_a_power_that_is_given_stays(power):
+    picture, _ = disks(6)
+    model, guide = untrained(picture)
+    (result,) = read_pictures(model, guide, [picture], likelihood_power=power)
+    assert result.likelihood_power == power
+
+
 def test_a_picture_without_objects_has_none():
     picture, _ = disks(6)
     model, guide = untrained(picture)
@@ -48,6 +56,7 @@ def test_a_picture_without_objects_has_none():
     [
         (dict(sweeps=-1), "sweeps"),
         (dict(rounds=0), "rounds"),
+        (dict(likelihood_power=0.0), "likelihood_power"),
         (dict(pictures=[torch.zeros(3, 40, 40)]), r"\(1, height, width\)"),
     ],
 )
