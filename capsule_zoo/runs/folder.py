@@ -489,10 +489,21 @@ def whole_pictures_of(
 
     Args:
         source, data: see `open_run`; `entry` is that of the source.
+
+    Raises:
+        ValueError: one whole picture for a run that was not trained on such pictures.
     """
     name = read_recipe(source).get("data", Recipe.data) if data is None else data
     kind, _, path = full_name(name).partition(":")
-    if getattr(entry.model, "leveling", None) is None or kind not in ("tiles", "folder"):
+    if getattr(entry.model, "leveling", None) is None:
+        if kind == "tiles":
+            raise ValueError(
+                f"{source} was not trained on whole pictures, and does not know how large objects "
+                f"are in {path}; train on it, with capsule-zoo train scenes --data {path}, or give "
+                "a folder of pictures like the training pictures"
+            )
+        return None
+    if kind not in ("tiles", "folder"):
         return None
     return read_whole_pictures(Path(path))
 

@@ -316,6 +316,9 @@ def test_one_picture_is_trained_on_and_segmented_as_a_whole(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         main(["train", "vae", "--data", "squares.png", "--steps", "1"])
     assert ended.value.code and "for the entry scenes" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["segment", "scenes-mnist", "--data", "squares.png"])
+    assert ended.value.code and "was not trained on whole pictures" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["coins", "digits"])
