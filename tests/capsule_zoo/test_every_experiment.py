@@ -153,7 +153,6 @@ MINIATURES = {
     "constellations/ellipses": Miniature(
         dict(sigmas=(0.1,), seeds=2, kinds=3, parts=5, updates=2, batch_size=4, tested=6)
     ),
-    "constellations/papers": Miniature(dict(scenes=3, sigmas=(0.1,))),
     "stacked-capsule-autoencoder/affnist": Miniature(
         dict(probed=40, tested=20),
         0.001,
