@@ -40,7 +40,7 @@ _SPELLINGS = {
     "cifar10": "CIFAR-10", "neg": "negative", "pareto": "Pareto",
     "autonormal": "AutoNormal", "autodelta": "AutoDelta", "capsnet": "CapsNet",
     "ari": "ARI", "iou": "IoU", "ppca": "PPCA", "frechet": "Fréchet distance",
-    "turned": "at the best rotation",
+    "aligned": "at the best rotation",
 }  # fmt: skip
 
 

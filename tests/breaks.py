@@ -173,8 +173,8 @@ BREAKS = (
     Break(
         "the fraction lost of the whole, not of what parts explain",
         "experiments/shape_codes/objects.py",
-        'return {"share_lost": ratio(inferred - redrawn, inferred - background)}',
-        'return {"share_lost": ratio(inferred - redrawn, inferred)}',
+        'return {"fraction_lost": ratio(inferred - redrawn, inferred - background)}',
+        'return {"fraction_lost": ratio(inferred - redrawn, inferred)}',
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(

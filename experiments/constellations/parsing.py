@@ -248,7 +248,7 @@ def learn_and_parse(
     Templates are learned by exact EM. `exact`, `ransac` and `sinkhorn` parse with what was learned.
     `amortized` is a set transformer that was trained on samples of the learned model; `proposals`
     compares 32 of its samples by their evidence. Measures are defined in `constellations/parse`.
-    `found_noise` is the noise that was learned, `learning` and `training` are seconds of one core
+    `learned_noise` is the noise that was learned, `learning` and `training` are seconds of one core
     for the templates and for the set transformer.
 
     Args:
@@ -303,7 +303,7 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
     arguments: dict[str, Any] = dict(objective=SleepPhase(), freeze="model", batch_size=batch_size)
     train(entry, split, options, **arguments, epochs=None, **options.limit(updates))
     return {
-        "found_noise": entry.model.log_sigma.exp().item(),
+        "learned_noise": entry.model.log_sigma.exp().item(),
         "learning": learning,
         "training": time.process_time() - began - learning,
     }

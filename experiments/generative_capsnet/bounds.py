@@ -97,7 +97,7 @@ def mnist(options: Options, settings: Bounds) -> Result:
     rotated_images, _, inferred = rotate_and_infer(best, preview, options.seed)
     back = Rotations().move(rotated_images, -inferred)
     rows = {"test image": preview, "rotated": rotated_images, "rotated back": back}
-    figures["turned_back"] = image_rows(
+    figures["rotated_back"] = image_rows(
         rows, "Test images, rotated at random, and rotated back by the inferred angle"
     )
     return Result({**bounds, **group_by_quantity(measures)}, figures, table, best)

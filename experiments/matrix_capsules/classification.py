@@ -39,8 +39,8 @@ def gather_votes(options: Options, *, images: int = 1000) -> Result:
     """Follow the votes for the winning class from iteration to iteration (an hour).
 
     `distance_...` is the mean distance of votes to the mean of the class capsule, each vote
-    weighted by the class's responsibility for the child. `share_winner_...` is the fraction of the
-    children that the winning class is responsible for.
+    weighted by the class's responsibility for the child. `winner_fraction_...` is the fraction of
+    the children that the winning class is responsible for.
 
     Args:
         images: number of test images.
@@ -51,7 +51,7 @@ def gather_votes(options: Options, *, images: int = 1000) -> Result:
     quantities = {
         "distance_winner": history.mean_distance(history.wins),
         "distance_others": history.mean_distance(~history.wins),
-        "share_winner": history.winner_fraction(),
+        "winner_fraction": history.winner_fraction(),
     }
     numbers = {
         name: {str(t): mean_and_error(values) for t, values in enumerate(iterations, start=1)}

@@ -99,7 +99,7 @@ def augment(options: Options, settings: Settings) -> Result:
     Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
     images, `rotated_...` on images rotated as in training. With kinds and codes the loss is small:
     they are fitted to the rotated training images at the rotations that they choose, and every
-    kind encodes an image "at the best rotation", where it explains the image best (`..._turned` in
+    kind encodes an image "at the best rotation", where it explains the image best (`..._aligned` in
     the record). This probe is fitted on rotated images, and tested on rotated and upright images.
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the fraction of
@@ -154,7 +154,7 @@ def measure(
         subset, test = subset[:ROTATED_TRAINING], data.test[:ROTATED_TEST]
         tests = {ROTATED: rotate_split(test, degrees), UPRIGHT: test}
         remedy = fit_rotated(entry, rotate_split(subset, degrees), tests, settings, options.seed)
-        numbers |= {f"{name}_turned": accuracy for name, accuracy in remedy.items()}
+        numbers |= {f"{name}_aligned": accuracy for name, accuracy in remedy.items()}
     color, alpha = entry.model.templates()
     numbers["copies"] = single(count_copies(likeness((color * alpha).mean(1))))
     for angle in ROTATIONS:
@@ -222,7 +222,7 @@ def plot_accuracies(numbers: Mapping[str, Numbers], chance: float) -> Figure:
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{title}, {w}" for k, title in kinds.items() for c, w in COLUMNS.items()}
     for kind, title in kinds.items():
-        names[f"{kind}_turned"] = f"{title}, kinds and codes, rotation inferred"
+        names[f"{kind}_aligned"] = f"{title}, kinds and codes, rotation inferred"
     drawn = {label: numbers[name] for name, label in names.items() if name in numbers}
     return accuracy_curves(drawn, "rotation of the training images (degrees, up to)", chance)
 

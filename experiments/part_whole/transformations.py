@@ -87,7 +87,7 @@ def refine_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.nd
 FEATURES: dict[str, Features] = {
     "presence": partial(latents, sites=PRESENCES),
     "presence_pose": partial(latents, sites=WITH_POSES),
-    "chosen": count_choosing_parts,
+    "part_counts": count_choosing_parts,
 }
 
 
@@ -122,15 +122,15 @@ def generalize(
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
     training images and tested on three sets of images: `upright` in the middle, `affnist`, and
     `rotated` by uniform angles up to 180 degrees either way. "At the best
-    rotation" (`..._turned` in the record) every image is first rotated to where the model explains
+    rotation" (`..._aligned` in the record) every image is first rotated to where the model explains
     it best, one of 16 rotations. "Refined" are free-form poses and presences, initialized at the
     guide's and optimized for each image. A
     separate probe is fitted on refined training images, because refinement moves presences
     towards 0 and 1. "Few" is the probe on the guide's objects for these few training images.
 
     The features are the objects' presences (`presence`), presences and poses (`presence_pose`), or
-    the expected number of parts that choose each object (`chosen`): the parts then decide on the
-    presence of an object, in place of the image.
+    the expected number of parts that choose each object (`part_counts`): the parts then decide on
+    the presence of an object, in place of the image.
 
     Args:
         rotations: number of rotations that are tried; each needs a parse.
@@ -171,8 +171,8 @@ def generalize(
         options.say(f"Testing on {len(split):,} {name} images")
         best = rotate_to_best(guide, split[:ROTATED], rotations)
         row: Numbers = {features: measure(split) for features, measure in probes.items()}
-        row["presence_pose_turned"] = probe(best)
-        for ending, images in (("", split[:REFINED]), ("_turned", best[:REFINED])):
+        row["presence_pose_aligned"] = probe(best)
+        for ending, images in (("", split[:REFINED]), ("_aligned", best[:REFINED])):
             for features, measure in probes_of_few.items():
                 row[features.format(ending)] = measure(images)
         accuracies[name] = row
@@ -184,7 +184,7 @@ def generalize(
         curves[AS_GIVEN][str(angle)] = probe(rotated)
         curves[TO_THE_BEST][str(angle)] = probe(rotate_to_best(guide, rotated, rotations))
     metrics["accuracy on images"] = Table(group_by_quantity(accuracies), "{variant}_{quantity}")
-    names = {AS_GIVEN: "rotation_{variant}", TO_THE_BEST: "rotation_{variant}_turned"}
+    names = {AS_GIVEN: "rotation_{variant}", TO_THE_BEST: "rotation_{variant}_aligned"}
     metrics["accuracy at degrees"] = Table(curves, names)
     drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     figures = {"rotations": drawn, **pictures(entry, moved.test.images)}

@@ -20,7 +20,7 @@ from capsule_zoo.data.scenes import CELL, boxes_of, tetromino_bank
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.findings import group_by_quantity, mean_and_error, with_worst
 from capsule_zoo.experiments.scenes.counts import DATA, PLACES, right_counts
-from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
+from capsule_zoo.experiments.shape_codes.objects import measure_clusters, read_objects
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.objects import (
     FoundObjects,
@@ -101,7 +101,7 @@ def segmentation(options: Options, settings: Settings) -> Result:
 
     `ari_...` is over the pixels of objects, in scenes of two or more; a pixel may be assigned to
     the ground, which then counts as one more segment. `iou` is the overlap of the box of every true
-    digit's ink with the best box. `classes_found` is the fraction of the found digits whose kind
+    digit's ink with the best box. `cluster_accuracy` is the fraction of the found digits whose kind
     stands for their class: a window around each digit is encoded by `shape-codes-mnist`, which
     learned kinds without labels. `..._worst` is of the worst seed. Digits and tetrominoes are found
     with sampled positions of attention, as in `scenes/counts`, at temperatures of .1 and .5.
@@ -135,7 +135,7 @@ def one_set(job: Job[Settings]) -> dict[str, Number]:
         overlaps = box_overlaps(objects.boxes, objects.presence, test.objects)
         numbers["iou"] = mean_and_error(overlaps)
         labelled = load_dataset("mnist", options.data_root).train[: settings.named]
-        numbers["classes_found"] = name_digits(test, objects, labelled)
+        numbers["cluster_accuracy"] = name_digits(test, objects, labelled)
     return numbers
 
 
@@ -203,7 +203,9 @@ def name_digits(scenes: Split, objects: FoundObjects, labelled: Split) -> Number
     splits = labelled, Split(windows, scenes.objects.classes[scene, digit][met])
     sets = [part_sets(codes.guide.with_scope("parts"), split).images for split in splits]
     beliefs = [read_objects(codes.guide, parts).belief for parts in sets]
-    fraction, _, _ = classes_found(beliefs, [split.labels for split in splits])["classes_found"]
+    fraction, _, _ = measure_clusters(beliefs, [split.labels for split in splits])[
+        "cluster_accuracy"
+    ]
     right = fraction * met.float().mean().item()
     return right, (right * (1 - right) / len(met)) ** 0.5, len(met)
 

@@ -30,12 +30,12 @@ from capsule_zoo.zoo.shape_codes.entry import parse_dataset, part_sets
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
 # Moves at each step of the search: the columns that change together, and the changes.
 SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
-    ("turned", (DEGREES,), (-20.0, -10.0, 10.0, 20.0)),
+    ("rotated", (DEGREES,), (-20.0, -10.0, 10.0, 20.0)),
     ("scaled", (SCALE_X, SCALE_Y), (-0.17, 0.17)),
     ("sheared", (SHEAR,), (-0.15, 0.15)),
     ("stretched along x", (SCALE_X,), (-0.12, 0.12)),
     ("stretched along y", (SCALE_Y,), (-0.12, 0.12)),
-    ("turned again", (DEGREES,), (-5.0, 5.0)),
+    ("rotated again", (DEGREES,), (-5.0, 5.0)),
 )
 
 

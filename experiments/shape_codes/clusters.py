@@ -11,7 +11,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import group_by_quantity
 from capsule_zoo.experiments.part_whole.classification import principal_components
-from capsule_zoo.experiments.shape_codes.objects import classes_found, read_objects
+from capsule_zoo.experiments.shape_codes.objects import measure_clusters, read_objects
 from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parse_dataset
 
@@ -39,7 +39,7 @@ def clusters(
     sets = parse_dataset(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
-    rows = {"kinds_64": classes_found(kinds, labels)}
+    rows = {"kinds_64": measure_clusters(kinds, labels)}
     project = principal_components(data.train.images, components, options.seed)
     features = {
         "pixels": [project(guide, split.images) for split in (data.train, data.test)],
@@ -49,7 +49,7 @@ def clusters(
         for name, (train_rows, test_rows) in features.items():
             options.say(f"Fitting {number} clusters to {name}")
             belief = cluster(train_rows, test_rows, number, options.seed)
-            rows[f"k_means_{name}_{number}"] = classes_found(belief, labels)
+            rows[f"k_means_{name}_{number}"] = measure_clusters(belief, labels)
     return Result(group_by_quantity(rows))
 
 

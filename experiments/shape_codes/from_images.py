@@ -22,7 +22,7 @@ from capsule_zoo.experiments.part_whole.classification import tighten
 from capsule_zoo.experiments.shape_codes.objects import (
     PENALTY,
     TEMPERATURE,
-    classes_found,
+    measure_clusters,
     read_objects,
 )
 from capsule_zoo.guides import ShapeCodesGuide
@@ -101,7 +101,7 @@ def measure_codes(entry: Entry, data: Dataset) -> Numbers:
     codes = [item.features() for item in objects]
     parts = [item.flatten(1).numpy() for item in sets]
     return {
-        **classes_found([item.belief for item in objects], labels),
+        **measure_clusters([item.belief for item in objects], labels),
         "probe": linear_probe(codes[0], labels[0], codes[1], labels[1], PENALTY),
         "probe_parts": linear_probe(parts[0], labels[0], parts[1], labels[1]),
     }
@@ -118,8 +118,8 @@ def letters(
     probability above .9, and `classes` the number of classes among the samples. Real letters of a
     font family outside of training are judged too. `probe` is a linear classifier on the objects'
     beliefs, codes and poses, `probe_parts` one on parts and `probe_pixels` one on pixels. All are
-    tested on the other font family, and so is `classes_found`, where each kind of object counts as
-    its commonest class. `core_minutes` is the processor time of a training.
+    tested on the other font family, and so is `cluster_accuracy`, where each kind of object counts
+    as its commonest class. `core_minutes` is the processor time of a training.
 
     Args:
         steps: updates of all stages, with a row for each number; they shrink with minutes.
@@ -148,7 +148,10 @@ def learn_letters(job: Job[int], *, samples: int) -> Numbers:
     codes = measure_codes(entry, data)
     return {
         **judge_letters(train_judge(data), mean_images(entry.model, samples, seed=options.seed)),
-        **{name: codes[name] for name in ("probe", "probe_parts", "classes_found", "kinds_in_use")},
+        **{
+            name: codes[name]
+            for name in ("probe", "probe_parts", "cluster_accuracy", "kinds_in_use")
+        },
         "core_minutes": single(run.seconds / 60),
     }
 

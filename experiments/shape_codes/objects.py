@@ -38,7 +38,7 @@ ROTATIONS = 24
 TEMPERATURE = 100.0  # temperature of the belief in the features of the probes; see `Object`
 PENALTY = 0.1  # inverse strength of the regularization of probes on objects
 OBJECT = ["object_kind", "object_pose", "object_code"]
-REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
+REPEATED = ("cluster_accuracy", "cluster_accuracy_sampled", "frechet", "probe", "probe_all")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def objects(options: Options, settings: Settings) -> Result:
         splits = sets.train, sets.test
         inferred = [read_objects(entry.guide, s.images, TEMPERATURE) for s in splits]
         samples = mean_images(entry.model, settings.images, seed=seed)
-        classes = classes_found([o.belief for o in inferred], [s.labels for s in splits])
+        classes = measure_clusters([o.belief for o in inferred], [s.labels for s in splits])
         return entry, inferred, samples, classes | looks(classifier.read(samples), real)
 
     numbers: Numbers = {}
@@ -322,12 +322,12 @@ def count_classes(belief: Tensor, labels: Tensor) -> Tensor:
     return count.index_put_((belief.argmax(-1), labels), torch.ones(len(belief)), accumulate=True)
 
 
-def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
+def measure_clusters(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
     """Measure how well kinds match the classes, unknown in training, and how many are used.
 
     A kind counts as its commonest class among training images, for the likeliest kind
-    (`classes_found`) and for a sampled kind (`drawn_class`). If there are as many kinds as classes,
-    kinds are also matched with classes one to one (`classes_one_to_one`).
+    (`cluster_accuracy`) and for a sampled kind (`..._sampled`). If there are as many kinds as
+    classes, kinds are also matched with classes one to one (`..._one_to_one`).
 
     Args:
         beliefs: q(k) of training and test images, (N, K) each.
@@ -339,10 +339,13 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
     kinds, classes = count.shape
     commonest = count.argmax(1)
     drawn = torch.multinomial(tested, 1, generator=torch.Generator().manual_seed(0))[:, 0]
-    answers = {"classes_found": commonest[tested.argmax(-1)], "drawn_class": commonest[drawn]}
+    answers = {
+        "cluster_accuracy": commonest[tested.argmax(-1)],
+        "cluster_accuracy_sampled": commonest[drawn],
+    }
     if kinds == classes:
         _, single = linear_sum_assignment(-count.numpy())  # the class of every kind
-        answers["classes_one_to_one"] = torch.from_numpy(single)[tested.argmax(-1)]
+        answers["cluster_accuracy_one_to_one"] = torch.from_numpy(single)[tested.argmax(-1)]
     numbers: Numbers = {
         name: mean_and_error((answer == truth).double()) for name, answer in answers.items()
     }
@@ -362,7 +365,7 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
     background = image_log_likelihood(entry.model, images, empty)
     again = [image_log_likelihood(entry.model, images, objects, seed + i) for i in range(REDRAWS)]
     redrawn = torch.stack(again).mean(0)
-    return {"share_lost": ratio(inferred - redrawn, inferred - background)}
+    return {"fraction_lost": ratio(inferred - redrawn, inferred - background)}
 
 
 def probes(
@@ -390,6 +393,6 @@ def rotated_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
         degrees + 360 * rotation / ROTATIONS + 180
     ) % 360 - 180  # from upright, after the rotation
     return {
-        "rotated_turned": mean_and_error(right.astype(float)),
-        "turn_within_20": mean_and_error((away.abs() <= 20).double()),
+        "rotated_aligned": mean_and_error(right.astype(float)),
+        "rotation_within_20": mean_and_error((away.abs() <= 20).double()),
     }

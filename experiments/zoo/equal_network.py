@@ -145,7 +145,7 @@ def compare_with_plain_network(
             names_of_tries = "validation_{quantity}_{variant}_" + end
             tables[f"{data}, validation error"] = Table(tries, names_of_tries)
     figures = {
-        "turned": (settings.degrees, "error_{:g}_degrees", 1, "largest rotation (degrees)"),
+        "rotated": (settings.degrees, "error_{:g}_degrees", 1, "largest rotation (degrees)"),
         "attacked": (
             settings.epsilons,
             "error_fgsm_{:.0f}",

@@ -91,4 +91,4 @@ def test_the_search_keeps_what_explains_best():
         tried[:, DEGREES] = step
         assert (best.explained >= read_moved(entry, probe, test, tried).explained - 1e-3).all()
     right = (best.answers == test.labels).double().mean().item()
-    assert accuracies["turned again"][0] == pytest.approx(right)
+    assert accuracies["rotated again"][0] == pytest.approx(right)

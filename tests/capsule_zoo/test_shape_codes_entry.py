@@ -15,10 +15,10 @@ from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.experiments.shape_codes import from_images as letters
 from capsule_zoo.experiments.shape_codes.clusters import cluster
 from capsule_zoo.experiments.shape_codes.objects import (
-    classes_found,
     encode_at_best_rotation,
     lost,
     mean_and_worst,
+    measure_clusters,
     read_objects,
     sets_at_rotations,
 )
@@ -80,14 +80,14 @@ def test_kinds_that_are_classes_are_found_to_be_classes():
     entry = made(kinds=2, sigma_top=0.1)
     sets = labeled_sets(entry)
     belief = read_objects(entry.guide, sets.images).belief
-    metrics = classes_found([belief, belief], [sets.labels, sets.labels])
-    assert metrics["classes_found"][0] == metrics["classes_one_to_one"][0] == 1
+    metrics = measure_clusters([belief, belief], [sets.labels, sets.labels])
+    assert metrics["cluster_accuracy"][0] == metrics["cluster_accuracy_one_to_one"][0] == 1
     assert metrics["kinds_in_use"][0] == 2
     assert metrics["kinds_perplexity"][0] == pytest.approx(2, abs=0.05)
     mixed = torch.zeros_like(sets.labels)
-    assert classes_found([belief, belief], [mixed, mixed])["classes_found"][0] == 1
+    assert measure_clusters([belief, belief], [mixed, mixed])["cluster_accuracy"][0] == 1
     swapped = [sets.labels, 1 - sets.labels]
-    assert classes_found([belief, belief], swapped)["classes_found"][0] == 0
+    assert measure_clusters([belief, belief], swapped)["cluster_accuracy"][0] == 0
 
 
 def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
@@ -102,7 +102,7 @@ def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
         entry.model.shapes.presence_codes.zero_()
         entry.model.shapes.log_affinity.fill_(20)
     images = torch.rand(4, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
-    fraction, _, count = lost(entry, images, seed=0)["share_lost"]
+    fraction, _, count = lost(entry, images, seed=0)["fraction_lost"]
     assert fraction == pytest.approx(1, abs=0.02)
     assert count == 4
 
@@ -156,13 +156,25 @@ def test_clusters_are_made_by_training_rows_alone():
 
 def test_worst_and_mean_of_the_seeds():
     rows = [
-        {"classes_found": 0.9, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 20.0},
-        {"classes_found": 0.6, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 26.0},
+        {
+            "cluster_accuracy": 0.9,
+            "cluster_accuracy_sampled": 0.9,
+            "probe": 0.9,
+            "probe_all": 0.9,
+            "frechet": 20.0,
+        },
+        {
+            "cluster_accuracy": 0.6,
+            "cluster_accuracy_sampled": 0.9,
+            "probe": 0.9,
+            "probe_all": 0.9,
+            "frechet": 26.0,
+        },
     ]
     first, again = ({name: (value, None, 1) for name, value in row.items()} for row in rows)
     metrics = mean_and_worst([first, again])
-    assert metrics["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
-    assert metrics["worst"]["classes_found"] == (0.6, None, 2)
+    assert metrics["over_seeds"]["cluster_accuracy"] == pytest.approx((0.75, 0.15, 2))
+    assert metrics["worst"]["cluster_accuracy"] == (0.6, None, 2)
     assert metrics["worst"]["frechet"] == (26.0, None, 2)  # lower is better
 
 

@@ -55,7 +55,7 @@ def test_names_in_words():
     assert metric_title("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
     assert metric_title("noise_025") == "noise 0.25"
     assert metric_title("fgsm_10_20_error") == "FGSM 10 20 error"
-    assert metric_title("presence_pose_turned_few") == "presence pose at the best rotation few"
+    assert metric_title("presence_pose_aligned_few") == "presence pose at the best rotation few"
     assert [metric_title(name) for name in ("draw", "one_draw")] == ["DRAW", "one draw"]
 
 
