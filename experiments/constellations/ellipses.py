@@ -5,7 +5,7 @@ ellipses are seen, in a random order. An ellipse has a center and half of its ma
 
     kind     ~ Uniform{1, ..., K}
     y        ~ Normal(0, I_4)
-    seen     ~ an ordered choice of m of the n ellipses
+    visible  ~ an ordered choice of m of the n ellipses
     center_i ~ Normal([1 0 p_x p_y; 0 1 p_y -p_x] y, sigma^2 I)
     axis_i   ~ Normal([0 0 a_x a_y; 0 0 a_y -a_x] y, sigma^2 I)
 
@@ -69,24 +69,28 @@ class EllipseWorld:
         rows += [zero, zero, a_x, a_y, zero, zero, a_y, -a_x]
         return torch.stack(rows, -1).unflatten(-1, (4, 4))
 
-    def draw(self, number: int, seen: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw images (number, seen, 4) and their kinds (number,)."""
+    def draw(self, number: int, visible: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw images (number, visible, 4) and their kinds (number,)."""
         options: dict[str, Any] = dict(generator=generator, dtype=torch.float64)
         kinds = torch.randint(len(self.arrangements), (number,), generator=generator)
-        places = torch.rand(number, self.arrangements.shape[1], **options).argsort(1)[:, :seen]
+        places = torch.rand(number, self.arrangements.shape[1], **options).argsort(1)[:, :visible]
         pose = torch.randn(number, 4, **options)
         mean = (self.maps[kinds[:, None], places] @ pose[:, None, :, None])[..., 0]
         return mean + self.sigma * torch.randn(mean.shape, **options), kinds
 
     def log_posterior(self, images: Tensor) -> Tensor:
         """Compute log p(kind | ellipses) of images (S, m, 4), (S, K)."""
-        seen = images.shape[1]
-        choices = torch.tensor([*itertools.permutations(range(self.arrangements.shape[1]), seen)])
+        visible = images.shape[1]
+        choices = torch.tensor(
+            [*itertools.permutations(range(self.arrangements.shape[1]), visible)]
+        )
         factor = self.maps[:, choices].flatten(2, 3)  # (K, choices, 4 m, 4)
         noise = torch.full(factor.shape[:-1], self.sigma**2, dtype=factor.dtype)
-        given = dist.LowRankMultivariateNormal(torch.zeros_like(noise), factor, noise)
+        likelihood = dist.LowRankMultivariateNormal(torch.zeros_like(noise), factor, noise)
         rows = images.to(factor).flatten(1)[:, None, None].split(CHUNK)
-        return torch.cat([given.log_prob(chunk).logsumexp(-1) for chunk in rows]).log_softmax(-1)
+        return torch.cat([likelihood.log_prob(chunk).logsumexp(-1) for chunk in rows]).log_softmax(
+            -1
+        )
 
 
 class Messages(nn.Module):
@@ -143,7 +147,9 @@ def ellipses(
     grids, panels = {}, {}
     for noise, row in rows.items():
         columns = {
-            quantity: {seen: row[f"{quantity}_{seen}"] for seen in map(str, range(1, parts + 1))}
+            quantity: {
+                visible: row[f"{quantity}_{visible}"] for visible in map(str, range(1, parts + 1))
+            }
             for quantity in ("accuracy_exact", "accuracy_network", "lost")
         }
         grids[f"noise {noise}"] = Table(columns, "{quantity}_{variant}_" + noise.replace(".", ""))
@@ -159,15 +165,17 @@ def compare(
     pyro.set_rng_seed(job.options.seed)
     network = train_network(world, updates, batch_size, generator)
     numbers = {}
-    for seen in range(1, world.arrangements.shape[1] + 1):
-        images, kinds = world.draw(tested, seen, generator)
+    for visible in range(1, world.arrangements.shape[1] + 1):
+        images, kinds = world.draw(tested, visible, generator)
         exact = world.log_posterior(images)
         with torch.no_grad():
             learned = network(images.float()).log_softmax(-1)
         for name, logs in (("exact", exact), ("network", learned)):
-            numbers[f"accuracy_{name}_{seen}"] = mean_and_error((logs.argmax(-1) == kinds).double())
+            numbers[f"accuracy_{name}_{visible}"] = mean_and_error(
+                (logs.argmax(-1) == kinds).double()
+            )
         lost = (exact - learned).gather(1, kinds[:, None])[:, 0]
-        numbers[f"lost_{seen}"] = mean_and_error(lost)
+        numbers[f"lost_{visible}"] = mean_and_error(lost)
     return numbers
 
 

@@ -17,16 +17,16 @@ def move(arrangement, pose):
     return torch.cat([torch.view_as_real(t + u * centers), torch.view_as_real(u * axes)], 1)
 
 
-@pytest.mark.parametrize("seen", [1, 2, 3])
-def test_the_posterior_is_that_of_all_choices_of_ellipses(seen):
+@pytest.mark.parametrize("visible", [1, 2, 3])
+def test_the_posterior_is_that_of_all_choices_of_ellipses(visible):
     world = EllipseWorld.random(4, 3, 0.3)
-    images, _ = world.draw(5, seen, torch.Generator().manual_seed(0))
+    images, _ = world.draw(5, visible, torch.Generator().manual_seed(0))
     expected = torch.zeros(5, 4, dtype=torch.float64)
     for kind, arrangement in enumerate(world.arrangements):
         columns = [move(arrangement, pose) for pose in torch.eye(4).tolist()]
-        for choice in itertools.permutations(range(3), seen):
+        for choice in itertools.permutations(range(3), visible):
             factor = torch.stack([column[[*choice]].flatten() for column in columns], 1)
-            covariance = factor @ factor.T + 0.09 * torch.eye(4 * seen, dtype=torch.float64)
+            covariance = factor @ factor.T + 0.09 * torch.eye(4 * visible, dtype=torch.float64)
             normal = multivariate_normal(cov=covariance.numpy())
             expected[:, kind] += torch.from_numpy(normal.pdf(images.flatten(1).numpy()))
     torch.testing.assert_close(
@@ -41,8 +41,8 @@ def test_the_posterior_is_as_sure_as_it_is_right():
     """The expected accuracy is within 4.5 standard errors (false alarms below 1e-5)."""
     world = EllipseWorld.random(5, 4, 0.3)
     generator = torch.Generator().manual_seed(1)
-    for seen, least in ((1, 0.2), (4, 0.6)):
-        images, kinds = world.draw(1500, seen, generator)
+    for visible, least in ((1, 0.2), (4, 0.6)):
+        images, kinds = world.draw(1500, visible, generator)
         sure, guess = world.log_posterior(images).exp().max(-1)
         surprise = (guess == kinds).double() - sure
         assert abs(surprise.mean()) < 4.5 * surprise.std() / 1500**0.5
