@@ -23,7 +23,7 @@ MOST_PICTURES, MOST_PIXELS = 50, 1000  # pictures that are looked at, and of a s
 MARGIN = 1.2  # size of a square about an object, in diameters
 FALL = 0.05  # fraction of the covariance's fall that is left at the distance that is measured
 DISTANCE = 0.8  # that distance, in diameters
-LEAST_LIKENESS = 0.1  # covariance, relative to the variance, of pixels of one object
+SIGNIFICANT = 5.0  # standard errors by which the covariance of neighbors must be above 0
 CELLS = 4  # of a side of a large picture, whose medians are the ground
 LARGE = 100  # pixels of a side from which on the ground may vary within a picture
 ROUNDING = 1e-5  # of the ground of a picture of one color; less than a step of 16 bits
@@ -122,7 +122,8 @@ def otsu_threshold(values: Tensor, bins: int = 256) -> float:
 def _diameter(masks: list[Tensor]) -> float:
     """Return the distance at which masks (H, W) are no more like themselves; infinite if none."""
     covariance = _radial_covariance(masks)
-    if covariance[1] <= LEAST_LIKENESS * covariance[0]:
+    pairs = 4 * sum(mask.numel() for mask in masks)  # of neighbors, whose covariance is measured
+    if covariance[1] <= SIGNIFICANT * covariance[0] / pairs**0.5:
         return 0.0  # neighbors are as different as in noise
     end = _first_minimum(covariance)
     if end is None:
@@ -137,7 +138,7 @@ def _diameter(masks: list[Tensor]) -> float:
 
 def _first_minimum(covariance: Tensor) -> int | None:
     """Return the first minimum below a tenth of the variance; smaller bumps are passed over."""
-    low = (covariance < LEAST_LIKENESS * covariance[0]).nonzero()
+    low = (covariance < 0.1 * covariance[0]).nonzero()
     if not len(low):
         return None
     at = int(low[0])
