@@ -258,6 +258,12 @@ def crop_photograph(
     return photograph[:, row : row + size[0], column : column + size[1]].clone()
 
 
+def _check_split(split: str) -> None:
+    """Raise ValueError unless a split is "train" or "test"."""
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be train or test, not {split!r}")
+
+
 def composed_digits(
     root: Path | None, split: str = "test", number: int = 200, *, of: str = "mnist", **options: Any
 ) -> ComposedPictures:
@@ -273,8 +279,7 @@ def composed_digits(
         MissingData: the files are not there.
         ValueError: an unknown split or data set, or a wrong option.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be train or test, not {split!r}")
+    _check_split(split)
     if of not in (*GRAY, "digits"):
         raise ValueError(f"of must be {', '.join(GRAY)} or digits, not {of!r}")
     source = digits() if of == "digits" else torchvision_images(GRAY[of], root)
@@ -303,8 +308,7 @@ def composed_emoji(
         MissingData: no folder, or fewer than two pictures with transparency in it.
         ValueError: an unknown split, or a wrong option.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be train or test, not {split!r}")
+    _check_split(split)
     patches = read_transparent_pictures(folder)
     examples = patches, torch.arange(len(patches))
     train, test = split_at_random(examples, max(1, len(patches) // 5))
@@ -318,7 +322,11 @@ def photographs(split: str = "test") -> Tensor:
 
     Args:
         split: "train" or "test"; the photographs of different splits are different.
+
+    Raises:
+        ValueError: an unknown split.
     """
+    _check_split(split)
     from skimage import data
     from sklearn.datasets import load_sample_images
 
@@ -327,8 +335,6 @@ def photographs(split: str = "test") -> Tensor:
         "train": [china, data.astronaut(), data.coffee()],
         "test": [flower, data.chelsea(), data.rocket()],
     }
-    if split not in sides:
-        raise ValueError(f"split must be train or test, not {split!r}")
     return torch.cat([channels_first(picture[None, :300, :400].copy()) for picture in sides[split]])
 
 

@@ -495,15 +495,14 @@ def whole_pictures_of(
     """
     name = read_recipe(source).get("data", Recipe.data) if data is None else data
     kind, _, path = full_name(name).partition(":")
-    if getattr(entry.model, "leveling", None) is None:
-        if kind == "tiles":
-            raise ValueError(
-                f"{source} was not trained on whole pictures, and does not know how large objects "
-                f"are in {path}; train on it, with capsule-zoo train scenes --data {path}, or give "
-                "a folder of pictures like the training pictures"
-            )
-        return None
-    if kind not in ("tiles", "folder"):
+    is_of_whole = getattr(entry.model, "leveling", None) is not None
+    if kind == "tiles" and not is_of_whole:
+        raise ValueError(
+            f"{source} was not trained on whole pictures, and does not know how large objects are "
+            f"in {path}; train on it, with capsule-zoo train scenes --data {path}, or give a "
+            "folder of pictures like the training pictures"
+        )
+    if not is_of_whole or kind not in ("tiles", "folder"):
         return None
     return read_whole_pictures(Path(path))
 

@@ -22,6 +22,7 @@ References:
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyro
@@ -60,7 +61,7 @@ class EllipseWorld:
         centers = numbers[..., :2] - numbers[..., :2].mean(1, keepdim=True)
         return cls(torch.cat([centers, AXIS * numbers[..., 2:]], -1), sigma)
 
-    @property
+    @cached_property
     def maps(self) -> Tensor:
         """The matrices from y to the numbers of each ellipse, (K, n, 4, 4)."""
         p_x, p_y, a_x, a_y = self.arrangements.unbind(-1)
