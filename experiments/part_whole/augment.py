@@ -11,6 +11,9 @@ The remedy: kinds and codes are fitted to parts that are inferred at every rotat
 and the fit itself chooses the rotation. No upright direction is given, but rotations at which many
 digits are alike win. Each kind then has its own upright direction. An image is encoded by every
 kind at the rotation at which the kind explains the image's parts best.
+
+`augment_scae` measures the loss of stacked capsule autoencoders too, after equal time, as the
+paper's figure 4 does.
 """
 
 import math
@@ -31,6 +34,7 @@ from capsule_zoo.experiments.common.findings import (
     mean_and_error,
     means_of,
     single,
+    snake_case,
 )
 from capsule_zoo.experiments.part_whole.classification import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes.objects import (
@@ -40,10 +44,12 @@ from capsule_zoo.experiments.shape_codes.objects import (
     read_objects,
     sets_at_rotations,
 )
+from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import STACKED
+from capsule_zoo.experiments.stacked_capsule_autoencoder.clusters import measure as measure_features
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.rotations import rotate_images
-from capsule_zoo.inference import Inputs
+from capsule_zoo.inference import Checks, Inputs
 from capsule_zoo.inference.probes import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.training.starts.kinds import start_rotated_kinds
 from capsule_zoo.models.parts import poses
@@ -208,6 +214,81 @@ def part_consistency(entry: Entry, images: Tensor, degrees: float) -> Number:
     is_present = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
     fraction = (same & is_present).sum(-1) / is_present.sum(-1).clamp(min=1)
     return mean_and_error(fraction[is_present.any(-1)])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Settings of the comparison with stacked capsule autoencoders.
+
+    Args:
+        degrees: largest rotations of training images, one for each run of each model.
+        seeds: number of seeds, among which the minutes are divided.
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+        sizes: by entry, arguments that replace the zoo's defaults.
+    """
+
+    degrees: tuple[int, ...] = (0, 30, 60, 180)
+    seeds: int = 3
+    probed: int = 10_000
+    tested: int = 10_000
+    sizes: Mapping[str, Mapping[str, Any]] | None = None
+
+
+@experiment("part-whole/augment-scae", data="mnist", minutes=96)
+def augment_scae(options: Options, settings: Compared) -> Result:
+    """Train part-whole and stacked capsules on rotated digits, in equal time (96 core-minutes).
+
+    Every model has equally many core minutes and batches of equal size. `probe_...` are linear
+    probes, and `clusters_...` clusters that are matched with the classes, fitted and tested on
+    upright digits. Those of `rotated_...` are fitted and tested on digits rotated as in training.
+    """
+    timed = replace(options, minutes=options.budget)
+    variants = {
+        f"{snake_case(name)}_{degrees}": (name, degrees)
+        for name in ("part-whole", STACKED)
+        for degrees in settings.degrees
+    }
+    outcomes = Study(variants, settings.seeds).run(learn_rotated, timed, settings=settings)
+    numbers = group_by_quantity(means_of(outcomes))
+    return Result({**numbers}, {"": plot_compared(numbers, settings.degrees)})
+
+
+def learn_rotated(job: Job[tuple[str, int]], *, settings: Compared) -> Numbers:
+    """Train the entry of the job on images rotated by up to its degrees, and measure it."""
+    (name, degrees), options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    entry = create_untrained(name, data, options, **(settings.sizes or {}).get(name, {}))
+    length: dict[str, Any] = dict(minutes=options.budget, checks=Checks(clock="processor"))
+    inputs = Inputs(transforms.Rotate(degrees))
+    run = train(
+        entry, data, options, in_stages=True, batch_size=BATCH_SIZE, inputs=inputs, **length
+    )
+    few = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
+    sizes = settings.probed, settings.tested
+    numbers = measure_features(entry, few, *sizes)
+    if degrees:
+        train_split, test_split = (rotate_split(s, degrees) for s in (few.train, few.test))
+        rotated = measure_features(entry, replace(few, train=train_split, test=test_split), *sizes)
+        numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
+    return {**numbers, "steps": single(run.steps), "core_minutes": single(run.seconds / 60)}
+
+
+def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> Figure:
+    """Plot accuracies of both models against the range of rotations in training."""
+    names = {
+        "probe_presence": "probe",
+        "clusters_presence": "clusters",
+        "rotated_probe_presence": "probe, rotated digits",
+    }
+    curves: dict[str, Numbers] = {}
+    for name, title in (("part_whole", "part-whole"), (snake_case(STACKED), "stacked")):
+        for quantity, words in names.items():
+            values = {str(angle): numbers[quantity].get(f"{name}_{angle}") for angle in degrees}
+            curves[f"{title}: {words}"] = {
+                angle: value for angle, value in values.items() if value is not None
+            }
+    return accuracy_curves(curves, "rotation of the training images (degrees, up to)", 0.1)
 
 
 def rotate_split(split: Split, degrees: float) -> Split:

@@ -219,6 +219,15 @@ MINIATURES = {
         None,
         (60, 12),
     ),
+    "part-whole/augment-scae": Miniature(
+        dict(
+            **dict(degrees=(0, 90), seeds=1, probed=40, tested=20),
+            sizes={name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")},
+        ),
+        0.004,
+        None,
+        (60, 12),
+    ),
     "part-whole/classify": Miniature(
         {},
         0.001,
