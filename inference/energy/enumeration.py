@@ -9,6 +9,7 @@ from torch import Tensor
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.units.exponential_family import BernoulliUnits, GaussianUnits
 from capsule_zoo.models.units.switched_units import CapsuleState
 
@@ -105,9 +106,68 @@ def _sum_over_switches(model: CapsuleRBM) -> Tensor:
     out of it. So the form gets smaller with each decision, and the many last decisions are cheap:
     2^20 states of 20 x 16 units take half a minute, where as many determinants take days.
     """
+    return _masses_of_switches(model)[0].logsumexp(0)
+
+
+def _masses_of_switches(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
+    """Return the log masses of all states of the switches, and the states as binary numbers.
+
+    The lowest digit of a state is the switch of the last capsule.
+    """
     form, constant = _form_of_capsules(model)
     off = model.hidden.log_partition().double().sum(-1)  # the units of absent capsules
-    return _decide(form[None], constant[None], off, model.num_units, int(model.switched))
+    state = torch.zeros(1, dtype=torch.long, device=form.device)
+    return _decide(form[None], constant[None], state, off, model.num_units, int(model.switched))
+
+
+@torch.no_grad()
+def exact_samples(model: CapsuleRBM, number: int) -> CapsuleState:
+    """Sample capsules exactly from a machine whose pixels and hidden units are all Gaussian.
+
+    No chain is run: the states of the switches are drawn by their probabilities, and the hidden
+    units of the capsules that are on from their Gaussian. The images then follow from
+    `CapsuleRBM.draw_images` or `mean_image`.
+
+    Returns:
+        Switches (number, K) and activities (number, K, J).
+
+    Raises:
+        ValueError: units that are not Gaussian, more than `MOST_STATES` states, a number below 1,
+            or a machine without a partition function.
+    """
+    check_at_least(1, number=number)
+    gaussian = isinstance(model.visible, GaussianUnits) and isinstance(model.hidden, GaussianUnits)
+    if not gaussian or 2**model.num_capsules > MOST_STATES:
+        raise ValueError(
+            "model must have Gaussian pixels, Gaussian hidden units and at most 25 capsules; "
+            "run a chain instead: model.gibbs(model.base_images(number), steps)"
+        )
+    if model.coupling_norm() >= 1:
+        raise ValueError(
+            "model has no partition function, for its Gaussian couplings are too strong; "
+            "call model.keep_normalizable()"
+        )
+    log_mass, states = _masses_of_switches(model)
+    cumulative = (log_mass - log_mass.logsumexp(0)).exp().cumsum(0)
+    drawn = torch.searchsorted(cumulative, torch.rand(number).to(cumulative) * cumulative[-1])
+    drawn = states[drawn.clamp(max=len(states) - 1)]
+    switch = _digits(drawn, 2, model.num_capsules).flip(1)
+    form, _ = _form_of_capsules(model)
+    width, units = model.num_units + model.switched, model.num_units
+    is_unit = torch.arange(len(form) - 1, device=form.device) % width < units
+    is_unit = torch.cat([is_unit, is_unit.new_zeros(1)])
+    activity = form.new_zeros(number, model.num_capsules * units)
+    for pattern in switch.unique(dim=0):
+        rows = (switch == pattern).all(1).nonzero()[:, 0]
+        present = torch.cat([pattern.repeat_interleave(width) > 0, is_unit.new_ones(1)])
+        on, fixed = present & is_unit, present & ~is_unit  # drawn; switches that are on, and 1
+        factor = torch.linalg.cholesky(-form[on][:, on])
+        mean = torch.cholesky_solve(form[on][:, fixed].sum(1, keepdim=True), factor)
+        noise = torch.randn(int(on.sum()), len(rows)).to(form)
+        values = mean + torch.linalg.solve_triangular(factor.mT, noise, upper=True)
+        activity[rows[:, None], on[is_unit].nonzero()[:, 0]] = values.mT
+    activity = activity.unflatten(1, (model.num_capsules, units))
+    return CapsuleState(switch.to(model.weight), activity.to(model.weight))
 
 
 def _form_of_capsules(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
@@ -133,22 +193,28 @@ def _form_of_capsules(model: CapsuleRBM) -> tuple[Tensor, Tensor]:
     return form, 0.5 * (len(precision) * math.log(2 * math.pi) - precision.log().sum())
 
 
-def _decide(form: Tensor, mass: Tensor, off: Tensor, units: int, switch: int) -> Tensor:
-    """Compute log sum exp over all switches of the capsules that are left in quadratic forms.
+def _decide(
+    form: Tensor, mass: Tensor, state: Tensor, off: Tensor, units: int, switch: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the log masses of all switches of the capsules that are left in quadratic forms.
 
     Args:
         form: (states, n, n), with the next capsule's hidden units and switch first.
         mass: log masses of the variables that were integrated out already, (states,).
+        state: the switches that were decided already, as binary numbers, (states,).
         off: log masses of the capsules that are left if they are off, (capsules,).
         units: hidden units of a capsule.
         switch: 1 if capsules have switches, 0 if all of them are on.
+
+    Returns:
+        The log masses and the states, both (all states,), in the same order.
     """
     if not len(off):
-        return (mass + 0.5 * form[:, 0, 0]).logsumexp(0)
+        return mass + 0.5 * form[:, 0, 0], state
     if len(form) > 1 and form.numel() > NUMBERS_AT_ONCE:
-        halves = zip(form.chunk(2), mass.chunk(2), strict=True)
-        first, second = (_decide(*half, off, units, switch) for half in halves)
-        return torch.logaddexp(first, second)
+        halves = zip(form.chunk(2), mass.chunk(2), state.chunk(2), strict=True)
+        masses, states = zip(*(_decide(*half, off, units, switch) for half in halves), strict=True)
+        return torch.cat(masses), torch.cat(states)
     on = form
     if switch:  # z = 1: add its row and column to the row and column of the number 1
         on = form.clone()
@@ -160,7 +226,9 @@ def _decide(form: Tensor, mass: Tensor, off: Tensor, units: int, switch: int) ->
     forms = [on[:, rest:, rest:] + white.mT @ white]
     log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     masses = [mass + 0.5 * units * math.log(2 * math.pi) - log_det]
+    states = [2 * state + 1]
     if switch:
         forms.append(form[:, rest:, rest:])
         masses.append(mass + off[0])
-    return _decide(torch.cat(forms), torch.cat(masses), off[1:], units, switch)
+        states.append(2 * state)
+    return _decide(*map(torch.cat, (forms, masses, states)), off[1:], units, switch)
