@@ -213,8 +213,8 @@ def _decide(
         return mass + 0.5 * form[:, 0, 0], state
     if len(form) > 1 and form.numel() > NUMBERS_AT_ONCE:
         halves = zip(form.chunk(2), mass.chunk(2), state.chunk(2), strict=True)
-        masses, states = zip(*(_decide(*half, off, units, switch) for half in halves), strict=True)
-        return torch.cat(masses), torch.cat(states)
+        decided = [_decide(*half, off, units, switch) for half in halves]
+        return torch.cat([half[0] for half in decided]), torch.cat([half[1] for half in decided])
     on = form
     if switch:  # z = 1: add its row and column to the row and column of the number 1
         on = form.clone()
@@ -231,4 +231,5 @@ def _decide(
         forms.append(form[:, rest:, rest:])
         masses.append(mass + off[0])
         states.append(2 * state)
-    return _decide(*map(torch.cat, (forms, masses, states)), off[1:], units, switch)
+    left = torch.cat(forms), torch.cat(masses), torch.cat(states)
+    return _decide(*left, off[1:], units, switch)

@@ -135,6 +135,9 @@ MINIATURES = {
     ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),
+    "capsule-rbm/fashion-classes": Miniature(
+        dict(seeds=1, capsules=3, units=2, samples=8, sweeps=2, epochs=1), 0.01, 12
+    ),
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
