@@ -1,12 +1,13 @@
 """How many classes of clothes do capsule RBMs draw? See figure 5 of Li and Zhu (2019).
 
-Samples are judged by a classifier of Fashion-MNIST. There are two ways to draw from a machine:
+Samples are judged by a classifier of Fashion-MNIST. There are three ways to draw from a machine:
 
-    chain  Gibbs chains that start from independent pixels, as a user draws;
-    exact  no chain: with Gaussian pixels and hidden units a machine is a mixture, with a Gaussian
-           for each state of the switches, and the states are drawn by their exact weights.
+    chain        Gibbs chains that start from independent pixels, as a user draws;
+    from images  Gibbs chains that start from training images;
+    exact        no chain: with Gaussian pixels and hidden units a machine is a mixture, with a
+                 Gaussian for each state of the switches, and the states are drawn by their weights.
 
-If both differ, chains stay near the clothes that they meet first.
+If they differ, chains stay near the clothes where they start, or that they meet first.
 """
 
 from dataclasses import dataclass, replace
@@ -55,27 +56,32 @@ class Settings:
     epochs: int = 3
 
 
-@experiment("capsule-rbm/fashion-classes", data="fashion-mnist", minutes=48)
+@experiment("capsule-rbm/fashion-classes", data="fashion-mnist", minutes=36)
 def fashion_classes(options: Options, settings: Settings) -> Result:
     """Count the classes of clothes among samples of four machines (an hour of one core).
 
     `classes` is the effective number of classes, the exponential of their entropy, and `rarest` is
-    the fraction of samples in the rarest class. `..._exact` are of samples without a chain, and
-    `states` is the number of different states of the switches among the samples. Hidden units are
-    Gaussian, or binary. Samples are mean images, given the capsules. All machines have equal time.
+    the fraction of samples in the rarest class. `..._from_images` are of chains that start from
+    training images, and `..._exact` of samples without a chain. `states` is the number of different
+    states of the switches among the samples. Hidden units are Gaussian, or binary. Samples are
+    mean images, given the capsules. `..._images` are of other test images.
     """
     timed = replace(options, minutes=options.budget)
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     options.say("Training the classifier")
     judge = train_classifier(pixels.train, pixels.num_classes, settings.epochs)
     study = Study(machines(settings), settings.seeds)
-    metrics = group_by_quantity(means_of(study.run(learn, timed, judge=judge, settings=settings)))
-    standard = Standardize.of(pixels.train.images)
+    numbers = means_of(study.run(learn, timed, judge=judge, settings=settings))
+    real, others = (judge.read(x) for x in pixels.test.images.split(settings.samples)[:2])
+    numbers["images"] = judge_samples(others, real, pixels.num_classes)
+    data, standard = load_standard_fashion(options)
     rows = {"test images": pixels.test.images[:SHOWN]}
+    few = replace(settings, samples=SHOWN)
     for name, folder in study.folders(timed).items():
-        drawn = draw(load(folder).model, standard, replace(settings, samples=SHOWN), options.seed)
+        drawn = draw(load(folder).model, data.train.images, standard, few, options.seed)
         rows |= {f"{name}{ending}": images for ending, (images, _) in drawn.items()}
-    return Result({**metrics}, {"": image_rows(rows, "Test images, and samples of four machines")})
+    figure = image_rows(rows, "Test images, and samples of four machines")
+    return Result({**group_by_quantity(numbers)}, {"": figure})
 
 
 def machines(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -101,9 +107,8 @@ def learn(
     run = train(entry, data, job.options, optimizer=torch.optim.Adam, lr=RATE, **limits)
     real = judge.read(standard.inverse(data.test.images[: settings.samples]))
     numbers: Numbers = {"updates": single(run.steps)}
-    for ending, (images, switches) in draw(
-        entry.model, standard, settings, job.options.seed
-    ).items():
+    drawn = draw(entry.model, data.train.images, standard, settings, job.options.seed)
+    for ending, (images, switches) in drawn.items():
         judged = judge_samples(judge.read(images), real, data.num_classes)
         judged["states"] = single(len(switches.unique(dim=0)), len(switches))
         numbers |= {f"{quantity}{ending}": number for quantity, number in judged.items()}
@@ -111,12 +116,21 @@ def learn(
 
 
 def draw(
-    model: CapsuleRBM, standard: Standardize, settings: Settings, seed: int
+    model: CapsuleRBM, images: Tensor, standard: Standardize, settings: Settings, seed: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Draw images (N, C, H, W) and switches (N, K) by chains (""), and, if possible, "_exact"."""
+    """Draw images (N, C, H, W) and switches (N, K), by the ending of a metric's name.
+
+    Args:
+        images: standard scores from which chains start.
+    """
     with use_seed(seed), torch.no_grad():
-        images = model.gibbs(model.base_images(settings.samples), settings.sweeps - 1)
-        drawn = {"": model.posterior(images).sample()}
+        drawn = {
+            ending: model.posterior(model.gibbs(start, settings.sweeps - 1)).sample()
+            for ending, start in {
+                "": model.base_images(settings.samples),
+                "_from_images": images[: settings.samples],
+            }.items()
+        }
         if isinstance(model.hidden, GaussianUnits):
             drawn["_exact"] = exact_samples(model, settings.samples)
         return {
