@@ -21,6 +21,7 @@ from capsule_zoo.data import Standardize, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, create_untrained, experiment, train
 from capsule_zoo.experiments.common.energy import load_standard_fashion
 from capsule_zoo.experiments.common.findings import group_by_quantity, looks, means_of, single
+from capsule_zoo.figures.energy import spectra
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.energy.enumeration import exact_samples
@@ -77,11 +78,19 @@ def fashion_classes(options: Options, settings: Settings) -> Result:
     data, standard = load_standard_fashion(options)
     rows = {"test images": pixels.test.images[:SHOWN]}
     few = replace(settings, samples=SHOWN)
+    switches: dict[str, np.ndarray] = {}
     for name, folder in study.folders(timed).items():
-        drawn = draw(load(folder).model, data.train.images, standard, few, options.seed)
+        model = load(folder).model
+        drawn = draw(model, data.train.images, standard, few, options.seed)
         rows |= {f"{name}{ending}": images for ending, (images, _) in drawn.items()}
-    figure = image_rows(rows, "Test images, and samples of four machines")
-    return Result({**group_by_quantity(numbers)}, {"": figure})
+        if model.switched:
+            with torch.no_grad():
+                switches[name] = model.switch_probabilities(data.test.images[:1000]).numpy()
+    figures = {
+        "": image_rows(rows, "Test images, and samples of four machines"),
+        "spectra": spectra(switches, data.test.labels[:1000].numpy()),
+    }
+    return Result({**group_by_quantity(numbers)}, figures)
 
 
 def machines(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
