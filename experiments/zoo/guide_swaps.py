@@ -229,7 +229,7 @@ def numbers_of(row: dict, names: tuple[str, ...], images: int, simulated: int) -
 def entry_title(entry: str, bounds: Numbers) -> str:
     """Return an entry's title: its name, its gap, and on how many images a guide exceeds it."""
     kinds = [name for name in GAPS if name in bounds]
-    gaps = [f"{metric_title(name)} {bounds[name][0]:.2g}" for name in kinds]
+    gaps = [f"{metric_title(name)} {bounds[name][0]:.2f}" for name in kinds]
     exceeded, _, images = bounds.get("images_exceeded", (0, None, 0))
     too_low = f"; lower is too low on {exceeded} of {images}" if exceeded else ""
     return f"{': '.join(filter(None, [metric_title(snake_case(entry)), ', '.join(gaps)]))}{too_low}"
