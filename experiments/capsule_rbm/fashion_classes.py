@@ -33,7 +33,7 @@ from capsule_zoo.records import Numbers
 from capsule_zoo.registry import load
 
 RATE = 1e-3  # chosen for Gaussian units
-SHOWN = 24  # samples of each machine in the figure
+SHOWN = 12  # samples of each machine in the figure
 
 
 @dataclass(frozen=True)
