@@ -33,7 +33,7 @@ from capsule_zoo.records import Numbers
 from capsule_zoo.registry import load
 
 RATE = 1e-3  # chosen for Gaussian units
-SHOWN = 12  # samples of each machine in the figure
+DRAWN = 12  # samples of each machine in the figure
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def fashion_classes(options: Options, settings: Settings) -> Result:
     real, others = (judge.read(x) for x in pixels.test.images.split(settings.samples)[:2])
     numbers["images"] = judge_samples(others, real, pixels.num_classes)
     data, standard = load_standard_fashion(options)
-    rows = {"test images": pixels.test.images[:SHOWN]}
-    few = replace(settings, samples=SHOWN)
+    rows = {"test images": pixels.test.images[:DRAWN]}
+    smaller = replace(settings, samples=DRAWN)
     switches: dict[str, np.ndarray] = {}
     for name, folder in study.folders(timed).items():
         model = load(folder).model
-        drawn = draw(model, data.train.images, standard, few, options.seed)
+        drawn = draw(model, data.train.images, standard, smaller, options.seed)
         rows |= {f"{name}{ending}": images for ending, (images, _) in drawn.items()}
         if model.switched:
             with torch.no_grad():

@@ -264,12 +264,14 @@ def learn_rotated(job: Job[tuple[str, int]], *, settings: Compared) -> Numbers:
     run = train(
         entry, data, options, in_stages=True, batch_size=BATCH_SIZE, inputs=inputs, **length
     )
-    few = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
+    subset = replace(data, train=data.train[: settings.probed], test=data.test[: settings.tested])
     sizes = settings.probed, settings.tested
-    numbers = measure_features(entry, few, *sizes)
+    numbers = measure_features(entry, subset, *sizes)
     if degrees:
-        train_split, test_split = (rotate_split(s, degrees) for s in (few.train, few.test))
-        rotated = measure_features(entry, replace(few, train=train_split, test=test_split), *sizes)
+        train_split, test_split = (rotate_split(s, degrees) for s in (subset.train, subset.test))
+        rotated = measure_features(
+            entry, replace(subset, train=train_split, test=test_split), *sizes
+        )
         numbers |= {f"rotated_{quantity}": number for quantity, number in rotated.items()}
     return {**numbers, "steps": single(run.steps), "core_minutes": single(run.seconds / 60)}
 
@@ -283,9 +285,9 @@ def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> F
     }
     curves: dict[str, Numbers] = {}
     for name, title in (("part_whole", "part-whole"), (snake_case(STACKED), "stacked")):
-        for quantity, words in names.items():
+        for quantity, label in names.items():
             values = {str(angle): numbers[quantity].get(f"{name}_{angle}") for angle in degrees}
-            curves[f"{title}: {words}"] = {
+            curves[f"{title}: {label}"] = {
                 angle: value for angle, value in values.items() if value is not None
             }
     return accuracy_curves(curves, "rotation of the training images (degrees, up to)", 0.1)
