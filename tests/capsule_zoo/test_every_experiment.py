@@ -224,7 +224,7 @@ MINIATURES = {
     ),
     "part-whole/augment-scae": Miniature(
         dict(
-            **dict(degrees=(0, 90), seeds=1, probed=40, tested=20),
+            **dict(degrees=(90,), seeds=1, probed=40, tested=20),
             sizes={name: sizes_of(name) for name in ("stacked-capsule-autoencoder", "part-whole")},
         ),
         0.004,
