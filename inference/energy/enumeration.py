@@ -38,6 +38,15 @@ def exact_log_partition(model: CapsuleRBM) -> Tensor:
     return total(model)
 
 
+def check_normalizable(model: CapsuleRBM) -> None:
+    """Raise ValueError if the machine has no partition function."""
+    if model.coupling_norm() >= 1:
+        raise ValueError(
+            "the model has no partition function, for its Gaussian couplings are too strong; "
+            "call model.keep_normalizable()"
+        )
+
+
 def is_countable(model: CapsuleRBM) -> bool:
     """Return True if a side of the machine has few enough states for `exact_log_partition`."""
     return any(states <= MOST_STATES for states, _ in _sides(model))
@@ -142,11 +151,7 @@ def exact_samples(model: CapsuleRBM, number: int) -> CapsuleState:
             "model must have Gaussian pixels, Gaussian hidden units and at most 25 capsules; "
             "run a chain instead: model.gibbs(model.base_images(number), steps)"
         )
-    if model.coupling_norm() >= 1:
-        raise ValueError(
-            "model has no partition function, for its Gaussian couplings are too strong; "
-            "call model.keep_normalizable()"
-        )
+    check_normalizable(model)
     log_mass, states = _masses_of_switches(model)
     cumulative = (log_mass - log_mass.logsumexp(0)).exp().cumsum(0)
     drawn = torch.searchsorted(cumulative, torch.rand(number).to(cumulative) * cumulative[-1])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from capsule_zoo.data.progress import track
 from capsule_zoo.data.tensors import accept_arrays
-from capsule_zoo.inference.energy.enumeration import exact_log_partition
+from capsule_zoo.inference.energy.enumeration import check_normalizable, exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.functions import require_model
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -86,11 +86,7 @@ def log_partition(
     """
     check_one_of("method", method, METHODS)
     check_whole(1, chains=chains, temperatures=temperatures)
-    if model.coupling_norm() >= 1:
-        raise ValueError(
-            "the model has no partition function, for its Gaussian couplings are too strong; "
-            "call model.keep_normalizable()"
-        )
+    check_normalizable(model)
     if images is not None:
         images = images.to(model.weight)
         model.space.check(images)

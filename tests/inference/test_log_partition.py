@@ -223,3 +223,5 @@ def test_a_machine_whose_density_cannot_be_normalized_is_refused():
         wild.weight.mul_(10)
     with pytest.raises(ValueError, match="has no partition function"):
         log_partition(wild)
+    with pytest.raises(ValueError, match="has no partition function"):
+        exact_samples(wild, 3)
