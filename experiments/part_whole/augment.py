@@ -286,9 +286,10 @@ def plot_compared(numbers: Mapping[str, Numbers], degrees: tuple[int, ...]) -> F
     curves: dict[str, Numbers] = {}
     for name, title in (("part_whole", "part-whole"), (snake_case(STACKED), "stacked")):
         for quantity, label in names.items():
-            values = {str(angle): numbers[quantity].get(f"{name}_{angle}") for angle in degrees}
             curves[f"{title}: {label}"] = {
-                angle: value for angle, value in values.items() if value is not None
+                str(angle): numbers[quantity][f"{name}_{angle}"]
+                for angle in degrees
+                if f"{name}_{angle}" in numbers[quantity]  # upright digits have no rotated ones
             }
     return accuracy_curves(curves, "rotation of the training images (degrees, up to)", 0.1)
 
