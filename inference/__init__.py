@@ -18,7 +18,6 @@ Everything is in nats per image. Further names lie in modules:
     references        stored draws of exact posteriors
     sample_quality    the Frechet distance of samples
     segmentation      agreement of masks
-    top_prior         a prior fitted to the top latents
     transformations   requested rotations and shifts, and their inference
 """
 

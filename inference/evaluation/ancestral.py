@@ -217,18 +217,6 @@ def image_log_likelihood(
     )
 
 
-@require_model
-@accept_arrays("latents", like="model")
-def log_prior(model: Model, latents: Sites, batch_size: int = 500) -> Tensor:
-    """Compute the log prior density of values of the model's top sites, (N,), in nats.
-
-    Args:
-        latents: values (N, ...) of sites that depend on no sites other than each other.
-    """
-    number = len(next(iter(latents.values())))
-    return _run(model, _log_prob(list(latents)), number, latents, 0, batch_size)
-
-
 def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
     """Return a function from a trace to the summed log densities of these sites, (B,).
 

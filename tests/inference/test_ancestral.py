@@ -4,12 +4,7 @@ import pyro.distributions as dist
 import torch
 
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.inference.evaluation.ancestral import (
-    image_log_likelihood,
-    infer,
-    log_prior,
-    mean_images,
-)
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.settings import configure
@@ -59,13 +54,3 @@ def test_with_every_part_off_the_image_is_background():
     assert not mean_images(model, 7, off).any()
     expected = dist.Normal(0.0, model.sigma_image).log_prob(images).sum((1, 2, 3))
     torch.testing.assert_close(image_log_likelihood(model, images, off), expected)
-
-
-def test_log_prior_is_that_of_the_top():
-    model, guide, images = pair()
-    parsed = infer(guide, images, ["object_presence", "object_pose"])
-    presence = dist.Bernoulli(logits=model.presence_logits).log_prob(parsed["object_presence"])
-    identity = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
-    pose = dist.Normal(identity, model.pose.sigma_top).log_prob(parsed["object_pose"])
-    expected = presence.sum(1) + pose.sum((1, 2))
-    torch.testing.assert_close(log_prior(model, parsed, batch_size=4), expected)

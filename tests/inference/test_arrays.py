@@ -28,7 +28,7 @@ from capsule_zoo.inference import (
     reconstruct,
 )
 from capsule_zoo.inference.calibration import rank_uniformity, sbc_ranks
-from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, log_prior
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.inference.objects import boxes, count, segment
 from capsule_zoo.inference.posterior.refine import refine
@@ -36,7 +36,6 @@ from capsule_zoo.inference.posterior.widen import widen
 from capsule_zoo.inference.probes import latents
 from capsule_zoo.inference.references import load_reference
 from capsule_zoo.inference.segmentation import segmentation_accuracy
-from capsule_zoo.inference.top_prior import fit_top_prior
 
 
 def make(name):
@@ -100,7 +99,6 @@ CALLS = {
     "image_log_likelihood": of_a_vae(
         lambda p, x, z, dicts, one: image_log_likelihood(p[0], one(x), dicts(z))
     ),
-    "log_prior": of_a_vae(lambda p, x, z, dicts, one: log_prior(p[0], dicts(z))),
     "intervene": of_a_vae(
         lambda p, x, z, dicts, one: intervene(*p, x, {k: one(v) for k, v in z.items()}).images
     ),
@@ -114,9 +112,6 @@ CALLS = {
     ),
     "fill_in": of_a_vae(
         lambda p, x, z, dicts, one: fill_in(*p, x, one(x > 0.3), fill=one(x[0])).images
-    ),
-    "top_prior": of_a_vae(
-        lambda p, x, z, dicts, one: fit_top_prior(p[0], dicts(z), 2).log_prob(dicts(z))
     ),
     "evaluate": lambda change: torch.from_numpy(
         evaluate(*pair_of("cnn")[0], pair_of("cnn")[1], labels=change(torch.arange(4) % 2))

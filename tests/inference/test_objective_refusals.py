@@ -38,7 +38,6 @@ from capsule_zoo.inference.energy.pretrain import pretrain
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.inference.references import load_reference
-from capsule_zoo.inference.top_prior import fit_top_prior
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
 from capsule_zoo.inference.transformations import infer_transformation
 
@@ -78,10 +77,6 @@ def machine(visible: str = "bernoulli", hidden: str = "bernoulli") -> tuple:
     families = dict(visible_family=visible, hidden_family=hidden)
     model = models.CapsuleHelmholtzMachine(4, (2, 2), 2, **families)
     return model, RecognitionMachine(model)
-
-
-def top_prior(values: dict, components: int = 2, name: str = "part-whole") -> None:
-    fit_top_prior(small_entry(name).model, values, components=components)
 
 
 def asked(images=None, grid=None, **settings) -> None:
@@ -194,13 +189,6 @@ REFUSALS = [
     (lambda: restored(score=torch.full((3, 8), torch.nan)), "NaN or infinite"),
     (lambda: restored(vector={"object_pose": torch.zeros(2, 2)}), r"lacks .'part_jitter'."),
     (lambda: load_reference("constellation").score(torch.zeros(1, 8), num_draws=1), "num_draws"),
-    (lambda: top_prior({"wing_pose": torch.zeros(5, 2)}), r"values hold \['wing_pose'\]"),
-    (lambda: top_prior({"object_pose": torch.zeros(5, 2, 6)}, 0), "components"),
-    (lambda: top_prior({"object_pose": torch.zeros(20, 2, 6)}, 30), "fewer than components=30"),
-    (  # its whole numbers once passed for binary ones
-        lambda: top_prior({"object_kind": torch.arange(20) % 3}, name="shape-codes"),
-        "'object_kind', a choice; leave it out",
-    ),
     # transformations and templates
     (lambda: asked(grid=torch.zeros(5)), r"grid must be \(G, 2\), not \(5, 1\)"),
     (lambda: asked(starts=0), "starts must be at least 1"),

@@ -12,7 +12,6 @@ from capsule_zoo.inference.annealing import annealed_log_likelihood
 from capsule_zoo.inference.calibration import check_calibration
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.inference.sample_quality import train_classifier
-from capsule_zoo.inference.top_prior import fit_top_prior
 
 
 def of_vae(call):
@@ -36,12 +35,6 @@ def annealed(model, guide, images, seed):
 def of_machine():
     model = small_rbm()
     return lambda seed: torch.tensor(log_partition(model, "ais", temperatures=5, seed=seed).value)
-
-
-def of_top():
-    codes = {"image_code": torch.eye(20)[:, :2]}
-    top = fit_top_prior(small_entry("vae").model, codes, components=2)
-    return lambda seed: top.sample(4, seed=seed)["image_code"]
 
 
 def classifier(model, guide, images, seed):
@@ -71,7 +64,6 @@ CALLS = {
         lambda m, g, x, seed: check_calibration(m, g, number=100, seed=seed).ranks
     ),
     "log_partition": of_machine,
-    "top prior": of_top,
     "classifier": lambda: of_vae(classifier),
 }
 
