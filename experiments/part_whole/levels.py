@@ -36,7 +36,7 @@ class Settings:
         seeds: number of seeds for each model.
         steps: updates of the new level in a full run.
         sigma_top: standard deviation of a new object's pose. Poses of the trained objects differ by
-            a few hundredths between images.
+            a few hundredths between images, and wider new objects would copy them.
         trained: number of training images whose objects the new level is trained on.
         probed: number of training images that probes are fitted on.
         samples: number of images in every Frechet distance.
@@ -45,8 +45,8 @@ class Settings:
 
     objects: tuple[int, ...] = (32,)
     seeds: int = 3
-    steps: int = 3000
-    sigma_top: float = 0.03
+    steps: int = 1500
+    sigma_top: float = 0.01
     trained: int = 20_000
     probed: int = 10_000
     samples: int = 5000
@@ -58,10 +58,12 @@ def levels(options: Options, settings: Settings) -> Result:
     """Train a third level on the objects of a trained model (15 minutes, and 60 without a run).
 
     The objects of the trained model become the groups of a deeper model. Its new objects learn from
-    the inferred groups, while the levels below are frozen. Linear probes compare the classes in
-    presences, and in presences and poses, of the groups, of the new objects, and of new objects
-    before training. Samples of two and three levels are compared with test images. So are digits
-    that are drawn again from their groups ("groups kept") or from their new objects ("top kept").
+    the inferred groups, while the levels below are frozen. Linear probes compare the classes in the
+    groups, in the new objects, and in the new objects before training (`..._untrained`). They use
+    probabilities of presences, alone and with poses, or one sample of the presences (`drawn`).
+
+    Samples of two and three levels are compared with test images. So are digits that are drawn
+    again from their groups ("groups kept") or from their new objects ("top kept").
     """
     data = load_dataset("mnist", root=options.data_root)
     lower = load_or_train("part-whole", data, options)
@@ -116,18 +118,25 @@ def probe_objects(guide: PartWholeGuide, groups: Sequence[Split], probed: int) -
 
 
 def probe(rows: Sequence[np.ndarray], splits: Sequence[Split], probed: int) -> Numbers:
-    """Return the accuracies of probes on presences, and on presences and poses, of capsules.
+    """Return the accuracies of probes on presences (and poses), and on samples of presences.
 
     Args:
-        rows: features of training and test images, (N, 7 capsules) each; presences come first.
+        rows: features of training and test images, (N, 7 capsules) each: probabilities of
+            presences, then poses.
+        splits: training and test split, for their labels.
+        probed: number of training images that probes are fitted on.
     """
-    presences = rows[0].shape[1] // 7
-    (train_labels, test_labels), (fitted, tested) = (split.labels for split in splits), rows
+    random = np.random.default_rng(0)
+    presences = [row[:, : row.shape[1] // 7] for row in rows]
+    features = {
+        "probe_presence": presences,
+        "probe_presence_pose": rows,
+        "probe_drawn": [1.0 * (random.random(p.shape) < p) for p in presences],
+    }
+    labels = [split.labels for split in splits]
     return {
-        name: linear_probe(
-            fitted[:probed, :end], train_labels[:probed], tested[:, :end], test_labels
-        )
-        for name, end in (("probe_presence", presences), ("probe_presence_pose", None))
+        name: linear_probe(fitted[:probed], labels[0][:probed], tested, labels[1])
+        for name, (fitted, tested) in features.items()
     }
 
 
