@@ -87,8 +87,8 @@ def levels(options: Options, settings: Settings) -> Result:
     real = classifier.read(data.test.images[: settings.samples])
     judged = {name: looks(classifier.read(drawn), real) for name, drawn in images.items()}
     metrics: Metrics = {**group_by_quantity(numbers), "samples": Table(group_by_quantity(judged))}
-    shown = {name.replace("_", " "): drawn[:12] for name, drawn in images.items()}
-    figure = image_rows(shown, "Digits, samples of two and of three levels, and digits drawn again")
+    rows = {name.replace("_", " "): drawn[:12] for name, drawn in images.items()}
+    figure = image_rows(rows, "Digits, samples of two and of three levels, and digits drawn again")
     return Result(metrics, {"": figure}, None, deepest)
 
 

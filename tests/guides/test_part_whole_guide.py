@@ -7,6 +7,7 @@ from pyro import poutine
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import PartWholeGuide
+from capsule_zoo.guides.parts.set_transformers import LevelPerceptron
 from capsule_zoo.inference import Checks, check_pair, fit
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.part_whole import shift_levels
@@ -146,3 +147,18 @@ def test_reads_need_images_as_they_are(model, images, setting):
     guide = configure(PartWholeGuide, model, **SMALL, **setting).double()
     with pytest.raises(ValueError, match="rotations=1"):
         guide.reads(images)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_perceptron_sees_the_spread_of_its_children_in_every_outer_batch(training):
+    """Children that differ ten times less are inferred alike, in each particle alone."""
+    torch.manual_seed(0)
+    level = LevelPerceptron(4, 3, hidden=16).double().train(training)
+    members = torch.randn(2, 50, 4, 7, dtype=torch.float64)
+    level(members)  # statistics of one batch
+    read = level(members)
+    if training:
+        torch.testing.assert_close(level(5 + members / 10), read, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(level(members[1]), read[1])
+    else:
+        torch.testing.assert_close(level(members[1]), read[1], rtol=0, atol=0)
