@@ -55,7 +55,7 @@ class Settings:
 
 @experiment("part-whole/levels", data="mnist", minutes=60, of_runs=True)
 def levels(options: Options, settings: Settings) -> Result:
-    """Train a third level on the objects of a trained model (15 minutes, and 60 without a run).
+    """Train a third level on the objects of a trained model (20 minutes, and 60 without a run).
 
     The objects of the trained model become the groups of a deeper model. Its new objects learn from
     the inferred groups, while the levels below are frozen. Linear probes compare the classes in the
