@@ -4,7 +4,7 @@
 
 In a model of more than two levels a perceptron infers each level whose children are no parts. Poses
 of such children differ by hundredths between images. The perceptron standardizes them, so that it
-sees the differences from the start, and reaches the objective of a set transformer in half the time.
+sees the differences from the start. It reaches the objective of a set transformer in half the time.
 
 The children of a level are a set of poses, presences and one-hot identities. Presences are balanced
 over the batch (`BalancedLogits`). Otherwise each of them becomes always on or always off within a
