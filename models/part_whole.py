@@ -19,9 +19,6 @@ Given everything else the choices s_i are independent, so they are summed out ex
 to rounding) p(t_i) and p(A_i | t_i) are written as mixtures over the parents. For training,
 presences are relaxed to Concrete variables, and their sites then hold logits.
 
-Levels can be learned one after the other: see `with_scope`, and
-`guides.parts.part_whole.PartWholeGuide.with_level_on_top`.
-
 References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks -- A Probabilistic Perspective"
     (arXiv 2004.03553). Templates and the set transformer:
@@ -31,9 +28,6 @@ References:
     are ours.
 """
 
-import math
-import re
-from collections.abc import Mapping
 from itertools import pairwise
 
 import pyro
@@ -46,7 +40,6 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import per_image
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level, ParentSelection
-from capsule_zoo.models.parts.part_sets import PartSets
 
 
 class PartWholeCapsules(PaintedParts):
@@ -71,12 +64,7 @@ class PartWholeCapsules(PaintedParts):
     The value of the image site has that shape too, although the images plate is at dim -2. Plates
     outside the model, at dim -3 and further left, add their dims in front of B. Presences cannot be
     enumerated (`EnumeratedPresence`). Parameters may be a `PyroSample`; see `models.plates`.
-
-    In the scope "objects" (`with_scope`) there are two levels, the objects and the level below. No
-    image is painted: the lower level is data, presence logits and poses (`part_sets`).
     """
-
-    scopes = ("scene", "objects")
 
     def __init__(
         self,
@@ -116,7 +104,7 @@ class PartWholeCapsules(PaintedParts):
     @property
     def sites(self) -> tuple[Site, ...]:
         all_sites = []
-        for level in self.levels[:2] if self.scope == "objects" else self.levels:
+        for level in self.levels:
             plates = ("images", level.plate)
             if self.selection == "enumerate" and level is not self.levels[0]:
                 all_sites.append(
@@ -125,11 +113,6 @@ class PartWholeCapsules(PaintedParts):
             all_sites.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
             all_sites.append(Site(f"{level.name}_pose", plates, event_dim=1))
         return tuple(all_sites)
-
-    @property
-    def part_sets(self) -> PartSets:
-        """The observation space of the scope "objects": one row (logit of t, A) per capsule."""
-        return PartSets(self.levels[1].size, 7)
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
@@ -149,39 +132,7 @@ class PartWholeCapsules(PaintedParts):
                     draw = self._marginal if self.selection == "marginal" else self._draw_enumerated
                     presence, pose = draw(level.name, distribution)
                 capsules = Capsules.from_sites(level, presence, pose)
-                if self.scope == "objects":
-                    return capsules.pose
             return self.sample_image(self.image_distribution(capsules), images)
-
-    @torch.no_grad()
-    def with_level_on_top(
-        self, objects: int, pose: ObjectPose | None = None
-    ) -> "PartWholeCapsules":
-        """Return a model with a level of new objects above this model's, which become groups.
-
-        The levels below have copies of the weights. At first the new objects explain the groups
-        nearly as the prior did: presences have its probabilities, votes are near the identity, and
-        standard deviations are `sigma_top`. Train the new level in the scope "objects".
-
-        Args:
-            objects: number of new objects.
-            pose: the prior of their poses; by default the prior of this model's objects.
-
-        Raises:
-            ValueError: `objects` is below 1.
-        """
-        sizes = [level.size for level in self.levels]
-        changes = {"layers": (objects, *sizes), "pose": pose or self.pose}
-        deeper = type(self)(**{**self.arguments, **changes}).to(self.template_logits)
-        weights = shift_levels(self.state_dict(), "selections")
-        del weights["presence_logits"]
-        deeper.load_state_dict({**deeper.state_dict(), **weights})
-        relation, scale = deeper.selections[0], self.pose.sigma_top
-        relation.presence_logits.copy_(self.presence_logits[:, None].expand(-1, objects))
-        relation.transform.copy_(scale / 2 * torch.randn_like(relation.transform))
-        excess = max(scale - relation.sigma_min, scale / 100)
-        relation.raw_scale.fill_(math.log(math.expm1(excess)))
-        return deeper
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
         """Compute the posterior p(s_i | everything else) of each child's parent; column 0: dummy.
@@ -192,20 +143,6 @@ class PartWholeCapsules(PaintedParts):
         """
         distribution = self.selections[level](parents, self.relaxed)
         return self._pose_mixture(distribution, children.presence).responsibilities(children.pose)
-
-
-def shift_levels(weights: Mapping[str, Tensor], *lists: str) -> dict[str, Tensor]:
-    """Return tensors with the names that they have where a new level is the first.
-
-    Args:
-        weights: tensors by name.
-        lists: names of lists of modules, one for each level, whose numbers grow by one.
-    """
-    pattern = re.compile(rf"^((?:{'|'.join(map(re.escape, lists))})\.)(\d+)")
-    return {
-        pattern.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", name): tensor
-        for name, tensor in weights.items()
-    }
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:

@@ -1,10 +1,6 @@
-"""Networks that infer objects from parts: a set transformer, and perceptrons for higher levels.
+"""Networks that infer objects from parts: one set transformer for each level above the parts.
 
     t_object, A_object = set_transformer({A_i, t_i, identity i})       # (B, K), (B, K, 6)
-
-In a model of more than two levels a perceptron infers each level whose children are no parts. Poses
-of such children differ by hundredths between images. The perceptron standardizes them, so that it
-sees the differences from the start. It reaches the objective of a set transformer in half the time.
 
 The children of a level are a set of poses, presences and one-hot identities. Presences are balanced
 over the batch (`BalancedLogits`). Otherwise each of them becomes always on or always off within a
@@ -22,9 +18,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, Proposal
-from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.remembering import Submodule
-from capsule_zoo.models.networks.layers import ELU, BalancedLogits, SetTransformer, elu, perceptron
+from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer, elu
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
@@ -39,7 +34,6 @@ class SetTransformers(Submodule, PyroModule):
     Args:
         model: part-whole capsules.
         width, heads, blocks, inducing: see `SetTransformer`.
-        hidden: units of both hidden layers of a perceptron.
 
     Attributes:
         features: the number of features from which the standard deviations of each pose are
@@ -61,15 +55,11 @@ class SetTransformers(Submodule, PyroModule):
         heads: int = 4,
         blocks: int = 2,
         inducing: int = 16,
-        hidden: int = 256,
     ) -> None:
         super().__init__()
-        check_at_least(1, hidden=hidden)
         levels, sizes = model.levels, (width, heads, blocks, inducing)
         self.transformers = PyroModule[nn.ModuleList](
             upright(SetTransformer(7 + child.size, parent.size, OUTPUTS, *sizes))
-            if child is levels[-1]
-            else LevelPerceptron(child.size, parent.size, hidden)
             for parent, child in pairwise(levels)
         )
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(p.size) for p in levels[:-1])
@@ -77,38 +67,9 @@ class SetTransformers(Submodule, PyroModule):
     def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
         """Return the proposal for level `index`, given the capsules drawn one level down."""
         members = as_set(children.pose, children.presence, model.relaxed)
-        network = self.transformers[index]
-        if isinstance(network, SetTransformer):
-            read = over_leading(network, members, 2)  # (B, parents, OUTPUTS)
-        else:
-            read = network(members)
+        read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), elu(read))
-
-
-class LevelPerceptron(PyroModule):
-    """The perceptron that infers a level from the standardized poses and presences one level down.
-
-    Args:
-        children, parents: numbers of capsules of the two levels.
-        hidden: units of both hidden layers.
-    """
-
-    def __init__(self, children: int, parents: int, hidden: int) -> None:
-        super().__init__()
-        self.parents = parents
-        self.standard = BalancedLogits(7 * children, spread=1.0)
-        self.body = perceptron(7 * children, hidden, hidden, unit=ELU, last=True)
-        self.read = PyroModule[nn.Linear](hidden, parents * OUTPUTS)
-        weight, bias = (x.data.unflatten(0, (parents, -1)) for x in self.read.parameters())
-        weight[:, 1:7] *= 0.1  # parents start upright, in the middle, at full size
-        bias[:, 1:7] = 0
-        bias[:, 1:3] = FULL_SIZE
-
-    def forward(self, members: Tensor) -> Tensor:
-        """Compute (B, parents, OUTPUTS) from members (B, children, 7 + f), see `as_set`."""
-        inputs = self.standard(members[..., :7].flatten(-2))
-        return self.read(self.body(inputs)).unflatten(-1, (self.parents, -1))
 
 
 @torch.no_grad()

@@ -231,12 +231,6 @@ MINIATURES = {
         None,
         (60, 12),
     ),
-    "part-whole/levels": Miniature(
-        dict(objects=(2, 3), seeds=1, steps=3, trained=30, probed=40, samples=20, epochs=1),
-        0.001,
-        None,
-        (60, 20),
-    ),
     "part-whole/classify": Miniature(
         {},
         0.001,

@@ -5,14 +5,10 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.data import Split
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.guides.parts.set_transformers import LevelPerceptron
-from capsule_zoo.inference import Checks, check_pair, fit
+from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.part_whole import shift_levels
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.settings import configure
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
@@ -91,74 +87,3 @@ def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)
     assert all(a is b for a, b in zip(guide.parameters(), discrete.parameters(), strict=True))
-
-
-def test_below_a_level_on_top_a_guide_infers_what_it_did(model, images):
-    guide = configure(PartWholeGuide, model, "normal", **SMALL).double().eval()
-    deeper = guide.with_level_on_top(3).eval()
-    check_pair(deeper.model, deeper, images)
-    before, after = traced(guide, images).nodes, traced(deeper, images).nodes
-    for level, below in zip(model.levels, deeper.model.levels[1:], strict=True):
-        one, other = (
-            (nodes[f"{name}_presence"]["fn"].logits, nodes[f"{name}_pose"]["fn"].stddev)
-            for nodes, name in ((before, level.name), (after, below.name))
-        )
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-        poses_of = [n[f"{x.name}_pose"]["value"] for n, x in ((before, level), (after, below))]
-        torch.testing.assert_close(*poses_of, rtol=0, atol=0)
-
-
-def test_objects_from_reads_are_those_from_images(model, images):
-    guide = configure(PartWholeGuide, model, "normal", **SMALL).double().discretize().eval()
-    drawn = traced(guide, images, seed=3).nodes
-    level = model.levels[1].name
-    lower = {f"{level}_{name}": drawn[f"{level}_{name}"]["value"] for name in ("presence", "pose")}
-    reads = guide.reads(images, seed=3)
-    objects = poutine.condition(guide.with_scope("objects"), data=lower)
-    nodes = traced(objects, reads).nodes
-    for name in (f"{level}_presence", "object_presence"):
-        torch.testing.assert_close(nodes[name]["fn"].logits, drawn[name]["fn"].logits)
-    torch.testing.assert_close(reads[:, 0, :, 1:], lower[f"{level}_pose"])
-    torch.testing.assert_close(nodes["object_pose"]["fn"].mean, drawn["object_pose"]["fn"].mean)
-    above = guide.reads(images, level=0, seed=3)
-    torch.testing.assert_close(above[:, 0, :, 0], drawn["object_presence"]["fn"].logits)
-
-
-def test_training_in_the_scope_of_objects_changes_the_new_level_alone(images):
-    torch.manual_seed(0)
-    model = PartWholeCapsules((1, 12, 12), 3, 4, painting=Painting(template_size=5))
-    guide = configure(PartWholeGuide, model, **SMALL)
-    deeper = guide.with_level_on_top(2)
-    pair = deeper.model.with_scope("objects"), deeper.with_scope("objects")
-    reads = Split(deeper.reads(images.float()), None, "groups")
-    before = {**guide.state_dict(), **model.state_dict()}
-    new = deeper.model.selections[0].transform.clone()
-    fit(*pair, reads, steps=3, batch_size=3, checks=Checks(progress=False))
-    lists = "infer_objects.transformers", "infer_objects.balance", "pose_heads", "selections"
-    after = {**deeper.state_dict(), **deeper.model.state_dict()}
-    before.pop("presence_logits")
-    for name, weight in shift_levels(before, *lists).items():
-        assert torch.equal(weight, after[name]), name
-    assert not torch.equal(new, deeper.model.selections[0].transform)
-
-
-@pytest.mark.parametrize("setting", [dict(rotations=4), dict(centered=True)])
-def test_reads_need_images_as_they_are(model, images, setting):
-    guide = configure(PartWholeGuide, model, **SMALL, **setting).double()
-    with pytest.raises(ValueError, match="rotations=1"):
-        guide.reads(images)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_perceptron_sees_the_spread_of_its_children_in_every_outer_batch(training):
-    """Children that differ ten times less are inferred alike, in each particle alone."""
-    torch.manual_seed(0)
-    level = LevelPerceptron(4, 3, hidden=16).double().train(training)
-    members = torch.randn(2, 50, 4, 7, dtype=torch.float64)
-    level(members)  # statistics of one batch
-    read = level(members)
-    if training:
-        torch.testing.assert_close(level(5 + members / 10), read, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(level(members[1]), read[1])
-    else:
-        torch.testing.assert_close(level(members[1]), read[1], rtol=0, atol=0)

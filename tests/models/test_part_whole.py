@@ -12,7 +12,6 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.common.trace_density import scored_sites
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.parent_selection import as_presence, log_presence
@@ -46,18 +45,6 @@ def point_guide(values):
                     pyro.sample(f"{level}_pose", dist.Delta(pose, event_dim=1))
 
     return guide
-
-
-def upright(*size):
-    """Return identity poses, (*size, 6)."""
-    return torch.eye(2, 3, dtype=torch.float64).flatten().expand(*size, 6)
-
-
-def scores(model, values, images):
-    """Compute the log density of each site of the model at given values."""
-    trace = poutine.trace(poutine.condition(model, values)).get_trace(images)
-    trace.compute_log_prob()
-    return {name: trace.nodes[name]["log_prob"] for name in scored_sites(trace)}
 
 
 def brute_force(model, values, images):
@@ -287,59 +274,3 @@ def test_instances_share_their_template():
     losses = [Trace_ELBO().loss(m, point_guide(values), images) for m in (shared, copies)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-10)
     assert len(shared.template_logits) == 3 and shared.templates()[0].shape == (5, 1, 4, 4)
-
-
-@pytest.mark.parametrize("layers", [(3, 4), (2, 3, 4)])
-def test_a_level_on_top_explains_the_level_below_as_its_prior_did(layers):
-    """With equal votes at the identity, it does so exactly, wherever no capsule is the dummy's."""
-    model = make(layers, presence="discrete", epsilon=1e-300, sigma_top=0.2)
-    deeper = model.with_level_on_top(5)
-    assert [level.size for level in deeper.levels] == [5, *layers]
-    with torch.no_grad():
-        deeper.selections[0].transform.zero_()
-    values, images = draw(model, batch=50)
-    renamed = {
-        site: values[name]
-        for level, below in zip(model.levels, deeper.levels[1:], strict=True)
-        for name, site in (
-            (f"{level.name}_{quantity}", f"{below.name}_{quantity}")
-            for quantity in ("presence", "pose")
-        )
-    }
-    rest = dict(object_presence=torch.ones(50, 5).double(), object_pose=upright(50, 5))
-    before = scores(model, values, images)
-    after = scores(deeper, {**rest, **renamed}, images)
-    present = values["object_presence"] == 1
-    for quantity in ("presence", "pose"):
-        prior, relation = before[f"object_{quantity}"], after[f"group1_{quantity}"]
-        torch.testing.assert_close(relation[present], prior[present])
-    for below in ("part_presence", "part_pose", "image"):
-        torch.testing.assert_close(after[below], before[below])
-
-
-def test_a_level_on_top_has_copies_of_the_weights():
-    model = make((3, 4))
-    deeper = model.with_level_on_top(3)
-    before = model.selections[0].transform.clone()
-    torch.testing.assert_close(deeper.selections[1].transform, before)
-    with torch.no_grad():
-        deeper.selections[1].transform.add_(1.0)
-    torch.testing.assert_close(model.selections[0].transform, before)
-    assert not torch.equal(deeper.presence_logits, model.presence_logits)  # of new objects
-    with pytest.raises(ValueError, match="layers"):
-        model.with_level_on_top(0)
-
-
-@pytest.mark.parametrize("layers", [(3, 4), (2, 3, 4)])
-def test_the_scope_of_objects_has_the_factors_of_two_levels(layers):
-    model = make(layers)
-    objects = model.with_scope("objects")
-    values, images = draw(model, batch=6)
-    every = scores(model, values, images)
-    some = scores(objects, values, torch.zeros(6, 1, layers[1], 7))
-    levels = model.levels[:2]
-    assert {*some} == {f"{x.name}_{name}" for x in levels for name in ("presence", "pose")}
-    for name, score in some.items():
-        torch.testing.assert_close(score, every[name])
-    assert objects.space.numbers == 7 and objects.space.parts == layers[1]
-    assert [*map(id, objects.parameters())] == [*map(id, model.parameters())]
