@@ -124,10 +124,10 @@ class GenerativeLayer(PyroModule):
             fields = Fields.none(self.hidden, batch)
         elif self.log_affinity is not None:
             fields = self.coupling.fields_by_parent(above)
-            given = capsule_distribution(self.hidden, self.switch_bias, fields)
+            conditional = capsule_distribution(self.hidden, self.switch_bias, fields)
             weight = (above.switch.log()[..., None] + self.log_affinity).movedim(-2, 0)
             weight = torch.cat([torch.zeros_like(weight[:1]), weight])
-            return OneParentDistribution(weight.log_softmax(0), given)
+            return OneParentDistribution(weight.log_softmax(0), conditional)
         else:
             fields = self.coupling(above.activity.flatten(-2), above.switch)
         return capsule_distribution(self.hidden, self.switch_bias, fields)

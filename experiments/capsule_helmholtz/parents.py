@@ -58,12 +58,12 @@ def compare_parents(options: Options, settings: Settings) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     options.say("Training the classifier")
     judge = train_classifier(data.train, data.num_classes, settings.epochs)
-    given: dict[str, Any] = dict(judge=judge, settings=settings)
+    measuring: dict[str, Any] = dict(judge=judge, settings=settings)
     study = Study({"one": "one", "all": "all"}, settings.seeds)
-    outcomes = study.run(learn, timed, **given)
+    outcomes = study.run(learn, timed, **measuring)
     updates = int(min(run["updates"][0] for run in outcomes["one"]))
     shorter = Study({"all_equal_updates": "all"}, settings.seeds)
-    outcomes |= shorter.run(learn, replace(timed, minutes=None), updates=updates, **given)
+    outcomes |= shorter.run(learn, replace(timed, minutes=None), updates=updates, **measuring)
     rows = {"test images": data.test.images[:DRAWN]}
     for name, folder in study.folders(timed).items():
         rows[f"parents: {name}"] = mean_images(load(folder).model, DRAWN, seed=options.seed)

@@ -26,15 +26,15 @@ class OneParentDistribution(NamedTuple):
 
     Attributes:
         log_choice: log p(a_k), (1 + parents, B, K); the first choice is none.
-        given: the distribution of the capsules for each choice, whose batch is (1 + parents, B).
+        conditional: the distribution of the capsules for each choice, whose batch is (1 + parents, B).
     """
 
     log_choice: Tensor
-    given: CapsuleDistribution
+    conditional: CapsuleDistribution
 
     @property
     def units(self) -> Units:
-        return self.given.units
+        return self.conditional.units
 
     @property
     def switch_logits(self) -> Tensor:
@@ -49,21 +49,21 @@ class OneParentDistribution(NamedTuple):
 
     def choice_and_switch(self, on: bool | Tensor) -> Tensor:
         """Compute log p(a_k, z_k), (1 + parents, B, K), of switches that are on or off."""
-        logits = self.given.switch_logits
+        logits = self.conditional.switch_logits
         assert logits is not None  # machines with layers have switches
         sign = 2 * torch.as_tensor(on, dtype=logits.dtype, device=logits.device) - 1
         return self.log_choice + F.logsigmoid(sign * logits)
 
     def mean(self) -> CapsuleState:
         """Compute the expectations E[z] and E[z h]."""
-        probability, given = self.log_choice.exp(), self.given.mean()
-        switch = (probability * given.switch).sum(0)
-        return CapsuleState(switch, (probability[..., None] * given.activity).sum(0))
+        probability, state = self.log_choice.exp(), self.conditional.mean()
+        switch = (probability * state.switch).sum(0)
+        return CapsuleState(switch, (probability[..., None] * state.activity).sum(0))
 
     def hidden(self, switch: Tensor) -> TorchDistribution:
         """Return the distribution of the units, events of size J, given the switches (B, K)."""
         log_weight = self.choice_and_switch(switch).log_softmax(0)
-        return OneParentUnits(self.given, log_weight, switch)
+        return OneParentUnits(self.conditional, log_weight, switch)
 
 
 class OneParentUnits(TorchDistribution):
@@ -72,34 +72,36 @@ class OneParentUnits(TorchDistribution):
     Batch shape (B, K), event shape (J,).
 
     Args:
-        given: the distribution of the capsules for each choice of a parent.
+        conditional: the distribution of the capsules for each choice of a parent.
         log_weight: log probability of each choice, (1 + parents, B, K).
         switch: switches of the capsules, (B, K).
     """
 
     arg_constraints = {}
 
-    def __init__(self, given: CapsuleDistribution, log_weight: Tensor, switch: Tensor) -> None:
-        self.given = given
+    def __init__(
+        self, conditional: CapsuleDistribution, log_weight: Tensor, switch: Tensor
+    ) -> None:
+        self.conditional = conditional
         self.log_weight = log_weight
         self.switch = switch
         batch = torch.broadcast_shapes(switch.shape, log_weight.shape[1:])
-        super().__init__(batch, given.field.shape[-1:], validate_args=False)
+        super().__init__(batch, conditional.field.shape[-1:], validate_args=False)
 
     @constraints.dependent_property(event_dim=1)
     def support(self) -> Any:
-        return constraints.independent(self.given.units.distribution().support, 1)
+        return constraints.independent(self.conditional.units.distribution().support, 1)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> "OneParentUnits":
         """Return the distribution expanded to other batch dims (*batch, K)."""
-        return OneParentUnits(self.given, self.log_weight, self.switch.expand(batch_shape))
+        return OneParentUnits(self.conditional, self.log_weight, self.switch.expand(batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (B, K) of units (B, K, J), in nats."""
-        units, field = self.given.units, self.given.field
+        units, field = self.conditional.units, self.conditional.field
         without = (units.log_base(value) - units.log_partition()).sum(-1)
         pull = torch.einsum("c...kj,...kj->c...k", field, self.switch[..., None] * value)
-        return without + (self.log_weight + pull - self.switch * self.given.gain).logsumexp(0)
+        return without + (self.log_weight + pull - self.switch * self.conditional.gain).logsumexp(0)
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
@@ -107,5 +109,5 @@ class OneParentUnits(TorchDistribution):
         shape = len(self.log_weight), *self.batch_shape
         logits = self.log_weight.expand(shape).movedim(0, -1)
         selected = F.one_hot(Categorical(logits=logits).sample(sample_shape), shape[0])
-        field = torch.einsum("c...kj,...kc->...kj", self.given.field, selected.to(logits))
-        return self.given.units.sample(self.switch[..., None] * field)
+        field = torch.einsum("c...kj,...kc->...kj", self.conditional.field, selected.to(logits))
+        return self.conditional.units.sample(self.switch[..., None] * field)

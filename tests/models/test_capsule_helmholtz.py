@@ -147,7 +147,7 @@ def test_units_with_one_parent_have_the_moments_of_their_mixture():
     units = distribution.hidden(torch.ones(1, 1).double())
     values = units.sample((40_000,))[:, 0, 0]
     weight, spread = units.log_weight.exp()[:, 0, 0], distribution.units.precision.rsqrt()
-    means = distribution.units.mean(distribution.given.field)[:, 0, 0]
+    means = distribution.units.mean(distribution.conditional.field)[:, 0, 0]
     mean = (weight[:, None] * means).sum(0)
     variance = (weight[:, None] * means.square()).sum(0) - mean.square() + spread[0].square()
     assert ((values.mean(0) - mean).abs() < 5 * (variance / 40_000).sqrt()).all()
