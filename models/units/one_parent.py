@@ -26,7 +26,7 @@ class OneParentDistribution(NamedTuple):
 
     Attributes:
         log_choice: log p(a_k), (1 + parents, B, K); the first choice is none.
-        conditional: the distribution of the capsules for each choice, whose batch is (1 + parents, B).
+        conditional: the distribution of capsules for each choice; its batch is (1 + parents, B).
     """
 
     log_choice: Tensor
