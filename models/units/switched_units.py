@@ -13,7 +13,7 @@ coupled. The lowest layer itself adds fields to the pixels of an image (`Capsule
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyro
 import torch
@@ -32,6 +32,9 @@ from capsule_zoo.models.units.exponential_family import (
     make_units,
     softplus,
 )
+
+if TYPE_CHECKING:
+    from capsule_zoo.models.units.one_parent import OneParentDistribution
 
 
 class Fields(NamedTuple):
@@ -116,8 +119,9 @@ class CapsuleDistribution(NamedTuple):
         return CapsuleState(switch, switch[..., None] * hidden)
 
     def hidden(self, switch: Tensor) -> TorchDistribution:
-        """Return the distribution of the units given the switches (B, K)."""
-        return self.units.distribution(*(switch[..., None] * term for term in self._terms()))
+        """Return the distribution of the units, events of size J, given the switches (B, K)."""
+        terms = (switch[..., None] * term for term in self._terms())
+        return self.units.distribution(*terms).to_event(1)
 
     def _terms(self) -> tuple[Tensor, ...]:
         """Return the terms added to the units' parameters in capsules that are on."""
@@ -139,7 +143,9 @@ def capsule_distribution(
     return CapsuleDistribution(units, fields.hidden, gain, logits, narrowing)
 
 
-def draw_capsules(name: str, distribution: CapsuleDistribution) -> CapsuleState:
+def draw_capsules(
+    name: str, distribution: "CapsuleDistribution | OneParentDistribution"
+) -> CapsuleState:
     """Sample the sites of one layer, within its images plate at dim -2.
 
     The sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
@@ -147,11 +153,13 @@ def draw_capsules(name: str, distribution: CapsuleDistribution) -> CapsuleState:
     Raises:
         EnumeratedPresence: a site varies along a dim of enumeration.
     """
-    with pyro.plate(f"{name}s", distribution.gain.shape[-1], dim=-1):
-        switch = torch.ones_like(distribution.gain)
-        if distribution.switch_logits is not None:
-            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=distribution.switch_logits))
-        hidden = pyro.sample(f"{name}_hidden", distribution.hidden(switch).to_event(1))
+    logits = distribution.switch_logits
+    with pyro.plate(f"{name}s", len(distribution.units.bias), dim=-1):
+        if logits is None:
+            switch = distribution.switch_probability
+        else:
+            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=logits))
+        hidden = pyro.sample(f"{name}_hidden", distribution.hidden(switch))
     refuse_enumeration(f"{name}_switch", switch)
     refuse_enumeration(f"{name}_hidden", hidden[..., 0])
     return CapsuleState(switch, switch[..., None] * hidden)

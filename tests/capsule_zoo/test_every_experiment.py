@@ -141,6 +141,9 @@ MINIATURES = {
     "capsule-rbm/learning-curve": Miniature(dict(updates=(2, 3)), 0.005, 12),
     "capsule-helmholtz/mnist": Miniature(dict(particles=4), 0.005, 12),
     "capsule-helmholtz/fashion": Miniature(dict(particles=4), 0.005, 12),
+    "capsule-helmholtz/parents": Miniature(
+        dict(particles=4, images=8, capsules=(2, 3), samples=30, epochs=1), 0.005, 12
+    ),
     "generative-capsnet/mnist": decoding({**ANGLES, "inferred": 2, "bounded": 10, "particles": 3}),
     "generative-capsnet/at-length": decoding(ANGLES),
     "generative-capsnet/shift-at-length": decoding(ANGLES),

@@ -8,6 +8,7 @@ from machines import binary, helmholtz_pair
 from pyro import poutine
 
 from capsule_zoo.inference import check_pair
+from capsule_zoo.models.units.switched_units import CapsuleState
 
 EXACT = dict(rtol=0, atol=1e-10)
 
@@ -73,8 +74,89 @@ def test_the_joint_is_the_product_of_normalized_energies():
     torch.testing.assert_close(log_joint(model, values, images), expected, **EXACT)
 
 
-def test_the_joint_sums_to_one():
-    model, _ = helmholtz_pair(1, (2, 1), 2)
+def test_with_one_parent_the_joint_sums_over_every_choice_of_parents():
+    """The choices of the lower capsules are listed, and each conditional is normalized alone."""
+    model, _ = helmholtz_pair(4, (2, 2), 1, parents="one")
+    lower = model.layers[1]
+    values = every_state(model)
+    images = torch.randint(2, (1, 1, 2, 2)).double()
+    images = images.expand(len(values["capsule1_switch"]), -1, -1, -1)
+    z, h = values["capsule2_switch"], values["capsule2_hidden"]
+    below, units = values["capsule1_switch"], values["capsule1_hidden"]
+    states = torch.cartesian_prod(torch.arange(2.0), torch.arange(2.0)).double()
+
+    def log_choice(k, parent):
+        weights = torch.cat([torch.ones_like(z[:, :1]), z * lower.log_affinity[:, k].exp()], 1)
+        return (weights / weights.sum(1, keepdim=True))[:, parent].log()
+
+    def energy(k, parent, switch, unit):
+        pull = push = torch.zeros(())
+        if parent:
+            on = z[:, parent - 1]
+            pull = on * h[:, parent - 1, 0] * lower.coupling.weight[parent - 1, k, 0]
+            push = on * lower.coupling.switch_weight[parent - 1, k]
+        total = switch * (lower.switch_bias[k] + push + unit * pull)
+        return total + unit * lower.hidden.bias[k, 0]
+
+    terms = []
+    for choice in itertools.product(range(3), repeat=2):
+        term = torch.zeros(len(z)).double()
+        for k, parent in enumerate(choice):
+            normalizer = torch.stack([energy(k, parent, *state) for state in states]).logsumexp(0)
+            term = term + log_choice(k, parent) - normalizer
+            term = term + energy(k, parent, below[:, k], units[:, k, 0])
+        terms.append(term)
+    both, _ = helmholtz_pair(4, (2, 2), 1)  # equal at the top and at the image
+    both.load_state_dict(model.state_dict(), strict=False)
+    trace = poutine.trace(poutine.condition(both, data=values)).get_trace(images)
+    trace.compute_log_prob()
+    others = ("capsule2_switch", "capsule2_hidden", "image")
+    others = sum(trace.nodes[name]["log_prob"].sum(-1) for name in others)
+    expected = torch.stack(terms).logsumexp(0) + others
+    torch.testing.assert_close(log_joint(model, values, images), expected, **EXACT)
+
+
+@pytest.mark.parametrize("hidden_family", ["bernoulli", "gaussian", "poisson"])
+def test_one_parent_of_one_capsule_that_is_always_preferred_is_all_parents(hidden_family):
+    """With a single parent of nearly infinite affinity nothing is left to choose."""
+    options = dict(hidden_family=hidden_family, scale=0.3)
+    one, guide = helmholtz_pair(4, (1, 2), 2, parents="one", **options)
+    both, _ = helmholtz_pair(4, (1, 2), 2, **options)
+    both.load_state_dict(one.state_dict(), strict=False)
+    torch.nn.init.constant_(one.layers[1].log_affinity, 200.0)
+    images = torch.rand(6, 1, 2, 2).double()
+    check_pair(one, guide, images)
+    trace = poutine.trace(guide).get_trace(images)
+    values = {name: trace.nodes[name]["value"] for name in (s.name for s in both.sites)}
+    on = values["capsule2_switch"].all(1)
+    assert on.sum() > 0
+    joints = [log_joint(model, values, images) for model in (one, both)]
+    torch.testing.assert_close(joints[0][on], joints[1][on], **EXACT)
+    states = [
+        m.layers[1](CapsuleState(*[torch.ones(6, 1, *u).double() for u in ((), (2,))]), 6)
+        for m in (one, both)
+    ]
+    for mine, expected in zip(*(state.mean() for state in states), strict=True):
+        torch.testing.assert_close(mine, expected, **EXACT)
+
+
+def test_units_with_one_parent_have_the_moments_of_their_mixture():
+    model, _ = helmholtz_pair(1, (2, 1), 2, parents="one", hidden_family="gaussian")
+    above = CapsuleState(torch.ones(1, 2).double(), torch.randn(1, 2, 2).double())
+    distribution = model.layers[1](above, 1)
+    units = distribution.hidden(torch.ones(1, 1).double())
+    values = units.sample((40_000,))[:, 0, 0]
+    weight, spread = units.log_weight.exp()[:, 0, 0], distribution.units.precision.rsqrt()
+    means = distribution.units.mean(distribution.conditional.field)[:, 0, 0]
+    mean = (weight[:, None] * means).sum(0)
+    variance = (weight[:, None] * means.square()).sum(0) - mean.square() + spread[0].square()
+    assert ((values.mean(0) - mean).abs() < 5 * (variance / 40_000).sqrt()).all()
+    torch.testing.assert_close(values.var(0), variance, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("parents", ["all", "one"])
+def test_the_joint_sums_to_one(parents):
+    model, _ = helmholtz_pair(1, (2, 1), 2, parents=parents)
     values, total = every_state(model), []
     size = len(next(iter(values.values())))
     for pixel in (0.0, 1.0):
@@ -116,8 +198,9 @@ def test_units_of_capsules_that_are_off_cancel():
     torch.testing.assert_close(log_weight(), before, **EXACT)
 
 
-def test_ancestral_draws_have_the_exact_mean():
-    model, _ = helmholtz_pair(1, (2, 1), 2)
+@pytest.mark.parametrize("parents", ["all", "one"])
+def test_ancestral_draws_have_the_exact_mean(parents):
+    model, _ = helmholtz_pair(1, (2, 1), 2, parents=parents)
     values = every_state(model)
     size = len(next(iter(values.values())))
     images = torch.ones(size, 1, 1, 1).double()

@@ -74,6 +74,7 @@ ARGUMENTS: list[tuple[Callable, dict[str, Any], str]] = [
     (CapsuleHelmholtzMachine, dict(capsules=()), "capsules must give the size of one layer or"),
     (CapsuleHelmholtzMachine, dict(capsules=(3, 0)), r"capsules\[1\] must be at least 1"),
     (CapsuleHelmholtzMachine, dict(units=0), "units must be at least 1"),
+    (CapsuleHelmholtzMachine, dict(parents="two"), "parents must be one of 'all', 'one'"),
     (CapsuleHelmholtzMachine, dict(hidden_family="binary"), "hidden_family must be one of"),
     (CapsuleRBM, dict(image_shape=10), "image_shape must be a square number of pixels"),
     (CapsuleRBM, dict(image_shape=(28, 28)), "image_shape must be a square number of pixels"),
