@@ -161,9 +161,16 @@ class PartWholeCapsules(PaintedParts):
             parents, children: the choices of two adjacent levels.
             level: index of the children's level among `selections`; the parts' by default.
         """
-        selection = self.selections[level]
-        mixture = self._pose_mixture(selection(parents, self.relaxed), children.presence)
-        return selection.sum_types(mixture.responsibilities(children.pose))
+        choices = self.choices(parents, children, level)
+        return self.selections[level].sum_types(choices)
+
+    def choices(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
+        """Compute the posterior of each child's choice, (B, children, 1 + parents * types).
+
+        It is that of `responsibilities`, for pairs of a parent and a type; column 0: dummy.
+        """
+        distribution = self.selections[level](parents, self.relaxed)
+        return self._pose_mixture(distribution, children.presence).responsibilities(children.pose)
 
 
 def _name_levels(layers: tuple[int, ...], exchangeable: int) -> tuple[Level, ...]:

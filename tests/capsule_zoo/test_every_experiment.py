@@ -233,7 +233,9 @@ MINIATURES = {
     ),
     "part-whole/types": Miniature(
         dict(
-            **dict(degrees=(0, 90), seeds=1, steps=4, types=2, instances=3, probed=40, tested=20),
+            **dict(
+                degrees=(0, 90), seeds=1, steps=4, types=2, instances=(3,), probed=40, tested=20
+            ),
             sizes={k: v for k, v in sizes_of("part-whole").items() if k != "painting"},
         ),
         None,

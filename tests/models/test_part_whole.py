@@ -152,6 +152,7 @@ def test_responsibilities_are_the_enumerated_posterior(types):
     levels = [
         Capsules(values[f"{n}_presence"], values[f"{n}_pose"].double()) for n in ("object", "part")
     ]
+    torch.testing.assert_close(model.choices(*levels), choices)
     torch.testing.assert_close(model.responsibilities(*levels), expected)
     torch.testing.assert_close(expected.sum(-1), torch.ones_like(expected[..., 0]))
     off = values["object_presence"][:, None].expand(-1, 4, -1) == 0
