@@ -14,6 +14,19 @@ objects.
     A_i ~ Normal(A_{s_i} (I + M_{i, s_i}), t_i sigma_{i, s_i} + (1 - t_i) sigma_off)    # (B, P, 6)
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
+Parts with types. In the story above a part is an individual: it has its own place in every object,
+and a rotated stroke that another part explains is another part. With `types` parts that share a
+template (`painting.instances`) are exchangeable. A part then also chooses its type, one of the
+places that an object has for parts of this template:
+
+    s_i, c_i ~ Categorical(dummy: epsilon, object j, type c: t_j rho_jc)    # (B, P)
+    t_i ~ Bernoulli(gamma_jc)                                    # with j = s_i, c = c_i
+    A_i ~ Normal(A_j (I + M_jc), t_i sigma_jc + (1 - t_i) sigma_off)
+
+The type is summed out together with the parent. It cannot choose the template too, or the sum
+would not factorize: the image couples all parts. Parts choose independently, so that two parts may
+have one type. Parts of a template are exchangeable in the prior, not where they hide one another.
+
 Given everything else the choices s_i are independent, so they are summed out exactly. With
 `selection="enumerate"` Pyro's parallel enumeration does this. With `selection="marginal"` (equal up
 to rounding) p(t_i) and p(A_i | t_i) are written as mixtures over the parents. For training,
@@ -50,6 +63,8 @@ class PartWholeCapsules(PaintedParts):
         objects: number of objects, the capsules of the top level.
         parts: number of parts.
         layers: capsules of every level from the top down, two or more; overrides both.
+        types: number of types that a part chooses from, see the top of this file. With 0 every
+            part is an individual. It concerns the lowest level.
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: temperature of the Concrete distribution of relaxed presences.
@@ -73,6 +88,7 @@ class PartWholeCapsules(PaintedParts):
         parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
+        types: int = 0,
         selection: str = "marginal",
         presence: str = "relaxed",
         temperature: float = 0.5,
@@ -84,20 +100,24 @@ class PartWholeCapsules(PaintedParts):
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
         check_at_least(1, objects=objects, parts=parts, layers=layers)
+        check_at_least(0, types=types)
         super().__init__(
             image_shape,
-            _name_levels(layers),
+            _name_levels(layers, painting.instances if types else 1),
             selection=selection,
             presence=presence,
             temperature=temperature,
             painting=painting,
             pose=pose,
         )
+        self.types = types
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
+        scale = 0.3 ** (1 / (len(layers) - 1))
+        of_types = [1] * (len(layers) - 2) + [max(types, 1)]
         self.selections = PyroModule[nn.ModuleList](
-            ParentSelection(children, parents, belonging, 0.3 ** (1 / (len(layers) - 1)))
-            for parents, children in pairwise(layers)
+            ParentSelection(children, parents.size, belonging, scale, number)
+            for (parents, children), number in zip(pairwise(self.levels), of_types, strict=True)
         )
         self._make_templates()
 
@@ -141,10 +161,18 @@ class PartWholeCapsules(PaintedParts):
             parents, children: the choices of two adjacent levels.
             level: index of the children's level among `selections`; the parts' by default.
         """
+        choices = self.choices(parents, children, level)
+        return self.selections[level].sum_types(choices)
+
+    def choices(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
+        """Compute the posterior of each child's choice, (B, children, 1 + parents * types).
+
+        It is that of `responsibilities`, for pairs of a parent and a type; column 0: dummy.
+        """
         distribution = self.selections[level](parents, self.relaxed)
         return self._pose_mixture(distribution, children.presence).responsibilities(children.pose)
 
 
-def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:
+def _name_levels(layers: tuple[int, ...], exchangeable: int) -> tuple[Level, ...]:
     between = [Level(f"group{i}", n) for i, n in enumerate(layers[1:-1], start=1)]
-    return Level("object", layers[0]), *between, Level("part", layers[-1])
+    return Level("object", layers[0]), *between, Level("part", layers[-1], exchangeable)

@@ -49,7 +49,7 @@ class EMObjects(Submodule, PyroModule):
         iterations: number of EM steps for each level.
 
     Raises:
-        ValueError: `iterations` below 1.
+        ValueError: `iterations` below 1, or a model with types of parts.
     """
 
     model_class = PartWholeCapsules
@@ -59,6 +59,11 @@ class EMObjects(Submodule, PyroModule):
     def __init__(self, model: PartWholeCapsules, *, iterations: int = 3) -> None:
         super().__init__()
         check_at_least(1, iterations=iterations)
+        if model.types:
+            raise ValueError(
+                f"EMObjects takes one vote of a part for each object, and parts of this model have "
+                f"{model.types} types; use SetTransformers, or a model with types=0"
+            )
         self.iterations = iterations
 
     def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:

@@ -23,7 +23,7 @@ from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer, e
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, Level, as_presence
 
 FULL_SIZE = 3.0  # raw scale of a size of nearly 1, which is the prior size of objects
 
@@ -59,14 +59,15 @@ class SetTransformers(Submodule, PyroModule):
         super().__init__()
         levels, sizes = model.levels, (width, heads, blocks, inducing)
         self.transformers = PyroModule[nn.ModuleList](
-            upright(SetTransformer(7 + child.size, parent.size, OUTPUTS, *sizes))
+            upright(SetTransformer(7 + child.groups, parent.size, OUTPUTS, *sizes))
             for parent, child in pairwise(levels)
         )
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(p.size) for p in levels[:-1])
 
     def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
         """Return the proposal for level `index`, given the capsules drawn one level down."""
-        members = as_set(children.pose, children.presence, model.relaxed)
+        level = model.levels[index + 1]
+        members = as_set(level, children.pose, children.presence, model.relaxed)
         read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), elu(read))
@@ -80,18 +81,21 @@ def upright(transformer: SetTransformer) -> SetTransformer:
     return transformer
 
 
-def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> Tensor:
-    """Return capsules as a set (B, n, 7 + f + n): pose, presence, features, one-hot identity.
+def as_set(
+    level: Level, pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor
+) -> Tensor:
+    """Return capsules as a set (B, n, 7 + f + groups): pose, presence, features, one-hot identity.
+
+    Exchangeable capsules have one identity.
 
     Args:
+        level: level of the n capsules.
         pose: (B, n, 6).
         presence: (B, n), the values of a presence site.
         relaxed: whether the site is relaxed.
         features: further numbers of each capsule, (B, n, f) in all.
     """
     presence_column = as_presence(presence, relaxed)[..., None]
-    *batch, n = presence.shape
-    identity = torch.eye(n, dtype=presence_column.dtype, device=presence_column.device).expand(
-        *batch, n, n
-    )
+    groups = torch.eye(level.groups, dtype=presence_column.dtype, device=presence_column.device)
+    identity = level.spread(groups, -2).expand(*presence.shape, -1)
     return torch.cat([pose, presence_column, *features, identity], dim=-1)

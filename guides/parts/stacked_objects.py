@@ -146,7 +146,7 @@ class SetTransformerObjects(Submodule, PyroModule):
     def forward(
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
     ) -> FeaturedProposal:
-        members = as_set(parts.pose, parts.presence, model.relaxed, parts.feature)
+        members = as_set(model.levels[-1], parts.pose, parts.presence, model.relaxed, parts.feature)
         read = over_leading(self.transformer, members, 2)  # (B, objects, numbers)
         pose = poses.from_parameters(read[..., 1:7])
         return FeaturedProposal(read[..., 0], pose, read[..., 7:], elu(read))

@@ -27,14 +27,33 @@ from capsule_zoo.models.parts import poses
 
 
 class Level(NamedTuple):
-    """A level of the hierarchy: the name of its capsules and their number."""
+    """A level of the hierarchy.
+
+    Attributes:
+        name: name of its capsules.
+        size: number of its capsules.
+        exchangeable: number of consecutive capsules that have one distribution given the level
+            above.
+    """
 
     name: str
     size: int
+    exchangeable: int = 1
 
     @property
     def plate(self) -> str:
         return f"{self.name}s"
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of exchangeable capsules."""
+        return -(-self.size // self.exchangeable)
+
+    def spread(self, values: Tensor, dim: int) -> Tensor:
+        """Return values of the groups, along the negative `dim`, as values of the capsules."""
+        if self.exchangeable == 1:
+            return values
+        return values.repeat_interleave(self.exchangeable, dim).narrow(dim, 0, self.size)
 
 
 class Capsules(NamedTuple):
@@ -154,7 +173,7 @@ class Relation(PyroModule):
         self.dummy_logit = math.log(belonging.dummy_presence / (1 - belonging.dummy_presence))
 
 
-def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
+def first_transform(alike: tuple[int, ...], size: tuple[int, ...], scale: float) -> Tensor:
     """Initialize transformations M, (*size, 6), of children of `scale` times their parents' size.
 
     Parents start nearly alike and become different as they learn. If they started far apart, the
@@ -162,7 +181,7 @@ def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float)
 
     Args:
         alike: the size along which they are nearly alike, 1 in the dim of the parents.
-        size: numbers of children and parents, in either order.
+        size: numbers of children and parents, in either order, and of types if there are any.
     """
     place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(*alike, 6)
     apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(*size, 6)
@@ -174,38 +193,63 @@ class ParentSelection(Relation):
 
     Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
     row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
+    With types there is one entry for each group of exchangeable children, parent and type. Every
+    pair of a parent and a type is then a choice in the `ChildDistribution`, types of a parent next
+    to one another.
 
     Args:
-        children, parents: numbers of capsules of the two levels.
+        children: level of the children.
+        parents: number of parents.
         belonging: weights and standard deviations.
         child_scale: size of a child in the frame of its parent, at first.
+        types: number of types that a child of a parent may have.
     """
 
     def __init__(
-        self, children: int, parents: int, belonging: Belonging, child_scale: float
+        self,
+        children: Level,
+        parents: int,
+        belonging: Belonging,
+        child_scale: float,
+        types: int = 1,
     ) -> None:
         super().__init__(belonging)
-        self.log_affinity = nn.Parameter(torch.zeros(children, parents))
-        self.presence_logits = nn.Parameter(torch.zeros(children, parents))
-        self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
-        start = first_transform((children, 1), (children, parents), child_scale)
-        self.transform = nn.Parameter(start)
+        self.children_level = children
+        self.types = types
+        size = children.groups, parents * types
+        self.log_affinity = nn.Parameter(torch.full(size, -math.log(types)))
+        self.presence_logits = nn.Parameter(torch.zeros(size))
+        self.raw_scale = nn.Parameter(torch.full(size, -1.0))
+        groups = children.groups
+        start = first_transform((groups, 1, types), (groups, parents, types), child_scale)
+        self.transform = nn.Parameter(start.flatten(1, 2))
 
     def forward(self, parents: Capsules, relaxed: bool) -> ChildDistribution:
         identity = poses.identity_like(parents.pose)
         transform = per_image(self.transform, 3)
-        votes = poses.compose(parents.pose[..., None, :, :], identity + transform)
+        pose = parents.pose.repeat_interleave(self.types, -2)
+        votes = poses.compose(pose[..., None, :, :], identity + transform)
         dummy_vote = identity.expand_as(votes[..., :1, :])
         scale = self.sigma_min + F.softplus(per_image(self.raw_scale, 2))
         scale_off = torch.full_like(scale, self.sigma_off)
-        log_t = log_presence(parents.presence, relaxed)
+        log_t = log_presence(parents.presence, relaxed).repeat_interleave(self.types, -1)
+        spread = self.children_level.spread
         return ChildDistribution(
-            parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon),
-            F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit),
-            torch.cat([dummy_vote, votes], dim=-2),
-            F.pad(scale, (1, 0), value=self.sigma_dummy)[..., None],
-            F.pad(scale_off, (1, 0), value=self.sigma_dummy)[..., None],
+            spread(parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon), -2),
+            spread(F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit), -2),
+            spread(torch.cat([dummy_vote, votes], dim=-2), -3),
+            spread(F.pad(scale, (1, 0), value=self.sigma_dummy), -2)[..., None],
+            spread(F.pad(scale_off, (1, 0), value=self.sigma_dummy), -2)[..., None],
         )
+
+    def sum_types(self, choices: Tensor) -> Tensor:
+        """Return the probability of each parent, (..., 1 + parents), summed over its types.
+
+        Args:
+            choices: probability of each choice, (..., 1 + parents * types); column 0 is the dummy.
+        """
+        dummy, others = choices.split([1, choices.shape[-1] - 1], -1)
+        return torch.cat([dummy, others.unflatten(-1, (-1, self.types)).sum(-1)], -1)
 
 
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):

@@ -234,6 +234,17 @@ MINIATURES = {
         None,
         (60, 12),
     ),
+    "part-whole/types": Miniature(
+        dict(
+            **dict(
+                degrees=(0, 90), seeds=1, steps=4, types=2, instances=(3,), probed=40, tested=20
+            ),
+            sizes={k: v for k, v in sizes_of("part-whole").items() if k != "painting"},
+        ),
+        None,
+        None,
+        (60, 12),
+    ),
     "part-whole/classify": Miniature(
         {},
         0.001,

@@ -24,11 +24,12 @@ from capsule_zoo.zoo.generative_capsnet.view import ASKED, CODE, REQUEST, Reques
 from capsule_zoo.zoo.part_whole.view import PartWholeView
 
 
-def part_whole_view(layers=(2, 4), off=()):
+def part_whole_view(layers=(2, 4), off=(), types=0):
     """Return a view whose guide gives fixed poses, with all capsules present except `off`."""
     model = PartWholeCapsules(
         (1, 12, 12),
         layers=layers,
+        types=types,
         painting=Painting(template_size=5),
         belonging=Belonging(epsilon=1e-6),
     )
@@ -205,9 +206,11 @@ def test_parts_are_as_much_there_as_their_object():
     assert torch.equal(view.mean_image(), expected)
 
 
-@pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
-def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(layers):
-    view = part_whole_view(layers)
+@pytest.mark.parametrize(
+    ("layers", "types"), [((2, 4), 0), ((2, 3, 4), 0), ((2, 4), 3), ((2, 3, 4), 3)]
+)
+def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(layers, types):
+    view = part_whole_view(layers, types=types)
     for selection in view.model.selections:
         torch.nn.init.normal_(selection.log_affinity)
     view.set_mode("prior mean")
@@ -217,15 +220,17 @@ def test_at_the_prior_mean_every_capsule_is_where_its_likeliest_parent_votes(lay
         placed = view.place_capsules()
         levels = zip(pairwise(view.levels), view.model.selections, strict=True)
         for (above, below), selection in levels:
-            weight = placed.presence[above].log() + selection.log_affinity
+            parent = torch.arange(selection.log_affinity.shape[1]) // selection.types
+            weight = placed.presence[above][parent].log() + selection.log_affinity
             best = weight.argmax(-1)
-            frame = placed.pose[above][best]
+            frame = placed.pose[above][parent[best]]
             relative = torch.eye(3)[:2].flatten() + selection.transform
             child = torch.arange(len(best))
             vote = poses.compose(frame, relative[child, best])
             assert_close(placed.pose[below], vote, atol=1e-4, rtol=1e-4)
             probability = selection.presence_logits.sigmoid()[child, best]
-            assert_close(placed.presence[below], placed.presence[above][best] * probability)
+            expected = placed.presence[above][parent[best]] * probability
+            assert_close(placed.presence[below], expected)
     view.set_mode("posterior")
     view.change(0, "presence", 1.0)
     assert_close(view.place_capsules().pose, view.read_state["pose"])

@@ -141,6 +141,10 @@ REFUSALS = [
     (lambda: guides.PartReader(part_whole(), 7, max_scale=0.0), "max_scale must be positive"),
     (lambda: guides.SetTransformers(part_whole(), width=0), WIDTH),
     (
+        lambda: guides.EMObjects(models.PartWholeCapsules(types=2)),
+        "parts of this model have 2 types; use SetTransformers",
+    ),
+    (
         lambda: configure(guides.PartWholeGuide, part_whole(), rotations=0),
         "rotations must be at least 1, not 0",
     ),

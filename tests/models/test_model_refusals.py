@@ -105,6 +105,7 @@ ARGUMENTS: list[tuple[Callable, dict[str, Any], str]] = [
     (matrix, dict(image_shape=(1, 16, 17)), "17x17 pixels or more"),
     (matrix, dict(classes=1), "classes must be at least 2"),
     (matrix, dict(margin_steps=0), "margin_steps must be positive"),
+    (part_whole, dict(types=-1), "types must be at least 0"),
     (part_whole, dict(objects=0), "objects must be at least 1"),
     (part_whole, dict(layers=(4,)), "layers needs two levels"),
     (part_whole, dict(template_size=0), "template_size must be at least 1"),

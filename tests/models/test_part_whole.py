@@ -17,6 +17,7 @@ from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.parent_selection import as_presence, log_presence
 from capsule_zoo.settings import configure
 
+TYPED = dict(types=2, instances=2)  # two parts of one template, and two types
 SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence=0.2)
 
 
@@ -63,11 +64,14 @@ def brute_force(model, values, images):
     for level, relation in zip(model.levels[1:], model.selections, strict=True):
         log_t, parent_pose = log_presence(t, model.relaxed), poses.to_matrix(pose)
         t, pose = capsules(level.name)
+        columns = relation.log_affinity.shape[1]  # a column for each parent, or parent and type
+        group = [child // level.exchangeable for child in range(level.size)]
+        parent_of = [column * len(log_t[0]) // columns for column in range(columns)]
         for image in range(len(t)):
             weights = torch.cat(
                 [
                     pose.new_full((level.size, 1), relation.epsilon),
-                    (log_t[image] + relation.log_affinity).exp(),
+                    (log_t[image, parent_of] + relation.log_affinity[group]).exp(),
                 ],
                 dim=1,
             )
@@ -84,12 +88,13 @@ def brute_force(model, values, images):
                         gamma = pose.new_tensor(SIZES["dummy_presence"]).logit()
                         mean, scale = poses.identity_like(pose), relation.sigma_dummy
                     else:
-                        gamma = relation.presence_logits[child, parent - 1]
-                        moved = poses.to_matrix(relation.transform[child, parent - 1])
+                        entry = group[child], parent - 1
+                        gamma = relation.presence_logits[entry]
+                        moved = poses.to_matrix(relation.transform[entry])
                         moved = moved[:2] + torch.eye(3, dtype=torch.float64)[:2]
                         frame = torch.cat([moved, moved.new_tensor([[0, 0, 1]])])
-                        mean = poses.from_matrix(parent_pose[image, parent - 1] @ frame)
-                        raw = relation.raw_scale[child, parent - 1]
+                        mean = poses.from_matrix(parent_pose[image, parent_of[parent - 1]] @ frame)
+                        raw = relation.raw_scale[entry]
                         on = relation.sigma_min + torch.nn.functional.softplus(raw)
                         scale = presence * on + (1 - presence) * relation.sigma_off
                     term = (
@@ -107,9 +112,12 @@ def brute_force(model, values, images):
 
 
 @pytest.mark.parametrize("presence", ["relaxed", "discrete"])
-@pytest.mark.parametrize("layers", [(2, 3), (2, 2, 2)])
-def test_enumeration_marginal_and_brute_force_agree(layers, presence):
-    model = make(layers, presence=presence)
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [((2, 3), {}), ((2, 2, 2), {}), ((2, 3), TYPED), ((2, 2, 3), TYPED), ((2, 2), dict(types=3))],
+)
+def test_enumeration_marginal_and_brute_force_agree(layers, options, presence):
+    model = make(layers, presence=presence, **options)
     values, images = draw(model)
     if presence == "discrete":  # every object off in the first image: the dummy alone is left
         values["object_presence"][0] = 0
@@ -132,15 +140,19 @@ def test_enumeration_marginal_and_brute_force_agree(layers, presence):
             torch.testing.assert_close(mine, exact, rtol=1e-10, atol=1e-10)
 
 
-def test_responsibilities_are_the_enumerated_posterior():
-    model = make((3, 4), presence="discrete", selection="enumerate")
-    values, images = draw(model)
+@pytest.mark.parametrize("types", [0, 2])
+def test_responsibilities_are_the_enumerated_posterior(types):
+    model = make((3, 4), presence="discrete", selection="enumerate", types=types)
+    values, images = draw(model, batch=4)
     objective = TraceEnum_ELBO(max_plate_nesting=2)
     marginals = objective.compute_marginals(model, point_guide(values), images)
-    expected = marginals["part_parent"].probs
+    choices = marginals["part_parent"].probs
+    assert choices.shape[-1] == 1 + 3 * max(types, 1)
+    expected = torch.cat([choices[..., :1], choices[..., 1:].unflatten(-1, (3, -1)).sum(-1)], -1)
     levels = [
         Capsules(values[f"{n}_presence"], values[f"{n}_pose"].double()) for n in ("object", "part")
     ]
+    torch.testing.assert_close(model.choices(*levels), choices)
     torch.testing.assert_close(model.responsibilities(*levels), expected)
     torch.testing.assert_close(expected.sum(-1), torch.ones_like(expected[..., 0]))
     off = values["object_presence"][:, None].expand(-1, 4, -1) == 0
@@ -274,3 +286,38 @@ def test_instances_share_their_template():
     losses = [Trace_ELBO().loss(m, point_guide(values), images) for m in (shared, copies)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-10)
     assert len(shared.template_logits) == 3 and shared.templates()[0].shape == (5, 1, 4, 4)
+
+
+def test_parts_of_one_template_with_types_are_exchangeable():
+    """With a mixture at each pixel no part hides another, and the joint density is unchanged."""
+    model = make((2, 4), likelihood="mixture", **TYPED)
+    values, images = draw(model)
+    before = Trace_ELBO().loss(model, point_guide(values), images)
+
+    def loss(order):
+        shuffled = {
+            name: value[:, order] if name.startswith("part") else value
+            for name, value in values.items()
+        }
+        return Trace_ELBO().loss(model, point_guide(shuffled), images)
+
+    assert loss([1, 0, 3, 2]) == pytest.approx(before, abs=1e-10)
+    assert abs(loss([2, 1, 0, 3]) - before) > 1e-3  # parts of two templates
+
+
+def test_one_type_for_each_part_alone_is_the_model_without_types():
+    plain, typed = make((2, 3)), make((2, 3), types=1)
+    values, images = draw(plain)
+    for mine, same in zip(plain.parameters(), typed.parameters(), strict=True):
+        torch.testing.assert_close(mine, same, rtol=0, atol=0)  # initialized with equal numbers
+    losses = [Trace_ELBO().loss(m, point_guide(values), images) for m in (plain, typed)]
+    assert losses[0] == losses[1]
+
+
+def test_a_model_with_types_counts_no_part_twice():
+    """Parameters: 16 parts have one template and one relation, whatever their number is."""
+    two_parts, all_parts = (
+        PartWholeCapsules(objects=4, parts=n, types=3, painting=Painting(instances=n))
+        for n in (2, 16)
+    )
+    assert two_parts.num_parameters == all_parts.num_parameters == 4 + 4 * 3 * 9 + 2 * 121

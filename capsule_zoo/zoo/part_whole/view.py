@@ -251,13 +251,15 @@ class PartWholeView(PaintedPartsView):
         """
         above, below = self.levels[level], self.levels[level + 1]
         parents = Capsules(*(values[None, above] for values in self.place_capsules()))
-        children = self.model.selections[level](parents, False)
+        selection = self.model.selections[level]
+        children = selection(parents, False)
         choice = children.log_weights[0].argmax(-1)  # 0 is the dummy
+        parent = above.start + (choice - 1) // selection.types
         child, state = torch.arange(len(choice)), dict(self.state)
         values = {
             "presence": children.presence_logits[child, choice].sigmoid(),
             "pose": children.vote[0][child, choice],
-            "parent": torch.where(choice > 0, above.start + choice - 1, -1),
+            "parent": torch.where(choice > 0, parent, -1),
         }
         for name, value in values.items():
             state[name] = state[name].clone()
