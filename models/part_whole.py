@@ -63,8 +63,9 @@ class PartWholeCapsules(PaintedParts):
         objects: number of objects, the capsules of the top level.
         parts: number of parts.
         layers: capsules of every level from the top down, two or more; overrides both.
-        types: number of types that a part chooses from, see the top of this file. With 0 every
-            part is an individual. It concerns the lowest level.
+        types: number of types of parts. Parts that share a template are then exchangeable: a part
+            chooses an object and one of the object's types. With 0 every part has a fixed place in
+            an object.
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: temperature of the Concrete distribution of relaxed presences.
