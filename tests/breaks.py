@@ -383,6 +383,20 @@ BREAKS = (
         "inference/test_objects.py",
     ),
     Break(
+        "the switch of a capsule says nothing about its parent",
+        "models/units/one_parent.py",
+        "log_weight = self.choice_and_switch(switch).log_softmax(0)",
+        "log_weight = self.log_choice",
+        "models/test_capsule_helmholtz.py",
+    ),
+    Break(
+        "types take the poses of other objects",
+        "models/parts/parent_selection.py",
+        "pose = parents.pose.repeat_interleave(self.types, -2)",
+        "pose = torch.cat([parents.pose] * self.types, -2)",
+        "models/test_part_whole.py",
+    ),
+    Break(
         "a published number is reached within one standard error",
         "capsule_zoo/pages/published.py",
         "if abs(gain) <= 2 * error:",
