@@ -44,18 +44,18 @@ class Settings:
     """
 
     degrees: tuple[int, ...] = (0, 180)
-    seeds: int = 1
+    seeds: int = 3
     steps: int = 3000
     types: int = 16
-    instances: tuple[int, ...] = (4, 16)
+    instances: tuple[int, ...] = (4,)
     probed: int = 10_000
     tested: int = 10_000
     sizes: Mapping[str, Any] | None = None
 
 
-@experiment("part-whole/types", data="mnist", minutes=40)
+@experiment("part-whole/types", data="mnist", minutes=75)
 def train_with_types(options: Options, settings: Settings) -> Result:
-    """Train parts with types on rotated digits, and probe upright ones (40 core-minutes).
+    """Train parts with types on rotated digits, and probe upright ones (75 core-minutes).
 
     Updates, seeds, images and probes are those of `part-whole/augment`, whose parts are
     individuals. `probe_choices` is a probe on the expected number of parts of each object and
