@@ -171,7 +171,7 @@ def code_of_pages() -> Iterator[tuple[str, str]]:
 def test_readers_import_from_the_faces_of_folders():
     """Whatever a page shows is imported from a folder, or from a module that `inference` names."""
     named = re.findall(r"^    (\w+)  ", inference.__doc__ or "", re.MULTILINE)
-    assert len(named) == 11
+    assert len(named) == 10
     modules = {f"capsule_zoo.inference.{name}" for name in named} | {"capsule_zoo.runs.objects"}
     deep = [
         f"{name}: {module}"
